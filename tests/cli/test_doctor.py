@@ -131,7 +131,7 @@ def test_what_runs_on_a_gpu(wrong: dict[str, str], state: str, text: str, monkey
 
 def test_ranks_that_do_not_meet(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object, **__: object) -> int:
-        raise RunError("rank 1 did not meet the other 1")
+        raise RunError("rank 1: could not connect to the other 1")
 
     monkeypatch.setattr(processes, "launch", fails)
-    assert said(capsys, 1)["loopback"] == ("FAILS", "RunError: rank 1 did not meet the other 1")
+    assert said(capsys, 1)["loopback"] == ("FAILS", "RunError: rank 1: could not connect to the other 1")

@@ -81,9 +81,9 @@ def test_options_of_data_act_on_a_graph(tmp_path: Path) -> None:
     bare = dataclasses.replace(weft.load("digits"), y=None, x=None)
     drawn = weft.train(bare, out=tmp_path / "drawn", random_classes=3, random_features=5, **options)
     assert drawn.summary["loss"] > 0
-    with pytest.raises(InputError, match="digits has features of its own: leave out --random-features"):
+    with pytest.raises(InputError, match="digits already has features: leave out --random-features"):
         weft.train(weft.load("digits"), out=tmp_path / "none", random_features=5, **options)
-    with pytest.raises(InputError, match=r"split 1 is of weft\.load, and digits is loaded already: leave it out"):
+    with pytest.raises(InputError, match=r"split 1 has no effect on digits, which is already loaded: pass split"):
         weft.train(weft.load("digits"), out=tmp_path / "none", split=1, **options)
     with pytest.raises(InputError, match="--split 1: digits has no splits to choose from: leave it out"):
         weft.train("digits", out=tmp_path / "none", split=1, **options)
@@ -115,9 +115,9 @@ def test_biases_without_effect_are_named(tmp_path: Path) -> None:
 
 
 def test_what_is_no_graph_or_model_is_named_by_its_type() -> None:
-    with pytest.raises(InputError, match=r"^weft\.train: the graph is of type Tensor: make it a Graph, as"):
+    with pytest.raises(InputError, match=r"^weft\.train: the graph is of type Tensor: convert it, for example with"):
         weft.train(torch.ones(3), "gcn")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"^weft\.place: the model is of type type: give a name, or a module, not its"):
+    with pytest.raises(InputError, match=r"^weft\.place: the model is of type type: pass a name, or a module instead of its"):
         weft.place("digits", nn.Linear)  # type: ignore[arg-type]
 
 

@@ -104,7 +104,7 @@ def test_a_state_that_is_left_behind_is_seen(tmp_path: Path, monkeypatch: pytest
         assert resumed("no tensors") != whole
     with monkeypatch.context() as patched:
         patched.setattr("weft.training.loop.plain_state", lambda *_: {})
-        with pytest.raises(InputError, match="--resume: the checkpoint is of another optimizer or scheduler"):
+        with pytest.raises(InputError, match="--resume: the checkpoint belongs to another optimizer or scheduler"):
             resumed("no plain state")
 
 
@@ -213,9 +213,9 @@ def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     [
         ({"optimizer": "adagrad"}, "unknown --optimizer 'adagrad'"),
         ({"scheduler": "cosin"}, "unknown --scheduler 'cosin': did you mean 'cosine'"),
-        ({"optimizer": no_optimizer}, "optimizer no_optimizer gives Parameter: return a torch.optim.Optimizer"),
-        ({"optimizer": Drifting}, "the optimizer Drifting has a state that JSON does not hold"),
-        ({"scheduler": Weighed}, "the scheduler Weighed has a state that JSON does not hold"),
+        ({"optimizer": no_optimizer}, "optimizer no_optimizer returns a Parameter: return a torch.optim.Optimizer"),
+        ({"optimizer": Drifting}, "the state_dict of the optimizer Drifting cannot be saved"),
+        ({"scheduler": Weighed}, "the state_dict of the scheduler Weighed cannot be saved"),
         ({"optimizer": adam}, "optimizer: weft has a built-in named adam"),
         ({"optimizer": two_groups, "lr": 0.1}, "lr has no effect on a custom optimizer: leave it out"),
         ({"scheduler": warm_then_steps, "lr_factor": 0.5}, "lr_factor has no effect on a custom scheduler"),
@@ -254,7 +254,7 @@ def test_states_come_back_from_json() -> None:
     require_plain("one", known)
     back = restore_types(known, {"milestones": {"3": 1, "5": 1}, "betas": [0.9, 0.99], "nested": [{"a": [1, 2]}]})
     assert back == known
-    with pytest.raises(InputError, match="the one has a state that JSON does not give back"):
+    with pytest.raises(InputError, match="the state_dict of the one changes when it is saved"):
         require_plain("one", {"a": math.nan})
 
 

@@ -138,12 +138,12 @@ def test_state_has_all_embedded_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"epochs": 3}, "^epochs has no effect on a loop of your own"),
+        ({"epochs": 3}, "^epochs has no effect in weft.place"),
         ({"lr": 0.1}, "^lr has no effect"),
-        ({"workers": 2}, "start the script by torchrun --nproc-per-node 2"),
-        ({"task": "link"}, "weft.place is for the node task"),
+        ({"workers": 2}, "start the script with torchrun --nproc-per-node 2"),
+        ({"task": "link"}, "weft.place supports only the node task"),
         ({"chunks": 3}, "--chunks has no effect under strategy single"),
-        ({"loss": cross_entropy}, "calls its loss, optimizer, scheduler and callbacks itself"),
+        ({"loss": cross_entropy}, "uses no loss, optimizer, scheduler or callbacks"),
     ],
 )
 def test_what_a_loop_decides_is_refused(options: dict[str, Any], said: str) -> None:
@@ -153,7 +153,7 @@ def test_what_a_loop_decides_is_refused(options: dict[str, Any], said: str) -> N
 
 def test_a_loss_without_logits_is_refused() -> None:
     placed = weft.place("digits", **OPTIONS)
-    with pytest.raises(InputError, match="there are no logits since the last one"):
+    with pytest.raises(InputError, match="no logits were computed since the last call"):
         placed.backward(torch.zeros((), requires_grad=True))
     (batch,) = placed.batches(0)
     placed(batch)

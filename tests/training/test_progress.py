@@ -17,7 +17,7 @@ from rich.table import Table
 
 from weft.reporting.print_table import fitting_tables, natural_width, print_table
 from weft.training import progress
-from weft.training.progress import EpochLine, ProgressShow, fitting, format_seconds, waiting
+from weft.training.progress import EpochLine, ProgressShow, fit_parts, format_seconds, waiting
 
 SCORES = {"train_accuracy": 0.25, "val_accuracy": 0.5, "test_accuracy": None, "test_auc": 0.75}
 
@@ -73,7 +73,7 @@ def test_the_time_that_remains_is_by_recent_epochs(monkeypatch: pytest.MonkeyPat
 
 def test_seconds_and_parts() -> None:
     assert [format_seconds(value) for value in (0.9, 59, 61, 3661)] == ["0 s", "59 s", "1:01", "1:01:01"]
-    assert [fitting(["ab", "cd", "e"], width) for width in (0, 2, 5, 6, 9)] == ["", "ab", "ab", "ab  cd", "ab  cd  e"]
+    assert [fit_parts(["ab", "cd", "e"], width) for width in (0, 2, 5, 6, 9)] == ["", "ab", "ab", "ab  cd", "ab  cd  e"]
 
 
 def test_on_a_terminal_one_line_changes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,7 @@ def test_swapped_checkpoints_are_not_taken(folder: Path) -> None:
     older.rename(folder / "between")
     newer.rename(older)
     (folder / "between").rename(newer)
-    with pytest.raises(InputError, match="checkpoints: no checkpoint is as it was written; give a new --out"):
+    with pytest.raises(InputError, match="checkpoints: all checkpoints are damaged; give a new --out"):
         resume(folder)
 
 
@@ -192,7 +192,7 @@ def test_a_loss_that_is_no_number_blames_what_makes_it(tmp_path: Path) -> None:
     ):
         weft.train(large, out=tmp_path / "data", **OPTIONS)
     assert not (tmp_path / "data").exists()
-    with pytest.raises(InputError, match=r"^--lr 1e\+30: the loss became \S+ in epoch \d+; give a lower one"):
+    with pytest.raises(InputError, match=r"^--lr 1e\+30: the loss became \S+ in epoch \d+; use a lower learning rate"):
         weft.train("digits", out=tmp_path / "rate", lr=1e30, **OPTIONS)
     assert losses(tmp_path / "rate")
 

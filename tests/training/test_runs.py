@@ -331,7 +331,7 @@ def test_damaged_newer_checkpoints_do_not_outlive_a_resume(tmp_path: Path) -> No
     assert sorted(path.name[-1] for path in (out / "checkpoints").iterdir()) == ["5", "6"]
     for folder in (out / "checkpoints").iterdir():
         (folder / "state.json").write_text("{")
-    with pytest.raises(InputError, match="no checkpoint is as it was written"):
+    with pytest.raises(InputError, match="all checkpoints are damaged"):
         weft.train("digits", out=out, quiet=True, epochs=9, resume=True)
 
 
@@ -412,7 +412,7 @@ def test_dependencies(tmp_path: Path) -> None:
     (first.folder / "probe.json").write_text("[" * 100_000)
     again = {"out": first.folder, "resume": True, "epochs": 9, "measure": True, **hybrid, **options, "quiet": False}
     damaged = said_by_ranks(2, weft.train, "digits", **again)
-    assert damaged.err.count("probe.json is damaged: factors are found as in a new run") == 1
+    assert damaged.err.count("probe.json is damaged: using the cost factors of a new run") == 1
     placed = [line["placement"] for line in damaged.result.records if line["kind"] == "config"]
     assert min(one["probe_seconds"] for one in placed[2]) > 0
 
@@ -421,7 +421,7 @@ def test_dependencies(tmp_path: Path) -> None:
     few = said_by_ranks(2, weft.train, "digits", **options)
     assert choice(few.result) == [[0, 0, 0]] * 2
     for rank in range(2):
-        assert f"rank {rank}: --cache-memory ends the caching at 0 vertices" in few.err
+        assert f"rank {rank}: --cache-memory limits caching to 0 vertices" in few.err
 
 
 def test_hybrid_is_the_same_bit_for_bit(tmp_path: Path) -> None:

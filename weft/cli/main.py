@@ -451,12 +451,12 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _probe(options: argparse.Namespace) -> int:
     from weft.training.launch.torchrun import is_main_process, under_torchrun
-    from weft.training.planning.probe_command import default_path, keep, probe_machine, probe_network
+    from weft.training.planning.probe_command import default_path, save_profile, probe_machine, probe_network
 
     path = options.out or default_path()
     profile = probe_network(path) if under_torchrun() else probe_machine(options.workers)
     if os.environ.get("LOCAL_RANK", "0") == "0":  # one of each host
-        keep(profile, path)
+        save_profile(profile, path)
     if is_main_process():
         print(f"profile in {path}")
     return 0

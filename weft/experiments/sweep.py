@@ -53,7 +53,7 @@ def sweep(values: Mapping[str, Any], out: Path, *, quiet: bool = False) -> list[
             if not finished[name]:
                 shown = f"{number}/{len(configs)} {name}"
                 resume = folder.config.exists()
-                run(one, None, None, out=folder.path, resume=resume, quiet=quiet, name=shown, apart=True)
+                run(one, None, None, out=folder.path, resume=resume, quiet=quiet, name=shown, in_subprocess=True)
             runs.append(SweepRun(varied=varied, folder=folder.path, summary=folder.summary()))
         except (InputError, RunError) as error:
             print(f"weft: {name}: {error}", file=sys.stderr, flush=True)

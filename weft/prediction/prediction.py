@@ -36,7 +36,7 @@ from weft.training.launch.processes import require_guard
 from weft.training.launch.torchrun import is_main_process, on_first_host, on_present_ranks, under_torchrun
 from weft.training.launch.watchdog import Watchdog
 from weft.training.progress import waiting
-from weft.training.rank import prepare_process, use_own_gpu, use_kernels_of_rank_zero
+from weft.training.rank import prepare_process, use_local_gpu, use_kernels_of_rank_zero
 from weft.training.run import Run, data_options, load_graph
 from weft.training.tasks.losses import num_logits, output_kind
 from weft.training.tasks.row_batching import row_blocks
@@ -146,7 +146,7 @@ class RowsOfRank:
     def _write(self, plan: Plan, group: Group) -> TableFile:
         """Runs the model, and writes this rank's rows; the table, when all ranks have."""
         with Watchdog(group.meter, group.rank, self.config.timeout):
-            use_own_gpu(self.config)
+            use_local_gpu(self.config)
             use_kernels_of_rank_zero(self.choices, group)
             placed, graph = plan.place(group), plan.work.graph
             with group.meter.during("eval", "the prediction"):

@@ -1,4 +1,8 @@
-"""The training loop. It knows a strategy's steps, a task's loss and scores, and nothing of rows beyond that."""
+"""Training loop.
+
+The loop uses the steps of a strategy and the loss and scores of a task. It does not depend on how the strategy stores
+rows.
+"""
 
 from __future__ import annotations
 
@@ -34,27 +38,48 @@ from weft.training.tasks.task import validation_score
 from weft.utils.errors import InputError
 
 Report = dict[str, Any]
+"""Report of one rank after an epoch: loss, counts of the evaluation, phases, peak memory, and a stop signal."""
 PHASES = ("setup", "train", "eval", "record")
+"""Phases of an epoch whose seconds and bytes are recorded separately."""
 
 
 class Trainer:
-    """Trains a model under a strategy. Every rank runs this loop and, from the same reports, decides the same."""
+    """Trains a model under a strategy.
 
-    def __init__(self, config: Config, strategy: Placed, task: Task, own: OwnFunctions = NO_FUNCTIONS) -> None:
+    Every rank runs this loop. All ranks gather the same reports after each epoch, so they make the same decisions: when
+    to stop, to save, or to change the learning rate.
+
+    Args:
+        config: The run's configuration.
+        strategy: The model and graph, placed on this rank by a strategy.
+        task: Computes loss, gradient and scores from the model's output rows.
+        functions: User-defined optimizer, scheduler and metrics.
+    """
+
+    def __init__(self, config: Config, strategy: Placed, task: Task, functions: OwnFunctions = NO_FUNCTIONS) -> None:
         self.config, self.strategy, self.task = config, strategy, task
         self.model, self.group, self.meter = strategy.model, strategy.group, strategy.group.meter
-        self.parameters, self.own_rows = list(self.model.parameters()), set(embeddings(self.model).values())
-        self.optimizer = make_optimizer(config, self.parameters, own)
-        lower = make_metrics(config, strategy.graph, own)[0].lower_is_better
-        self.scheduler = make_scheduler(config, self.optimizer, own, lower_is_better=lower)
-        self.progress = Progress(lower_is_better=lower)
-        self.train_pass = make_pass(config, strategy, task, own)
+        self.parameters, self.sharded_parameters = list(self.model.parameters()), set(embeddings(self.model).values())
+        self.optimizer = make_optimizer(config, self.parameters, functions)
+        lower_is_better = make_metrics(config, strategy.graph, functions)[0].lower_is_better
+        self.scheduler = make_scheduler(config, self.optimizer, functions, lower_is_better=lower_is_better)
+        self.progress = Progress(lower_is_better=lower_is_better)
+        self.train_pass = make_pass(config, strategy, task, functions)
         self.validation = validation_score(strategy.graph, config)
         self.best = checkpoint.model_tensors(self.model)
         self._timeline_until = 0
 
     def restore(self, progress: Progress, tensors: dict[str, Tensor], updates: dict[str, Any]) -> None:
-        """Goes on from a checkpoint's state, bit for bit where strategy and ranks are the same."""
+        """Continue from the state of a checkpoint, bit for bit if strategy and number of ranks are the same.
+
+        Args:
+            progress: Epoch and best scores of the checkpoint.
+            tensors: Tensors of model, best weights and optimizer, with all rows of embeddings.
+            updates: State of optimizer and scheduler that is not in tensors, as `plain_state` returns it.
+
+        Raises:
+            InputError: The checkpoint belongs to another model, optimizer or scheduler.
+        """
         tensors = embedding_shards.place(tensors, self.strategy, self.optimizer)
         self.progress = progress
         self.best = checkpoint.tensors_under("best.", tensors)
@@ -62,17 +87,20 @@ class Trainer:
             self.model.load_state_dict(checkpoint.tensors_under("model.", tensors))
         except RuntimeError as error:
             raise InputError(
-                f"--resume: the checkpoint is of another model ({str(error).splitlines()[-1].strip()})"
+                f"--resume: the checkpoint belongs to another model ({str(error).splitlines()[-1].strip()})"
             ) from error
         load_updates(self.optimizer, self.scheduler, checkpoint.tensors_under("optimizer.", tensors), updates)
 
     @cached_property
     def data(self) -> dict[str, str]:
-        """Digests of the graph's data, on rank 0, which writes them; {} on the others."""
+        """Digests of the graph's arrays. Only rank 0 computes them, for files; other ranks get {}."""
         return {} if self.group.rank else data_digests(self.strategy.graph)
 
     def checkpoint(self) -> Checkpoint:
-        """The run as it stands between two epochs; all ranks make it, and rank 0's is whole."""
+        """Return the state of the run between two epochs.
+
+        All ranks must call it. Only the checkpoint of rank 0 contains all rows of embeddings.
+        """
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         tensors |= {f"best.{name}": value for name, value in self.best.items()}
         tensors |= {f"optimizer.{name}": value for name, value in optimizer_tensors(self.optimizer).items()}
@@ -86,9 +114,18 @@ class Trainer:
         )
 
     def run(self, stop: StopRequest, writer: RunWriter | None, call: Callback | None = None) -> int:
-        """Trains until the last epoch, the end of patience, or until a rank was told to stop: that signal, or 0.
+        """Train until the last epoch, the end of patience, or a signal to any rank.
 
-        writer: rank 0's, for records, checkpoints and progress. call: for each epoch's record, on rank 0.
+        Args:
+            stop: The stop request of this rank.
+            writer: On rank 0, writes records and checkpoints and shows progress.
+            call: On rank 0, a function that is called with each epoch's record.
+
+        Returns:
+            The number of the signal that stopped the run, or 0.
+
+        Raises:
+            InputError: The loss is infinite or NaN.
         """
         if self.config.timeline:
             self._timeline_until = self.progress.epoch + self.config.timeline
@@ -98,42 +135,45 @@ class Trainer:
             reports = self._epoch(epoch, stop)
             loss = sum(report["loss"] for report in reports)
             if not math.isfinite(loss):
-                raise InputError(self._blamed(loss, epoch))
+                raise InputError(self._explain_loss(loss, epoch))
             scores, lr = self._scores(epoch, reports), self.optimizer.param_groups[0]["lr"]
             advance(self.scheduler, scores.get(self.validation) if self.validation else None)
             self.progress.epoch += 1
             signal = 0 if self.progress.is_over(self.config) else max(report["stop"] for report in reports)
             if writer:
-                line = writer.epoch(epoch, loss, lr, scores, reports)
+                record = writer.epoch(epoch, loss, lr, scores, reports)
                 if call:
                     with self.meter.during("record", f"epoch {epoch}, callbacks"):
-                        call(line)
-            every = self.config.checkpoint_every
-            if signal or self.progress.is_over(self.config) or (every and (epoch + 1) % every == 0):
+                        call(record)
+            interval = self.config.checkpoint_every
+            if signal or self.progress.is_over(self.config) or (interval and (epoch + 1) % interval == 0):
                 self._checkpoint(writer)
             if signal:
                 return int(signal)
         return 0
 
-    def _blamed(self, loss: float, epoch: int) -> str:
-        """What makes a loss infinite or no number."""
+    def _explain_loss(self, loss: float, epoch: int) -> str:
+        """Return an error message with the likely reason for an infinite or NaN loss."""
         if epoch:
-            return f"--lr {self.config.lr}: the loss became {loss} in epoch {epoch}; give a lower one"
+            return f"--lr {self.config.lr}: the loss became {loss} in epoch {epoch}; use a lower learning rate"
         x = self.strategy.graph.x
         largest = "" if x is None or not x.numel() else f" (the largest feature is {x.abs().max():.3g})"
         return (
-            f"the loss is {loss} before the first step: features{largest} or edge weights are not for this model in "
-            f"{self.config.dtype}; scale them, for example by --normalize-features"
+            f"the loss is {loss} before the first step: features{largest} or edge weights are out of range in "
+            f"{self.config.dtype}; scale them, for example with --normalize-features"
         )
 
     def whole_best(self) -> dict[str, Tensor]:
-        """The weights of the best validation score; all ranks call it, and rank 0 gets them whole."""
+        """Return the weights of the epoch with the best validation score.
+
+        All ranks must call it. On rank 0, embeddings have all rows; on other ranks, none.
+        """
         best = {f"best.{name}": value for name, value in self.best.items()}
-        named = embedding_shards.gather(best, self.strategy, self.optimizer)
-        return checkpoint.tensors_under("best.", named)
+        tensors = embedding_shards.gather(best, self.strategy, self.optimizer)
+        return checkpoint.tensors_under("best.", tensors)
 
     def _checkpoint(self, writer: RunWriter | None) -> None:
-        """Rank 0 writes; the others are needed only where each has rows of its own."""
+        """Write a checkpoint on rank 0. The other ranks take part only to send their rows of embeddings."""
         if not embeddings(self.model) and not writer:
             return
         with self.meter.during("record", "a checkpoint"):
@@ -142,7 +182,7 @@ class Trainer:
             writer.checkpoint(state)
 
     def _epoch(self, epoch: int, stop: StopRequest) -> list[Report]:
-        """Trains one epoch and evaluates where it is time to; every rank's report of it."""
+        """Train one epoch, evaluate if it is due, and return the reports of all ranks."""
         counts = None
         with self.meter.during("train", f"epoch {epoch}, training"):
             losses = [self._train(step) for step in self.strategy.steps(epoch)]
@@ -165,18 +205,19 @@ class Trainer:
             return self.group.all_gather_object(report)
 
     def _train(self, step: Step) -> float:
+        """Do one training step and return this rank's part of the loss."""
         self.optimizer.zero_grad()
         loss = self.train_pass(step)
         with self.meter.timer("update"):
             if self.config.clip_norm:
-                clip(self.parameters, self.own_rows, self.group, self.config.clip_norm)
+                clip(self.parameters, self.sharded_parameters, self.group, self.config.clip_norm)
             self.optimizer.step()
         return loss.item()
 
     def _scores(self, epoch: int, reports: list[Report]) -> dict[str, float | None]:
-        """The scores of an evaluated epoch ({} of another), keeping weights and scores where validation is best.
+        """Return the scores of an epoch, {} if it had no evaluation. Keep the weights if its validation score is best.
 
-        Where nothing validates, the last epoch is the best.
+        Without a validation score, the last evaluated epoch counts as the best.
         """
         counts = [report["counts"] for report in reports]
         if counts[0] is None:

@@ -1,4 +1,4 @@
-"""What a run knows of the machine that it is on: its profile, and the factors and implementations that follow."""
+"""Measurements of its machine that a run uses: profile, cost factors, and kernel selection."""
 
 from __future__ import annotations
 
@@ -26,9 +26,14 @@ from weft.utils.errors import InputError
 
 
 def local_cluster(config: Config, profile: Profile | None = None) -> Cluster | None:
-    """Where a run's ranks are: on this host, of which the profile is its own if none is given.
+    """Return this host as the cluster of a run, to estimate its time.
 
-    None where the ranks are on several hosts, or on GPUs, and where this host has no profile.
+    Args:
+        config: The run's configuration.
+        profile: The profile of this host. Default: the file that `weft probe` wrote.
+
+    Returns:
+        None if the ranks are on several hosts or on GPUs, or if this host has no profile.
     """
     if config.device != "cpu" or not on_one_host():
         return None
@@ -46,7 +51,7 @@ def local_cluster(config: Config, profile: Profile | None = None) -> Cluster | N
 
 
 def threads_of_rank(config: Config) -> int:
-    """How many threads each of a run's ranks has, as seen from the process that plans it."""
+    """Return the number of threads of each rank of a run, as computed by the process that plans it."""
     if under_torchrun() or config.workers == 1 or "OMP_NUM_THREADS" in os.environ:
         return torch.get_num_threads()
     return cores_per_rank(config.workers)
@@ -55,11 +60,22 @@ def threads_of_rank(config: Config) -> int:
 def known_machine(
     config: Config, work: Workload, resumed: RunFolder | None = None, cluster: Cluster | None = None
 ) -> Machine | None:
-    """The factors that a run's plan is made by; None: nominal ones, or those that its ranks will measure.
+    """Return the cost factors for the plan of a run.
 
-    They are what a run that goes on began with, or those of --probe, or, for a strategy that would measure them, what
-    the profile of a cluster, by default of this machine, tells of the workload. InputError for a file of --probe that
-    cannot be read.
+    The first of these sources that applies is used: the factors of the run to resume; the file of --probe; and for a
+    strategy that can measure factors (`hybrid`), the profile of the cluster.
+
+    Args:
+        config: The run's configuration.
+        work: The model and graph.
+        resumed: Folder of the run to resume, if one is resumed.
+        cluster: Where the ranks run. Default: this host.
+
+    Returns:
+        None if the strategy uses nominal factors, or its ranks will measure them.
+
+    Raises:
+        InputError: The file of --probe cannot be read.
     """
     if resumed and resumed.probe.exists() and config.probe in ("", Config.read(resumed.config).probe):
         try:
@@ -67,7 +83,7 @@ def known_machine(
         except migrate.NewerFile:
             raise
         except InputError:
-            print(f"weft: {resumed.probe} is damaged: factors are found as in a new run", file=sys.stderr)
+            print(f"weft: {resumed.probe} is damaged: using the cost factors of a new run", file=sys.stderr)
     elif resumed and not config.probe:
         return None
     if config.probe:
@@ -82,43 +98,67 @@ def known_machine(
 
 
 def machine_in(path: Path, config: Config, work: Workload) -> Machine:
-    """The factors in a file, or those that a profile in it tells of a workload. InputError where it has none."""
+    """Return the cost factors in a file, or factors for a workload computed from a profile in that file.
+
+    Args:
+        path: File with factors (probe.json of a run) or with a profile of `weft probe`.
+        config: The run's configuration.
+        work: The model and graph.
+
+    Raises:
+        InputError: The file cannot be read, or it is a profile and the run is on GPUs or several hosts.
+    """
     if not holds_profile(path):
         return Machine.read(path)
     cluster = local_cluster(config, Profile.read(path))
     if cluster is None:
-        raise InputError(f"--probe {path} is a profile, which tells of processors of one host: leave it out here")
+        raise InputError(f"--probe {path} is a profile of the CPUs of one host: leave it out for GPUs or several hosts")
     return machine_of(work, cluster)
 
 
 def kernels_for_run(config: Config, resumed: RunFolder | None = None) -> KernelSelection:
-    """Which implementations a run is to use, of those that are there.
+    """Return the kernel selection of a run, restricted to kernels that this machine has.
 
-    They are what a run that goes on began with, or those of --choices, or else of this machine's profile, where there
-    is one. InputError for a file of --choices that has none.
+    The first of these sources that exists is used: the selection of the run to resume, the file of --choices, this
+    machine's profile, and the default.
+
+    Args:
+        config: The run's configuration.
+        resumed: Folder of the run to resume, if one is resumed.
+
+    Raises:
+        InputError: The file of --choices contains no kernel selection.
     """
-    goes_on = resumed if resumed and not config.choices and resumed.is_begun else None
-    if goes_on:
-        asked = recorded_kernels(goes_on)
+    begun = resumed if resumed and not config.choices and resumed.is_begun else None
+    if begun:
+        requested = recorded_kernels(begun)
     elif config.choices:
-        asked = DEFAULT if config.choices == DEFAULT.origin else read_kernel_selection(Path(config.choices))
+        requested = DEFAULT if config.choices == DEFAULT.origin else read_kernel_selection(Path(config.choices))
     else:
         try:
-            asked = load_profile().choices
+            requested = load_profile().choices
         except InputError:
-            asked = DEFAULT
+            requested = DEFAULT
     if not Optimisations.without(config.disable).onednn:
-        asked = asked.without_onednn()
-    found = asked if has_onednn() else asked.without_onednn("mkl")
+        requested = requested.without_onednn()
+    available = requested if has_onednn() else requested.without_onednn("mkl")
     if config.device == "cuda" and not triton_backend():
-        found = found.replaced("sum", "triton", "torch_sparse")
-    if found != asked and goes_on:
-        print(f"weft: {goes_on.path} has used kernels that are not here: sums are rounded otherwise", file=sys.stderr)
-    return found
+        available = available.replaced("sum", "triton", "torch_sparse")
+    if available != requested and begun:
+        print(
+            f"weft: {begun.path} used kernels that this machine lacks: results may differ by rounding", file=sys.stderr
+        )
+    return available
 
 
 def recorded_kernels(folder: RunFolder) -> KernelSelection:
-    """Return the implementations that a run which goes on began with; NewerFile for those of a later weft."""
+    """Return the kernel selection with which a run began.
+
+    If the file is damaged, a message is printed and the default returned.
+
+    Raises:
+        NewerFile: A later version of weft wrote the file.
+    """
     if not folder.choices.exists():
         return KernelSelection.from_record(migrate.FORMER_CHOICES)
     try:
@@ -126,10 +166,14 @@ def recorded_kernels(folder: RunFolder) -> KernelSelection:
     except migrate.NewerFile:
         raise
     except InputError:
-        print(f"weft: {folder.choices} is damaged: the default implementations are used", file=sys.stderr)
+        print(f"weft: {folder.choices} is damaged: using the default kernels", file=sys.stderr)
         return DEFAULT
 
 
 def read_kernel_selection(path: Path) -> KernelSelection:
-    """Those in a file, or in the profile that it is. InputError where it has none."""
+    """Return the kernel selection in a file, which may also be a profile.
+
+    Raises:
+        InputError: The file contains no kernel selection.
+    """
     return Profile.read(path).choices if holds_profile(path, REMEDY) else KernelSelection.read(path)

@@ -1,4 +1,4 @@
-"""How parameters are updated: the optimiser, its learning rate by epoch, clipped gradients, and their state."""
+"""Parameter updates: optimizer, learning-rate schedule, gradient clipping, and their state in checkpoints."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from weft.utils.errors import InputError, unknown
 Parameters = list[nn.Parameter]
 
 OPTIMIZERS: dict[str, Callable[[Config, Parameters], torch.optim.Optimizer]] = {
-    "adam": lambda config, given: torch.optim.Adam(given, lr=config.lr, weight_decay=config.weight_decay),
-    "adamw": lambda config, given: torch.optim.AdamW(given, lr=config.lr, weight_decay=config.weight_decay),
-    "sgd": lambda config, given: torch.optim.SGD(
-        given, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
+    "adam": lambda config, parameters: torch.optim.Adam(parameters, lr=config.lr, weight_decay=config.weight_decay),
+    "adamw": lambda config, parameters: torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay),
+    "sgd": lambda config, parameters: torch.optim.SGD(
+        parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
     ),
-    "rmsprop": lambda config, given: torch.optim.RMSprop(
-        given, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
+    "rmsprop": lambda config, parameters: torch.optim.RMSprop(
+        parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
     ),
 }
+"""Built-in optimizers by name, each a function of the configuration and the parameters."""
 OPTIMIZER_FLAGS = ("lr", "weight_decay", "momentum")
-"""Fields that an optimiser of one's own does not read."""
+"""Fields of Config that a user-defined optimizer does not read."""
 
 RATES: dict[str, Callable[[Config, int], float]] = {
     "none": lambda *_: 1.0,
@@ -39,50 +40,74 @@ RATES: dict[str, Callable[[Config, int], float]] = {
         (1 + math.cos(math.pi * min(epoch / max(config.scheduler_epochs - config.warmup_epochs, 1), 1.0))) / 2
     ),
 }
-"""The share of the learning rate in an epoch, counted from the end of the warm-up."""
+"""Learning-rate schedules by name: factor of --lr in an epoch, which is counted from the end of the warm-up."""
 SCHEDULERS = (*RATES, "plateau")
+"""Names of the built-in learning-rate schedules. "plateau" depends on the validation score, not on the epoch."""
 SCHEDULER_FLAGS = ("scheduler_epochs", "lr_factor", "warmup_epochs")
-"""Fields that a schedule of one's own does not read."""
+"""Fields of Config that a user-defined scheduler does not read."""
 
 CLIP_MARGIN = 1e-6
-"""Added to the norm that gradients are divided by, as torch.nn.utils.clip_grad_norm_ does."""
+"""Number added to the gradient norm before the division, as in torch.nn.utils.clip_grad_norm_."""
 
 
-def make_optimizer(config: Config, parameters: Parameters, own: OwnFunctions = NO_FUNCTIONS) -> torch.optim.Optimizer:
-    """The optimiser of a model's parameters. InputError for a name that is unknown, or a function that makes none."""
-    if own.optimizer is None:
+def make_optimizer(
+    config: Config, parameters: Parameters, functions: OwnFunctions = NO_FUNCTIONS
+) -> torch.optim.Optimizer:
+    """Return the optimizer of a run.
+
+    Args:
+        config: The run's configuration.
+        parameters: Parameters of the model.
+        functions: User-defined functions of the run.
+
+    Raises:
+        InputError: The name is unknown, the user-defined function returns no optimizer, or JSON cannot represent its
+            state.
+    """
+    if functions.optimizer is None:
         if config.optimizer not in OPTIMIZERS:
             raise unknown("--optimizer", config.optimizer, OPTIMIZERS)
         return OPTIMIZERS[config.optimizer](config, parameters)
     require_new_name("optimizer", config.optimizer, OPTIMIZERS)
-    made = own.optimizer(parameters)
-    if not isinstance(made, torch.optim.Optimizer):
+    optimizer = functions.optimizer(parameters)
+    if not isinstance(optimizer, torch.optim.Optimizer):
         raise InputError(
-            f"optimizer {config.optimizer} gives {type(made).__name__}: return a torch.optim.Optimizer of the "
-            "parameters that it is given"
+            f"optimizer {config.optimizer} returns a {type(optimizer).__name__}: return a torch.optim.Optimizer of "
+            "the parameters that it receives"
         )
-    require_plain(f"optimizer {config.optimizer}", plain_groups(made))
-    return made
+    require_plain(f"optimizer {config.optimizer}", plain_groups(optimizer))
+    return optimizer
 
 
 def make_scheduler(
-    config: Config, optimizer: torch.optim.Optimizer, own: OwnFunctions = NO_FUNCTIONS, *, lower_is_better: bool = False
+    config: Config,
+    optimizer: torch.optim.Optimizer,
+    functions: OwnFunctions = NO_FUNCTIONS,
+    *,
+    lower_is_better: bool = False,
 ) -> LRScheduler | None:
-    """What changes the optimiser's learning rate after an epoch; None: nothing does.
+    """Return the learning-rate scheduler of a run, which is stepped after each epoch; None if the rate is constant.
 
-    lower_is_better: of the validation score, which `plateau` goes by.
-    InputError for an unknown name, or a function that makes none, or one whose state no checkpoint can hold.
+    Args:
+        config: The run's configuration.
+        optimizer: The optimizer whose learning rate is scheduled.
+        functions: User-defined functions of the run.
+        lower_is_better: True if a lower validation score is better, for `plateau`.
+
+    Raises:
+        InputError: The name is unknown, the user-defined function returns no scheduler, or JSON cannot represent its
+            state.
     """
-    if own.scheduler is not None:
+    if functions.scheduler is not None:
         require_new_name("scheduler", config.scheduler, dict.fromkeys(SCHEDULERS))
-        made = own.scheduler(optimizer)
-        if not isinstance(made, LRScheduler):
+        scheduler = functions.scheduler(optimizer)
+        if not isinstance(scheduler, LRScheduler):
             raise InputError(
-                f"scheduler {config.scheduler} gives {type(made).__name__}: return a torch.optim.lr_scheduler "
-                "LRScheduler of the optimizer that it is given"
+                f"scheduler {config.scheduler} returns a {type(scheduler).__name__}: return a "
+                "torch.optim.lr_scheduler.LRScheduler of the optimizer that it receives"
             )
-        require_plain(f"scheduler {config.scheduler}", made.state_dict())
-        return made
+        require_plain(f"scheduler {config.scheduler}", scheduler.state_dict())
+        return scheduler
     if config.scheduler not in SCHEDULERS:
         raise unknown("--scheduler", config.scheduler, SCHEDULERS)
     if config.scheduler == "plateau":
@@ -95,13 +120,24 @@ def make_scheduler(
 
 
 def rate_factor(config: Config, epoch: int) -> float:
-    """The share of --lr in an epoch: rising evenly over the warm-up, then as the schedule says."""
-    warming = config.warmup_epochs
-    return (epoch + 1) / (warming + 1) if epoch < warming else RATES[config.scheduler](config, epoch - warming)
+    """Return the factor of --lr in an epoch: linear during the warm-up, then according to the schedule.
+
+    Args:
+        config: The run's configuration.
+        epoch: Number of the epoch, from 0.
+    """
+    # During the warm-up, the factor rises linearly and reaches 1 in the first epoch after it.
+    warmup = config.warmup_epochs
+    return (epoch + 1) / (warmup + 1) if epoch < warmup else RATES[config.scheduler](config, epoch - warmup)
 
 
 def advance(scheduler: LRScheduler | None, score: float | None) -> None:
-    """The end of an epoch. score: that of validation, where the epoch has one; without it, a plateau waits."""
+    """Step the scheduler at the end of an epoch.
+
+    Args:
+        scheduler: The scheduler, or None for a constant learning rate.
+        score: Validation score of the epoch; None if it had no evaluation. Then a plateau scheduler is not stepped.
+    """
     if isinstance(scheduler, ReduceLROnPlateau):
         if score is not None:
             scheduler.step(score)
@@ -109,36 +145,55 @@ def advance(scheduler: LRScheduler | None, score: float | None) -> None:
         scheduler.step()
 
 
-def clip(parameters: Parameters, own_rows: set[nn.Parameter], group: Group, most: float) -> float:
-    """Scales all gradients down where their norm, over the whole model, is more than `most`; the norm before.
+def clip(parameters: Parameters, sharded_parameters: set[nn.Parameter], group: Group, max_norm: float) -> float:
+    """Scale all gradients down if their L2 norm over the whole model exceeds `max_norm`. All ranks must call it.
 
-    own_rows: the parameters of which each rank has rows of its own; the others, and their gradients, are the same on
-    all ranks. All ranks call it.
+    Args:
+        parameters: All parameters of the model.
+        sharded_parameters: Parameters (embeddings) of which each rank has other rows. All other parameters and their
+            gradients are equal on all ranks, so they count once.
+        group: The ranks.
+        max_norm: Largest norm to allow.
+
+    Returns:
+        The norm before scaling.
     """
-    shared, apart = (
-        [one.grad for one in parameters if one.grad is not None and (one in own_rows) is own] for own in (False, True)
+    shared, sharded = (
+        [
+            parameter.grad
+            for parameter in parameters
+            if parameter.grad is not None and (parameter in sharded_parameters) is is_sharded
+        ]
+        for is_sharded in (False, True)
     )
-    square = group.all_reduce(squared_norm(apart, group.device), tag="norm") if own_rows else torch.zeros(())
+    square = (
+        group.all_reduce(squared_norm(sharded, group.device), tag="norm") if sharded_parameters else torch.zeros(())
+    )
     norm = math.sqrt(square.item() + squared_norm(shared, group.device).item())
-    if norm > most:
-        for grad in (*shared, *apart):
-            grad.mul_(most / (norm + CLIP_MARGIN))
+    if norm > max_norm:
+        for grad in (*shared, *sharded):
+            grad.mul_(max_norm / (norm + CLIP_MARGIN))
     return norm
 
 
 def squared_norm(tensors: list[Tensor], device: torch.device) -> Tensor:
-    """The sum of all squares: float64 []."""
+    """Return the sum of the squares of all elements, float64 [].
+
+    Args:
+        tensors: The tensors.
+        device: Device of the result.
+    """
     squares = [tensor.double().square().sum().to(device) for tensor in tensors]
     return torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=device)
 
 
 def numbered_parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """The parameters in the order in which their states are numbered."""
+    """Return the parameters in the order in which the optimizer's state_dict numbers them."""
     return [parameter for options in optimizer.param_groups for parameter in options["params"]]
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The tensors of an optimiser's state by parameter number and name."""
+    """Return the tensors of an optimizer's state by "NUMBER.NAME": number of the parameter, and name of the value."""
     state = optimizer.state_dict()["state"]
     return {
         f"{number}.{name}": value
@@ -149,18 +204,29 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def plain_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """The options of an optimiser's groups of parameters, among them the learning rates."""
+    """Return the options of an optimizer's parameter groups, such as the learning rates, without the parameters."""
     groups = optimizer.state_dict()["param_groups"]
     return [{name: value for name, value in options.items() if name != "params"} for options in groups]
 
 
 def plain_state(optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None) -> dict[str, Any]:
-    """What JSON holds of an optimiser and a schedule. InputError where they have what it does not."""
+    """Return the state of optimizer and scheduler that is not in tensors, as JSON values.
+
+    Args:
+        optimizer: The optimizer.
+        scheduler: The scheduler, if there is one.
+
+    Raises:
+        InputError: The state contains values that JSON cannot represent.
+    """
     values = {
         str(number): {name: value for name, value in values.items() if not isinstance(value, Tensor)}
         for number, values in optimizer.state_dict()["state"].items()
     }
-    state = {"groups": plain_groups(optimizer), "values": {number: some for number, some in values.items() if some}}
+    state = {
+        "groups": plain_groups(optimizer),
+        "values": {number: of_parameter for number, of_parameter in values.items() if of_parameter},
+    }
     require_plain(f"optimizer {type(optimizer).__name__}", state)
     if scheduler is not None:
         state["scheduler"] = scheduler.state_dict()
@@ -172,60 +238,87 @@ def load_updates(
     optimizer: torch.optim.Optimizer,
     scheduler: LRScheduler | None,
     tensors: Mapping[str, Tensor],
-    plain: Mapping[str, Any],
+    json_state: Mapping[str, Any],
 ) -> None:
-    """Gives an optimiser and a schedule the state that others had: `optimizer_tensors` and `plain_state`.
+    """Load a saved state into an optimizer and a scheduler.
 
-    InputError where these were of another kind. Where no groups are kept, theirs stay as they were made.
+    Args:
+        optimizer: The optimizer to load into.
+        scheduler: The scheduler to load into, if there is one.
+        tensors: Tensors of the state, from `optimizer_tensors`.
+        json_state: The rest of the state, from `plain_state`. Without groups, the groups of `optimizer` remain as
+            created.
+
+    Raises:
+        InputError: The state belongs to another kind of optimizer or scheduler.
     """
-    known = optimizer.state_dict()
+    current = optimizer.state_dict()
     try:
-        state: dict[int, dict[str, Any]] = {int(number): dict(some) for number, some in plain["values"].items()}
+        state: dict[int, dict[str, Any]] = {
+            int(index): dict(of_parameter) for index, of_parameter in json_state["values"].items()
+        }
         for key, value in tensors.items():
-            number, name = key.split(".", 1)
-            state.setdefault(int(number), {})[name] = value
-        groups = restore_types(known["param_groups"], plain["groups"] or known["param_groups"])
-        kept = [
-            {**options, "params": one["params"]} for options, one in zip(groups, known["param_groups"], strict=True)
+            index, name = key.split(".", 1)
+            state.setdefault(int(index), {})[name] = value
+        groups = restore_types(current["param_groups"], json_state["groups"] or current["param_groups"])
+        param_groups = [
+            {**options, "params": group["params"]}
+            for options, group in zip(groups, current["param_groups"], strict=True)
         ]
-        optimizer.load_state_dict({"state": state, "param_groups": kept})
+        optimizer.load_state_dict({"state": state, "param_groups": param_groups})
         parameters = numbered_parameters(optimizer)
-        for place, some in state.items():
-            loaded = optimizer.state[parameters[place]]
-            tensors = {name: value for name, value in some.items() if isinstance(value, Tensor)}
-            loaded |= {name: value.to(loaded[name].device) for name, value in tensors.items()}  # in the type it had
+        for number, of_parameter in state.items():
+            loaded = optimizer.state[parameters[number]]
+            tensors = {name: value for name, value in of_parameter.items() if isinstance(value, Tensor)}
+            # load_state_dict has cast these tensors to the parameter's dtype: restore the saved dtype.
+            loaded |= {name: value.to(loaded[name].device) for name, value in tensors.items()}
         if scheduler is not None:
-            scheduler.load_state_dict(restore_types(scheduler.state_dict(), plain["scheduler"]))
+            scheduler.load_state_dict(restore_types(scheduler.state_dict(), json_state["scheduler"]))
     except (ValueError, KeyError) as error:
         raise InputError(
-            f"--resume: the checkpoint is of another optimizer or scheduler ({error}): give those of the run"
+            f"--resume: the checkpoint belongs to another optimizer or scheduler ({error}): use those of the run"
         ) from error
 
 
-def require_plain(what: str, state: Any) -> None:
-    """InputError unless a state comes back from JSON as it was: nothing in a checkpoint is unpickled."""
+def require_plain(name: str, state: Any) -> None:
+    """Check that a state is unchanged after a round trip through JSON, since checkpoints contain no pickled objects.
+
+    Args:
+        name: Kind and name of the object that has the state, for the message.
+        state: The state.
+
+    Raises:
+        InputError: JSON cannot represent the state.
+    """
     try:
         same = restore_types(state, json.loads(json.dumps(state))) == state
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(
-            f"the {what} has a state that JSON does not hold ({error}): keep numbers, lists and texts"
+            f"the state_dict of the {name} cannot be saved ({error}): use only numbers, lists and strings"
         ) from error
     if not same:
-        raise InputError(f"the {what} has a state that JSON does not give back: keep numbers, lists and texts in it")
-
-
-def restore_types(known: Any, plain: Any) -> Any:
-    """A value that comes from JSON, in the types of a known one: its tuples, and its mappings by numbers."""
-    if isinstance(known, tuple):
-        return tuple(plain)
-    if isinstance(known, list) and len(known) == len(plain):
-        return [restore_types(one, other) for one, other in zip(known, plain, strict=True)]
-    if isinstance(known, dict):
-        keys = {str(key): key for key in known}
-        made = copy.copy(known)
-        made.clear()
-        made.update(
-            {keys.get(key, key): restore_types(known.get(keys.get(key)), value) for key, value in plain.items()}
+        raise InputError(
+            f"the state_dict of the {name} changes when it is saved as JSON: use only numbers, lists and strings"
         )
-        return made
-    return plain
+
+
+def restore_types(example: Any, value: Any) -> Any:
+    """Convert a value read from JSON to the types of an example: tuples, and dicts whose keys are numbers.
+
+    Args:
+        example: Value of the expected types.
+        value: The value from JSON.
+    """
+    if isinstance(example, tuple):
+        return tuple(value)
+    if isinstance(example, list) and len(example) == len(value):
+        return [restore_types(element, saved) for element, saved in zip(example, value, strict=True)]
+    if isinstance(example, dict):
+        keys = {str(key): key for key in example}
+        restored = copy.copy(example)
+        restored.clear()
+        restored.update(
+            {keys.get(key, key): restore_types(example.get(keys.get(key)), item) for key, item in value.items()}
+        )
+        return restored
+    return value

@@ -1,4 +1,4 @@
-"""A model and a graph placed by a strategy, for a training loop of one's own."""
+"""Model and graph placed by a strategy, for a training loop that the user writes."""
 
 from __future__ import annotations
 
@@ -21,158 +21,169 @@ from weft.training.artifacts.embedding_shards import gather_rows
 from weft.training.custom_functions import OwnFunctions, extract_functions
 from weft.training.flag_checks import refuse_foreign_flags
 from weft.training.input_checks import check
-from weft.training.launch.joined_ranks import join_ranks, make_on_all_ranks, closing_on_error, plan_with_kernels
+from weft.training.launch.joined_ranks import closing_on_error, join_ranks, make_on_all_ranks, plan_with_kernels
 from weft.training.launch.torchrun import on_present_ranks, under_torchrun
 from weft.training.rank import use_kernels_of_rank_zero
-from weft.training.run import parse_call, custom_class, prepared_workload
+from weft.training.run import custom_class, parse_call, prepared_workload
 from weft.training.tasks.metrics import NodeTask
 from weft.training.tasks.task import make_task
 from weft.utils.errors import InputError
 
-OF_THE_LOOP = (
+LOOP_FIELDS = (
     *("epochs", "optimizer", "lr", "weight_decay", "momentum", "clip_norm", "scheduler", "scheduler_epochs"),
     *("lr_factor", "warmup_epochs", "eval_every", "patience", "until", "timeline", "checkpoint_every", "measure"),
 )
-"""Fields of a configuration that a loop of one's own decides."""
+"""Fields of Config that the user's loop decides instead."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
-    """What a rank learns from in one step."""
+    """Training rows of this rank in one step."""
 
     rows: Tensor
-    """int64 [k]: which of its logits have a label to learn from."""
+    """Indices of the logits that have a training label, int64 [k]."""
     y: Tensor
-    """[k, ...]: those labels."""
+    """Labels of these rows, [k, ...]."""
     size: int
-    """How many there are on all ranks: what a sum of losses is divided by."""
+    """Number of training rows of the step on all ranks. Divide the sum of the losses by it."""
     step: Step
+    """Step of the strategy, for `PlacedModel`."""
 
 
 PENALTY = -1
-"""Stands for a call while the gradient of a penalty is computed."""
+"""Value of `PlacedModel._active_call` while the gradient of a penalty is computed."""
 
 
 class PlacedModel:
-    """A model on this rank's part of a graph.
+    """Model on this rank's part of a graph.
 
-        with weft.place(graph, model, strategy="hybrid") as placed:
-            optimizer = torch.optim.Adam(placed.model.parameters(), lr=0.01)
-            for epoch in range(100):
-                for batch in placed.batches(epoch):
-                    optimizer.zero_grad()
-                    logits = placed(batch)
-                    loss = cross_entropy(logits[batch.rows], batch.y, reduction="sum") / batch.size
-                    placed.backward(loss)
-                    optimizer.step()
-                scores = placed.evaluate()
+    with weft.place(graph, model, strategy="hybrid") as placed:
+        optimizer = torch.optim.Adam(placed.model.parameters(), lr=0.01)
+        for epoch in range(100):
+            for batch in placed.batches(epoch):
+                optimizer.zero_grad()
+                logits = placed(batch)
+                loss = cross_entropy(logits[batch.rows], batch.y, reduction="sum") / batch.size
+                placed.backward(loss)
+                optimizer.step()
+            scores = placed.evaluate()
 
-    A loss is trained by `placed.backward(loss)`, not by `loss.backward()`, which raises InputError: the logits come
-    from other ranks, or from chunks, whose backward pass only `placed` knows.
+    Every rank must make the same calls. Call `placed.backward(loss)`, not `loss.backward()`, which raises InputError:
+    the logits depend on rows of other ranks, or were computed in chunks, and only `placed` knows their backward pass.
 
-    model: the rank's own copy, whose parameters are the same on all ranks. rank, size: this rank, and how many there
-    are. vertices: int64 [n], those that the rank answers for. Every rank makes the same calls.
+    Attributes: `model` is this rank's copy of the model, with the same parameters on all ranks. `rank` and `size` are
+    this rank and the number of ranks. `vertices`, int64 [n], are the vertices of this rank.
+
+    Args:
+        config: The configuration of strategy, metrics and seed.
+        placed: The model and graph, placed on this rank by a strategy.
+        group: The ranks.
+        functions: User-defined metrics.
     """
 
-    def __init__(self, config: Config, placed: Placed, group: Group, own: OwnFunctions) -> None:
+    def __init__(self, config: Config, placed: Placed, group: Group, functions: OwnFunctions) -> None:
         self.placed, self.group, self.model = placed, group, placed.model
         self.graph, self.rank, self.size = placed.graph, group.rank, group.size
         self.vertices = torch.arange(self.graph.num_vertices)[placed.rows]
-        task = make_task(config, placed, own)
+        task = make_task(config, placed, functions)
         assert isinstance(task, NodeTask)
         self.task = task
-        self._made: tuple[Tensor, Tensor] | None = None
+        self._outputs: tuple[Tensor, Tensor] | None = None
+        """Output of the last forward pass, and the detached logits that the user received."""
         self._calls = 0
-        """Number of `__call__`s so far."""
-        self._reaching = 0
-        """The call whose logits a loss may depend on now; 0: none."""
+        """Number of forward passes so far."""
+        self._active_call = 0
+        """Number of the forward pass on whose logits the current backward pass may depend; 0: no backward pass runs."""
         self._versions: list[int] = []
-        """PyTorch's counts of changes of the parameters, at the first `backward`."""
+        """PyTorch's version counter of each parameter at the first `backward`."""
         self._unchanged_epochs = 0
-        """Calls of `batches` since then in which these were the same."""
+        """Number of calls of `batches` since then at which these counters were unchanged."""
 
     def batches(self, epoch: int) -> Iterator[Batch]:
-        """The steps of an epoch: one for the whole graph, or one for each mini-batch of `split` and `sampled`.
+        """Yield the steps of an epoch: one for the whole graph, or one for each mini-batch of `split` and `sampled`.
 
-        Warns where no parameter changes in three epochs with a `backward`, as with an optimizer of another model.
+        Warn if no parameter changes in three epochs with a `backward`, as with an optimizer of another model.
         """
         if self._versions == [parameter._version for parameter in self.model.parameters()]:
             self._unchanged_epochs += 1
         if self._unchanged_epochs == 3:
             warnings.warn(
-                "no parameter of placed.model has changed since the first placed.backward: make the optimizer of "
-                "placed.model.parameters(), not of the model that weft.place was given",
+                "no parameter of placed.model has changed since the first placed.backward: create the optimizer with "
+                "placed.model.parameters(), not with the model that you passed to weft.place",
                 stacklevel=2,
             )
         for step in self.placed.steps(epoch):
             yield Batch(**self.task.examples(step)._asdict(), step=step)
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Logits [n, C] of the rows that this rank answers for in a step, of which a loss is to be made."""
-        made = self.placed.forward(batch.step)
-        logits = made.detach().requires_grad_()
+        """Return the logits [n, C] of the rows of this rank in a step, to compute a loss from."""
+        outputs = self.placed.forward(batch.step)
+        logits = outputs.detach().requires_grad_()
         self._calls += 1
-        logits.register_hook(partial(self._require_reaching, self._calls))
-        self._made = made, logits
+        logits.register_hook(partial(self._check_active, self._calls))
+        self._outputs = outputs, logits
         return logits
 
     def backward(self, loss: Tensor, penalty: Tensor | None = None) -> None:
         """Add to every parameter's `grad` the gradient of the sum of all ranks' losses, and of the penalty.
 
-        Call it in the place of `loss.backward()`, which would end at the logits and give no parameter a gradient.
+        Call it instead of `loss.backward()`, which would end at the logits and give no parameter a gradient.
 
         Args:
-            loss: This rank's part of the loss, a function of the logits that the last `placed(batch)` gave.
+            loss: This rank's part of the loss, a function of the logits that the last `placed(batch)` returned.
             penalty: A function of the parameters alone, such as an L2 penalty, which every rank computes and which
-                counts once. A rank has some rows of an embedding, so it has to be a sum over rows.
+                counts once. A rank has only some rows of an embedding, so a penalty on it must be a sum over rows.
 
         Raises:
-            InputError: There are no logits since the last call, the loss does not depend on them, or it depends on
+            InputError: No logits were computed since the last call, the loss does not depend on them, or it depends on
                 those of an earlier batch or directly on the parameters; or the penalty depends on logits.
         """
-        if self._made is None:
-            raise InputError("backward: there are no logits since the last one: call placed(batch) before")
-        (made, logits), self._made = self._made, None
+        if self._outputs is None:
+            raise InputError("backward: no logits were computed since the last call: call placed(batch) first")
+        (outputs, logits), self._outputs = self._outputs, None
+        # 1. Set the gradients aside, so that a direct dependency of the loss on parameters is noticed.
+        # 2. Backpropagate from the loss to the logits, then let the strategy continue from there.
+        # 3. Add the gradient of the penalty, and the gradients set aside.
         parameters = [*self.model.parameters()]
-        before = [parameter.grad for parameter in parameters]
+        previous = [parameter.grad for parameter in parameters]
         self._versions = self._versions or [parameter._version for parameter in parameters]
         try:
             self.model.zero_grad(set_to_none=True)
             if loss.requires_grad:
-                self._reaching = self._calls
+                self._active_call = self._calls
                 loss.backward()
             elif len(logits):
-                raise InputError("backward: the loss does not depend on the logits that placed(batch) gave")
+                raise InputError("backward: the loss does not depend on the logits that placed(batch) returned")
             if any(parameter.grad is not None for parameter in parameters):
                 raise InputError(
                     "backward: the loss depends directly on parameters, and that term would count once for each rank: "
                     "pass it as penalty: placed.backward(loss, penalty=...)"
                 )
-            grad = self.placed.empty_rows(made)
+            grad = self.placed.empty_rows(outputs)
             grad.zero_() if logits.grad is None else grad.copy_(logits.grad)
-            self.placed.backward(made, grad)
+            self.placed.backward(outputs, grad)
             if penalty is not None:
-                self._reaching = PENALTY
+                self._active_call = PENALTY
                 penalty.backward()
         except BaseException:
             self.model.zero_grad(set_to_none=True)
             raise
         finally:
-            self._reaching = 0
-            for parameter, gradient in zip(parameters, before, strict=True):
-                if gradient is not None:
-                    parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+            self._active_call = 0
+            for parameter, previous_grad in zip(parameters, previous, strict=True):
+                if previous_grad is not None:
+                    parameter.grad = previous_grad if parameter.grad is None else parameter.grad + previous_grad
 
-    def _require_reaching(self, call: int, _: Tensor) -> None:
-        """InputError where a backward pass reaches logits whose gradient goes no further."""
-        if self._reaching == PENALTY:
+    def _check_active(self, call: int, _: Tensor) -> None:
+        """Raise InputError if a backward pass reaches logits from which no gradient continues to the parameters."""
+        if self._active_call == PENALTY:
             raise InputError("backward: the penalty depends on the logits: put that term into the loss")
-        if not self._reaching:
+        if not self._active_call:
             raise InputError(
                 "a backward pass from the logits of placed(batch) ends there, and gives the parameters no gradient: "
                 "call placed.backward(loss) instead of loss.backward()"
             )
-        if call != self._reaching:
+        if call != self._active_call:
             raise InputError(
                 "backward: the loss depends on the logits of an earlier batch: call placed.backward for each batch; "
                 "gradients add up until optimizer.zero_grad()"
@@ -180,17 +191,17 @@ class PlacedModel:
 
     @torch.no_grad()
     def logits(self) -> Tensor:
-        """The logits [n, C] of the rank's vertices that are scored, exact: whole neighbourhoods, without dropout."""
+        """Return the logits [n, C] of the evaluated vertices of this rank, with all neighbours and without dropout."""
         return self.placed.forward(self.placed.evaluation(0)).detach()
 
     def evaluate(self) -> dict[str, float | None]:
-        """The scores of all ranks' vertices, by name, such as val_accuracy; see `--metrics`."""
+        """Return the scores over the vertices of all ranks by name, such as val_accuracy; see `--metrics`."""
         step = self.placed.evaluation(0)
         counts = self.task.counts(self.placed.forward(step), step)
         return self.task.scores(self.group.all_gather_object(counts))
 
     def gather(self, rows: Tensor) -> Tensor | None:
-        """All ranks' rows [N, ...] on rank 0, by the vertices' original ids, from each one's [n, ...]; else None."""
+        """Return the rows [N, ...] of all ranks, ordered by original vertex id, on rank 0; None on other ranks."""
         ids = self.vertices if self.graph.ids is None else self.graph.ids[self.vertices]
         whole = rows.new_zeros(self.graph.num_vertices, *rows.shape[1:])
         whole[ids.to(rows.device)] = rows
@@ -198,13 +209,13 @@ class PlacedModel:
         return None if self.rank else whole
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The model's, with the embedded rows of all ranks on rank 0: what `load_state_dict` takes."""
+        """Return the model's state_dict; on rank 0, with the embedding rows of all ranks, for `load_state_dict`."""
         state: dict[str, Tensor] = self.model.state_dict()
         rows = {name: gather_rows(state[name], self.placed.embedded, self.group) for name in embeddings(self.model)}
         return state | rows
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Gives the model tensors that rank 0's `state_dict` gave, which every rank has."""
+        """Load a state_dict with all embedding rows, as rank 0's `state_dict` returns it. Every rank must pass it."""
         rows = {name: state[name][self.placed.embedded.to(state[name].device)] for name in embeddings(self.model)}
         self.model.load_state_dict(state | rows)
 
@@ -216,30 +227,40 @@ class PlacedModel:
 
 
 def place(graph: Graph | str | Path, model: nn.Module | str = "gcn", **options: Any) -> PlacedModel:
-    """A model on this rank's part of a graph, under a strategy, for a training loop of one's own; see PlacedModel.
+    """Place a model and a graph on the ranks under a strategy, for a training loop that the user writes.
 
-    graph, model: as of `weft.train`. options: fields of weft.Config that say what is computed and where: strategy,
-    partition, device_memory, batch_size, metrics, seed, ... In a script under torchrun, it joins the ranks that are
-    there, which begin with rank 0's weights; otherwise there is one rank.
-    InputError for a mistake of the caller, such as an option that the loop decides.
+    In a script under torchrun, join the ranks that torchrun started; they begin with the weights of rank 0. Otherwise
+    there is one rank. See PlacedModel for an example.
+
+    Args:
+        graph: A Graph, or a name or path that `weft.load` accepts.
+        model: gcn, sage, gin, gat, gatv2, rgcn, or a module, as in `weft.train`.
+        **options: Fields of weft.Config that say what is computed and where: strategy, partition, device_memory,
+            batch_size, metrics, seed, ...
+
+    Raises:
+        InputError: An argument is wrong, or is an option that the loop decides.
     """
-    own, options = extract_functions(options)
-    config, whole, module = parse_call(graph, model, options, "weft.place")
+    functions, options = extract_functions(options)
+    config, graph_object, module = parse_call(graph, model, options, "weft.place")
     for spec in fields(config):
-        if spec.name in OF_THE_LOOP and getattr(config, spec.name) != spec.default:
-            raise InputError(f"{spec.name} has no effect on a loop of your own, which decides it: leave it out")
-    if own.callbacks or own.loss or own.optimizer or own.scheduler:
-        raise InputError("a loop of your own calls its loss, optimizer, scheduler and callbacks itself: leave them out")
+        if spec.name in LOOP_FIELDS and getattr(config, spec.name) != spec.default:
+            raise InputError(f"{spec.name} has no effect in weft.place, because your own loop decides it: leave it out")
+    if functions.callbacks or functions.loss or functions.optimizer or functions.scheduler:
+        raise InputError(
+            "weft.place uses no loss, optimizer, scheduler or callbacks, because your own loop calls them: leave them "
+            "out"
+        )
     if config.task != "node":
-        raise InputError(f"task {config.task}: weft.place is for the node task: give weft.train the task")
+        raise InputError(f"task {config.task}: weft.place supports only the node task: use weft.train")
     if config.workers > 1 and not under_torchrun():
-        raise InputError(f"workers={config.workers}: start the script by torchrun --nproc-per-node {config.workers}")
+        raise InputError(f"workers={config.workers}: start the script with torchrun --nproc-per-node {config.workers}")
     config = on_present_ranks(config)
     refuse_foreign_flags(config)
-    work = make_on_all_ranks(config, lambda: prepared_workload(config, whole, module))
-    check(config, work, own, launched=False, own_model=bool(custom_class(config, module)))
+    work = make_on_all_ranks(config, lambda: prepared_workload(config, graph_object, module))
+    check(config, work, functions, launched=False, own_model=bool(custom_class(config, module)))
     group = join_ranks("weft.place", config, work)
     with closing_on_error(group):
         plan, choices = plan_with_kernels(config, work, group)
         use_kernels_of_rank_zero(choices, group)
-        return PlacedModel(config, plan.place(group, seed=config.seed), group, own)
+        return PlacedModel(config, plan.place(group, seed=config.seed), group, functions)

@@ -1,6 +1,6 @@
-"""What a person sees while a run goes on: live on a terminal, plain lines elsewhere.
+"""Progress display of a run: a live line on a terminal, plain lines elsewhere.
 
-Written to standard error, so that results can be piped.
+It goes to standard error, so that results on standard output can be piped.
 """
 
 from __future__ import annotations
@@ -23,21 +23,32 @@ from weft.utils.terminal import is_terminal
 from weft.utils.units import format_bytes
 
 SECONDS_BETWEEN_LINES = 2.0
-SECONDS_BEFORE_WAITING = 0.3  # is shown, so that what is quick is not
-SHOWS_A_SECOND = 4
-ASKS_A_SECOND = 20
+"""Shortest time between two plain lines, where there is no terminal."""
+SECONDS_BEFORE_WAITING = 0.3
+"""Delay before a waiting line appears on a terminal, so that quick operations show none."""
+REFRESHES_PER_SECOND = 4
+POLLS_PER_SECOND = 20
 BAR_WIDTH = 16
-RECENT = 20  # epochs by which the time that remains is told
+RECENT_EPOCHS = 20
+"""Number of last epochs whose mean duration gives the remaining time."""
 SPLITS = ("val", "test", "train")
+"""Splits in the order in which their scores are shown."""
 
 
 class ProgressShow:
-    """Shows the epochs of a run as they end; `quiet` shows nothing. name: of the run, where it is one of several."""
+    """Shows the epochs of a run as they end.
+
+    Args:
+        start: Number of epochs done before, in a resumed run.
+        epochs: Number of epochs of the run.
+        quiet: Show nothing.
+        name: Name of the run, if it is one of several.
+    """
 
     def __init__(self, start: int, epochs: int, *, quiet: bool, name: str = "") -> None:
         self._quiet, self._last_line = quiet, 0.0
         self._line = EpochLine(start, epochs, name)
-        self._live = None if quiet else live(self._line)
+        self._live = None if quiet else live_display(self._line)
 
     def __enter__(self) -> ProgressShow:
         if self._live:
@@ -51,14 +62,21 @@ class ProgressShow:
             self._live.stop()
 
     def say(self, text: str) -> None:
-        """One line beside the progress."""
+        """Print one line above the progress."""
         if self._live:
             self._live.console.print(f"weft: {text}", highlight=False)
         elif not self._quiet:
             print(f"weft: {text}", file=sys.stderr, flush=True)
 
     def epoch(self, epoch: int, loss: float, scores: dict[str, float | None], memory_bytes: int) -> None:
-        """`epoch` has ended with this training loss and these scores; memory_bytes: the most that a rank has had."""
+        """Show that an epoch has ended.
+
+        Args:
+            epoch: Number of the epoch, from 0.
+            loss: Training loss.
+            scores: Scores by name; None or absent if unknown.
+            memory_bytes: Peak memory of the rank that used most.
+        """
         line = self._line
         line.advance(epoch + 1, loss, scores, memory_bytes)
         if not self._live and not self._quiet:
@@ -69,51 +87,71 @@ class ProgressShow:
 
 
 class EpochLine:
-    """A run in one line: epoch, bar, and as much of the rest as there is room for."""
+    """Progress of a run in one line: epoch, bar, and as many other facts as fit.
+
+    Args:
+        start: Number of epochs done before, in a resumed run.
+        epochs: Number of epochs of the run.
+        name: Name of the run, if it is one of several.
+    """
 
     def __init__(self, start: int, epochs: int, name: str = "") -> None:
         self.done, self.epochs, self._name = start, epochs, name
-        self._known: list[str] = []
+        self._results: list[str] = []
         self._memory = ""
         self._start = time.monotonic()
-        self._ends = deque([self._start], maxlen=RECENT + 1)
+        self._ends = deque([self._start], maxlen=RECENT_EPOCHS + 1)
 
     def advance(self, done: int, loss: float, scores: dict[str, float | None], memory_bytes: int) -> None:
-        """As many epochs are done."""
+        """Update the line after an epoch.
+
+        Args:
+            done: Number of epochs done.
+            loss: Training loss.
+            scores: Scores by name; None or absent if unknown.
+            memory_bytes: Peak memory of the rank that used most.
+        """
         self.done = done
         self._ends.append(time.monotonic())
-        known = {name: value for name, value in scores.items() if value is not None}
-        ordered = [name for split in SPLITS for name in known if name.startswith(f"{split}_")]
-        self._known = [f"loss {loss:.4f}", *(f"{name.replace('_', ' ')} {known[name]:.4f}" for name in ordered)]
+        shown = {name: value for name, value in scores.items() if value is not None}
+        ordered = [name for split in SPLITS for name in shown if name.startswith(f"{split}_")]
+        self._results = [f"loss {loss:.4f}", *(f"{name.replace('_', ' ')} {shown[name]:.4f}" for name in ordered)]
         self._memory = format_bytes(memory_bytes)
 
     @property
     def head(self) -> str:
-        """What every line begins with."""
+        """Start of the line: number of epochs done, and of all epochs."""
         return f"epoch {self.done:{len(str(self.epochs))}}/{self.epochs}"
 
     def parts(self) -> list[str]:
-        """The rest, what matters most first: name, loss, time that remains, scores, seconds an epoch, memory."""
+        """Return the rest of the line, the most important parts first.
+
+        The parts are: name, loss, remaining time, scores, seconds per epoch, and peak memory.
+        """
         named, now = [self._name] if self._name else [], time.monotonic()
-        if not self._known:
+        if not self._results:
             return [*named, format_seconds(now - self._start)]
         pace = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
         left = max(0.0, self._ends[-1] + pace * (self.epochs - self.done) - now)
         over = self.done == self.epochs
         seconds = f"{format_seconds(now - self._start)} in all" if over else f"{format_seconds(left)} left"
-        loss, *scores = self._known
+        loss, *scores = self._results
         return [*named, loss, seconds, *scores, f"{pace:.3g} s/epoch", self._memory]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         room = options.max_width - len(self.head) - BAR_WIDTH - 2
         grid = Table.grid(padding=(0, 1, 0, 0))
         bar = ProgressBar(total=self.epochs, completed=self.done, width=BAR_WIDTH)
-        grid.add_row(Text(self.head, no_wrap=True), bar, Text(fitting(self.parts(), room), no_wrap=True))
+        grid.add_row(Text(self.head, no_wrap=True), bar, Text(fit_parts(self.parts(), room), no_wrap=True))
         yield grid
 
 
 class WaitLine:
-    """What is done before the first epoch, and for how long already."""
+    """Line for work before the first epoch, with the seconds that it has taken so far.
+
+    Args:
+        text: Description of the work.
+    """
 
     def __init__(self, text: str) -> None:
         self._text, self._start = text, time.monotonic()
@@ -124,21 +162,24 @@ class WaitLine:
 
 @contextmanager
 def waiting(text: str, *, quiet: bool, until: Callable[[], bool] = bool) -> Iterator[None]:
-    """Shows what is done while entered, or until something is so; where there is no terminal, only what takes long.
+    """Show what is being done in the with block, once it takes a while.
 
-    until: asked now and then by another thread.
+    Args:
+        text: Description of the work.
+        quiet: Show nothing.
+        until: Polled by another thread: when it returns True, the line is removed before the block ends.
     """
     if quiet:
         yield
         return
-    shown, ended = live(WaitLine(text), transient=True), threading.Event()
+    shown, ended = live_display(WaitLine(text), transient=True), threading.Event()
 
     def show() -> None:
-        start, said = time.monotonic(), False
-        while not ended.wait(1 / ASKS_A_SECOND) and not until():
-            if said or time.monotonic() - start < (SECONDS_BEFORE_WAITING if shown else SECONDS_BETWEEN_LINES):
+        start, is_shown = time.monotonic(), False
+        while not ended.wait(1 / POLLS_PER_SECOND) and not until():
+            if is_shown or time.monotonic() - start < (SECONDS_BEFORE_WAITING if shown else SECONDS_BETWEEN_LINES):
                 continue
-            said = True
+            is_shown = True
             if shown:
                 shown.start()
             else:
@@ -155,18 +196,28 @@ def waiting(text: str, *, quiet: bool, until: Callable[[], bool] = bool) -> Iter
         thread.join()
 
 
-def live(line: EpochLine | WaitLine, *, transient: bool = False) -> Live | None:
-    """A line that a terminal shows and that changes; None: standard error is none, or one that cannot."""
+def live_display(line: EpochLine | WaitLine, *, transient: bool = False) -> Live | None:
+    """Return a display that redraws a line on the terminal, or None if standard error is no capable terminal.
+
+    Args:
+        line: The line to show.
+        transient: Remove the line at the end.
+    """
     if not is_terminal(sys.stderr):
         return None
     console = Console(file=sys.stderr)
     if not console.is_terminal or console.is_dumb_terminal:
         return None
-    return Live(line, console=console, refresh_per_second=SHOWS_A_SECOND, transient=transient)
+    return Live(line, console=console, refresh_per_second=REFRESHES_PER_SECOND, transient=transient)
 
 
-def fitting(parts: Sequence[str], width: int) -> str:
-    """As many parts as there is room for, from the first on, with two blanks between them."""
+def fit_parts(parts: Sequence[str], width: int) -> str:
+    """Join the first parts, as many as fit, with two spaces between them.
+
+    Args:
+        parts: Texts, the most important first.
+        width: Number of columns.
+    """
     text = ""
     for part in parts:
         longer = f"{text}  {part}" if text else part
@@ -177,7 +228,7 @@ def fitting(parts: Sequence[str], width: int) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Whole seconds as '7 s', '2:05' or '1:02:05'."""
+    """Format a duration in whole seconds as '7 s', '2:05' or '1:02:05'."""
     hours, rest = divmod(int(seconds), 3600)
     minutes, rest = divmod(rest, 60)
     if hours:

@@ -1,4 +1,4 @@
-"""What a rank of a run does, from its plan to the best weights, and how it is told."""
+"""Work of one rank in a run: places the plan, trains, and writes on rank 0; and what all ranks need for that."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from weft.runtime.memory import keep_freed_memory
 from weft.runtime.stop_request import StopRequest
 from weft.strategies import Plan, get_strategy
 from weft.strategies.probe import probe
+from weft.training.artifacts import checkpoint
 from weft.training.artifacts.embedding_shards import restore_rows
-from weft.training.artifacts.rank_zero import broadcast_checkpoint
 from weft.training.artifacts.run_folder import RunFolder
 from weft.training.artifacts.run_writer import RunWriter
 from weft.training.artifacts.saved_model import Description
@@ -38,56 +38,70 @@ from weft.training.progress import ProgressShow, waiting
 from weft.training.tasks.losses import num_logits
 from weft.training.tasks.task import make_task
 
-SHARED = (
-    "weft: warning: ranks share a GPU, which NCCL does not do: what they exchange goes by the host and gloo, for "
-    "tests: give fewer --workers"
+SHARED_GPU_WARNING = (
+    "weft: warning: ranks share a GPU, which NCCL does not support: they exchange data through host memory and gloo, "
+    "which is meant for tests: use fewer --workers"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What the ranks of a run have in common."""
+    """Settings of a run that all its ranks share."""
 
     config: Config
     out: Path | None
-    """The run's folder; None: a new one."""
+    """Folder of the run; None: a new folder."""
     resume: bool
+    """True to continue the run in `out`."""
     quiet: bool
+    """True to show no progress."""
     name: str = ""
-    """What progress calls the run, where it is one of several."""
+    """Name of the run in the progress display, if it is one of several."""
     idle: tuple[str, ...] = ()
-    """Fields of the configuration that have no effect, and that config.toml does not have."""
+    """Fields of the configuration that have no effect, so that config.toml leaves them out."""
     own_model: str = ""
-    """The qualified name of the class of a module of one's own; '': the configuration names the model."""
+    """Qualified class name of a custom module. Empty: the configuration names a built-in model."""
     own_graph: bool = False
-    """Whether the graph was given as an object."""
-    own: OwnFunctions = NO_FUNCTIONS
-    """What a person has given as functions."""
+    """True if the caller passed a Graph object, not a name."""
+    functions: OwnFunctions = NO_FUNCTIONS
+    """User-defined functions."""
     estimate: Estimate | None = None
-    """What the run is expected to take, where somebody has asked."""
+    """Time and memory estimated before the run, if it was planned."""
     choices: KernelSelection = DEFAULT
-    """Which implementations rank 0 uses, and so all."""
+    """Kernel selection of rank 0, which all ranks use."""
 
     @property
     def resumed(self) -> RunFolder | None:
-        """The folder of the run that goes on, if one does."""
+        """Folder of the run to resume, or None."""
         return RunFolder(self.out) if self.resume and self.out else None
 
 
 Ended = int | dict[str, Any]
-"""The signal that stopped a run, or its summary; of other work on a plan, what rank 0 tells of it."""
+"""Result of a run: the number of the signal that stopped it, or its summary (for other work, rank 0's JSON values)."""
 
 
 def make_workload(config: Config, graph: Graph, model: nn.Module) -> Workload:
-    """What a configuration asks for."""
+    """Return the workload of a configuration.
+
+    Args:
+        config: The run's configuration.
+        graph: The graph, prepared for the task.
+        model: The model, created or converted for the task.
+    """
     width = num_logits(config, graph) if config.task == "node" else None
     return Workload(model, graph, Optimisations.without(config.disable), num_classes=width)
 
 
 def make_plan(config: Config, work: Workload, resumed: RunFolder | None = None) -> Plan:
-    """The plan of a run on the configuration's workers; resumed: the folder of the run that goes on.
+    """Return the plan of the configured strategy for the configured number of ranks.
 
-    InputError for what its strategy cannot do.
+    Args:
+        config: The run's configuration.
+        work: The model and graph.
+        resumed: Folder of the run to resume, if one is resumed; its cost factors are used again.
+
+    Raises:
+        InputError: The strategy cannot run this workload, for instance within the given memory.
     """
     options, machine = make_options(config, work.graph), known_machine(config, work, resumed)
     plan = get_strategy(config.strategy)(work, config.workers, options, machine)
@@ -96,41 +110,64 @@ def make_plan(config: Config, work: Workload, resumed: RunFolder | None = None) 
 
 
 def prepare_process(config: Config) -> None:
-    """The optimisations that are settings of the whole process, which has to be no rank that imports its script."""
+    """Apply the optimisations that are settings of the whole process.
+
+    Call it in the process that trains, not while a rank still imports the script.
+    """
     if Optimisations.without(config.disable).pages:
         keep_freed_memory()
 
 
 def use_kernels_of_rank_zero(choices: KernelSelection, group: Group) -> KernelSelection:
-    """Has all ranks use the implementations that rank 0 is told: those."""
-    same = KernelSelection.from_record(group.all_gather_object(choices.record())[0])
-    select_kernels(same)
-    return same
+    """Select on all ranks the kernels that rank 0 has selected. All ranks must call it.
+
+    Args:
+        choices: Kernel selection of this rank; that of rank 0 counts.
+        group: The ranks.
+
+    Returns:
+        The kernel selection of rank 0.
+    """
+    selection = KernelSelection.from_record(group.all_gather_object(choices.record())[0])
+    select_kernels(selection)
+    return selection
 
 
-def tensors_of(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Parameters and all buffers by name."""
+def named_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Return all parameters and buffers of a model, also the non-persistent ones, by name."""
     return [*model.named_parameters(), *model.named_buffers()]
 
 
-def use_own_gpu(config: Config) -> None:
-    """Has this rank work on its GPU, if it works on one."""
+def use_local_gpu(config: Config) -> None:
+    """Select this rank's GPU as the current device, if the run is on GPUs."""
     if config.device == "cuda":
         torch.cuda.set_device(local_gpu())
 
 
 def run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, *, impatient: bool = False) -> Ended:
-    """One rank's part of a run; the workload's model has the best weights afterwards. impatient: see StopRequest."""
+    """Train on one rank, and leave the best weights in the model of the workload.
+
+    Args:
+        job: Settings of the run.
+        folder: The run's folder, which only rank 0 touches.
+        plan: The plan of the run.
+        group: The ranks.
+        impatient: See StopRequest.
+    """
     with Watchdog(group.meter, group.rank, job.config.timeout), StopRequest(impatient=impatient) as stop:
         return _run_rank(job, folder, plan, group, stop)
 
 
 def _run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, stop: StopRequest) -> Ended:
+    # 1. Agree on kernels, measure the cost factors if requested, and place the plan.
+    # 2. Restore the newest checkpoint of a resumed run.
+    # 3. Train: rank 0 also records and saves.
+    # 4. Send the best embedding rows and the summary from rank 0 to all ranks.
     config, work = job.config, plan.work
-    use_own_gpu(config)
+    use_local_gpu(config)
     choices = use_kernels_of_rank_zero(job.choices, group)
     if group.shares_gpu and group.rank == 0:
-        print(SHARED, file=sys.stderr, flush=True)
+        print(SHARED_GPU_WARNING, file=sys.stderr, flush=True)
     probe_seconds = 0.0
     if config.measure and plan.machine is None:
         started = time.perf_counter()
@@ -138,10 +175,10 @@ def _run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, stop: StopR
         probe_seconds = time.perf_counter() - started
     with waiting(f"placing rows under {config.strategy}", quiet=job.quiet or group.rank > 0):
         strategy = plan.place(group, seed=config.seed)
-        trainer = Trainer(config, strategy, make_task(config, strategy, job.own), job.own)
-        found = broadcast_checkpoint(folder, group) if job.resume else None
-        if found:
-            trainer.restore(*found)
+        trainer = Trainer(config, strategy, make_task(config, strategy, job.functions), job.functions)
+        restored = checkpoint.broadcast_newest(folder.checkpoints, group) if job.resume else None
+        if restored:
+            trainer.restore(*restored)
         placed = group.all_gather_object(strategy.describe() | {"probe_seconds": probe_seconds})
     if group.rank:
         stopped_by, summary, best = _follow(trainer, stop)
@@ -157,34 +194,45 @@ def _run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, stop: StopR
 
 
 def _partition_quality(plan: Plan) -> dict[str, Any] | None:
-    """What the plan's division of the vertices is worth; None: there is none."""
+    """Return the quality of the plan's partition, as a record; None if there is no partition."""
     part = plan.part if plan.size > 1 else None
     if part is None:
         return None
     measured = Quality.measure(plan.work.graph, part, plan.size, 0.0).record()
-    del measured["seconds"]  # of finding the parts, which is not known here
+    del measured["seconds"]  # the time to compute the partition, which this rank does not know
     return measured
 
 
 Led = tuple[int, dict[str, Any], dict[str, Tensor]]
-"""The signal that stopped a run, or 0, its summary and its best weights."""
+"""Number of the signal that stopped a run, or 0; its summary; and its best weights."""
 
 
 def _follow(trainer: Trainer, stop: StopRequest) -> Led:
-    """What the other ranks do."""
+    """Train on a rank other than 0."""
     stopped_by = trainer.run(stop, None)
     return stopped_by, {}, {} if stopped_by else trainer.whole_best()
 
 
 def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest, **placed: Any) -> Led:
-    """Rank 0's part: it writes. placed: what the record is to say of the plan and of the ranks."""
+    """Train on rank 0, and write records, checkpoints and results.
+
+    Args:
+        job: Settings of the run.
+        folder: The run's folder.
+        trainer: The training loop.
+        stop: The stop request of this rank.
+        **placed: Facts about plan and ranks for the first record.
+    """
     config, group = job.config, trainer.group
     first = trainer.progress.epoch
     show = ProgressShow(first, config.epochs, quiet=job.quiet, name=job.name)
     described = Description.of(
         config, trainer.strategy.work, own_model=job.own_model, own_graph=job.own_graph, data=trainer.data
     )
-    with closing(RunWriter(folder, described, show, job.idle)) as writer, combined_callbacks(job.own.callbacks) as call:
+    with (
+        closing(RunWriter(folder, described, show, job.idle)) as writer,
+        combined_callbacks(job.functions.callbacks) as call,
+    ):
         with show:
             writer.begin(
                 first,
@@ -194,7 +242,7 @@ def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest, **pl
                 degrees=degree_counts(trainer.strategy.work.graph),
                 **placed,
             )
-            stopped_by = trainer.run(stop, writer, call if job.own.callbacks else None)
+            stopped_by = trainer.run(stop, writer, call if job.functions.callbacks else None)
         if stopped_by:
             writer.stopped(trainer.progress.epoch - 1, stopped_by)
             return stopped_by, {}, {}

@@ -1,4 +1,4 @@
-"""`train`: from a graph and a model to a finished run, on one rank, on local ranks, or on the ranks of torchrun."""
+"""`weft.train`: trains a model on a graph on one rank, on local ranks, or on the ranks of torchrun."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from weft.training.artifacts.run_folder import RunFolder, new_folder
 from weft.training.artifacts.saved_model import load_model, no_run
 from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, extract_functions
 from weft.training.flag_checks import (
-    fields_unused_by_module,
     fields_unused_by_functions,
+    fields_unused_by_module,
     refuse_foreign_flags,
     rows_device,
 )
 from weft.training.input_checks import check
-from weft.training.launch.joined_ranks import join_ranks, make_on_all_ranks, closing_on_error, plan_together
+from weft.training.launch.joined_ranks import closing_on_error, join_ranks, make_on_all_ranks, plan_together
 from weft.training.launch.local_ranks import on_local_ranks
 from weft.training.launch.processes import require_guard
 from weft.training.launch.torchrun import is_main_process, on_present_ranks, restarted, under_torchrun
 from weft.training.machine_context import kernels_for_run
-from weft.training.planning.run_estimate import resolve_strategy, estimate_run
+from weft.training.planning.run_estimate import estimate_run, resolve_strategy
 from weft.training.planning.search import AUTO
 from weft.training.progress import waiting
 from weft.training.rank import Ended, Job, make_plan, make_workload, prepare_process, run_rank
-from weft.training.tasks.task import requested_model, graph_for_task, task_model
+from weft.training.tasks.task import graph_for_task, requested_model, task_model
 from weft.utils import jsonl
 from weft.utils.dtypes import dtype_name
 from weft.utils.errors import InputError, RunError, Stopped, printable, unknown
@@ -49,59 +49,71 @@ from weft.utils.optional_packages import import_extra
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run: its folder, and its last line, with scores, seconds, and what each rank did.
+    """Finished or stopped run.
 
-    What is read of the folder is there on the host that it is on (under torchrun, rank 0's).
+    Its properties read files in the folder, so they work on the host that has the folder (under torchrun, that of rank
+    0).
     """
 
     folder: Path
+    """Folder of the run."""
     summary: dict[str, Any]
-    """Empty of a run that has not ended."""
+    """Last line of the record: scores, seconds, and what each rank did. Empty if the run has not ended."""
 
     def __repr__(self) -> str:
-        known = {name: value for name, value in self.summary.items() if name.startswith("test_") and value is not None}
-        scores = [f"{name.replace('_', ' ')} {value:.4f}" for name, value in known.items()]
+        test_scores = {
+            name: value for name, value in self.summary.items() if name.startswith("test_") and value is not None
+        }
+        scores = [f"{name.replace('_', ' ')} {value:.4f}" for name, value in test_scores.items()]
         facts = [f"{self.summary['epochs']:,} epochs", *scores] if self.summary else ["has not ended"]
         return f"<Run {printable(str(self.folder))}: {', '.join(facts)}>"
 
     def _repr_html_(self) -> str | None:
-        """What a notebook shows; None where the folder is not there, or damaged: `repr` then."""
+        """Return a table for a notebook, or None, for `repr` instead, if the folder is missing or damaged."""
         try:
-            found = reporting.RunRecords.read(self.folder)
-            parse_call = {"graph": found.config.graph, "model": found.config.model}
-            return facts_table(f"Run {self.folder}", parse_call | reporting.run_facts(found))
+            records = reporting.RunRecords.read(self.folder)
+            subject = {"graph": records.config.graph, "model": records.config.model}
+            return facts_table(f"Run {self.folder}", subject | reporting.run_facts(records))
         except InputError:
             return None
 
     @classmethod
     def open(cls, folder: str | Path) -> Run:
-        """The run in a folder, also one that was stopped. InputError where there is none, or its record is damaged."""
-        found = RunFolder(Path(folder))
-        if not found.config.exists():
-            raise no_run(found)
-        return cls(folder=found.path, summary=found.summary())
+        """Open the run in a folder, which may have been stopped.
+
+        Raises:
+            InputError: The folder contains no run, or its record is damaged.
+        """
+        run_folder = RunFolder(Path(folder))
+        if not run_folder.config.exists():
+            raise no_run(run_folder)
+        return cls(folder=run_folder.path, summary=run_folder.summary())
 
     @property
     def config(self) -> Config:
-        """The configuration, as config.toml has it."""
+        """Configuration of the run, from config.toml."""
         return Config.read(RunFolder(self.folder).config)
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl."""
+        """Lines of metrics.jsonl."""
         return jsonl.read(RunFolder(self.folder).metrics)
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """The lines of epochs: loss, seconds, and scores where it was evaluated."""
+        """Records of the epochs: loss, seconds, and the scores of evaluations."""
         return [line for line in self.records if line["kind"] == "epoch"]
 
     def to_pandas(self, of: str = "epochs") -> Any:
-        """A pandas.DataFrame of the records, also of a run that goes on.
+        """Return the records as a pandas.DataFrame. The run may still be training.
 
-        of: `epochs`, a row for each, by its number: loss, lr, seconds and scores; or `ranks`, a row for each epoch,
-        rank and phase: seconds, counts, and bytes by tag as columns such as `bytes_sent.halo`.
-        InputError for another word, and where `weft[tables]` is not installed.
+        Args:
+            of: `epochs`: a row for each epoch, indexed by its number, with loss, lr, seconds and scores. `ranks`: a row
+                for each epoch, rank and phase, with seconds, counts, and bytes by tag in columns such as
+                `bytes_sent.halo`.
+
+        Raises:
+            InputError: `of` is another word, or `weft[tables]` is not installed.
         """
         tables = {"epochs": reporting.epoch_columns, "ranks": reporting.rank_columns}
         if of not in tables:
@@ -110,15 +122,20 @@ class Run:
         return frame.set_index("epoch") if of == "epochs" and len(frame) else frame
 
     def plot(self) -> Any:
-        """The loss above the scores, over the epochs: an altair chart, which a notebook shows.
+        """Return an altair chart of loss and scores over the epochs, which a notebook displays.
 
-        InputError where no epoch is recorded yet, and where `weft[report]` is not installed.
+        Raises:
+            InputError: No epoch is recorded yet, or `weft[report]` is not installed.
         """
         return reporting.plot(reporting.RunRecords.read(self.folder))
 
     @property
     def model(self) -> nn.Module:
-        """The model with its best weights, see `weft.load_model`. InputError where it is a module of one's own."""
+        """Built-in model with its best weights; for a custom module, use `weft.load_model`.
+
+        Raises:
+            InputError: The model is a custom module.
+        """
         return load_model(self.folder)
 
 
@@ -132,89 +149,145 @@ def train(
     plan: str | Path | None = None,
     **options: Any,
 ) -> Run:
-    """Trains a model on a graph under a strategy; leaves records, checkpoints and the best weights in a folder.
+    """Train a model on a graph under a strategy, and save records, checkpoints and the best weights in a folder.
 
-    graph: a Graph, or a name or path that `weft.load` takes. model: gcn, sage, gin, gat, gatv2, rgcn, or a module
-    over views of your own (see weft.nn.Stack), which has the weights of the best validation score afterwards.
-    out: the run's folder; by default a new one in runs/. resume: go on from the newest checkpoint in `out`.
-    plan: a file of `weft plan --json`, of which the best is taken; strategy="auto" plans by itself.
-    options: the fields of weft.Config: strategy="tensor", workers=4, epochs=100, ... Of these, loss, metrics (one or a
-    list), optimizer and scheduler may be functions: each row's loss [k] and a metric's number from logits [k, C] and
-    labels; an optimiser from a list of parameters; a LRScheduler from it. callbacks: a list of functions, called on
-    rank 0 with each epoch's record. See docs/training.md.
-    Under torchrun, joins the ranks that are there, which start from rank 0's weights. In a script, call it under
-    `if __name__ == "__main__":`, since local ranks import the script anew.
+    Under torchrun, join the ranks that torchrun started; they begin with the weights of rank 0. In a script, call it
+    under `if __name__ == "__main__":`, because local ranks import the script.
 
-    Raises InputError for a mistake of the caller; RunError if a rank is lost; Stopped, a KeyboardInterrupt, after
-    SIGTERM or Ctrl-C, which the run obeys at the end of the epoch, when its checkpoint is written.
+    Args:
+        graph: A Graph, or a name or path that `weft.load` accepts.
+        model: gcn, sage, gin, gat, gatv2, rgcn, or a module: of PyG, or over weft's views (see weft.nn.Stack). A module
+            has the weights of the best validation score afterwards.
+        out: Folder of the run. Default: a new one in runs/.
+        resume: Continue from the newest checkpoint in `out`.
+        quiet: Show no progress.
+        plan: File of `weft plan --json`, whose best plan is used. With strategy="auto", the call plans by itself.
+        **options: Fields of weft.Config: strategy="tensor", workers=4, epochs=100, ... Four of these may be functions.
+            loss: returns the loss of each row, [k], from logits [k, C] and labels. metrics (one or a list): returns a
+            number from logits and labels. optimizer: returns an optimizer for a list of parameters. scheduler: returns
+            an LRScheduler for an optimizer. One more option is callbacks: a list of functions, called on rank 0 with
+            the record of each epoch. See docs/training.md.
+
+    Raises:
+        InputError: An argument is wrong.
+        RunError: A rank is lost.
+        Stopped: A KeyboardInterrupt after SIGTERM or Ctrl-C, at the end of the epoch, when its checkpoint is written.
     """
-    own, options = extract_functions(options)
-    config, whole, module = parse_call(graph, model, options, "weft.train")
-    taken = Path(plan) if plan else None
-    return run(config, whole, module, own, out=Path(out) if out else None, resume=resume, quiet=quiet, plan=taken)
+    functions, options = extract_functions(options)
+    config, graph_object, module = parse_call(graph, model, options, "weft.train")
+    plan_path = Path(plan) if plan else None
+    return run(
+        config,
+        graph_object,
+        module,
+        functions,
+        out=Path(out) if out else None,
+        resume=resume,
+        quiet=quiet,
+        plan=plan_path,
+    )
 
 
 def parse_call(
     graph: Graph | str | Path, model: nn.Module | str, options: dict[str, Any], caller: str
 ) -> tuple[Config, Graph | None, nn.Module | None]:
-    """The configuration that a call comes to, and its graph and module where they were given as objects."""
-    _require_type(caller, "graph", graph, (Graph, str, Path), "make it a Graph, as weft.Graph.from_pyg(data) does")
-    _require_type(caller, "model", model, (nn.Module, str), "give a name, or a module, not its class")
+    """Return the configuration of a call such as `weft.train`, and its graph and module if they are objects.
+
+    Args:
+        graph: A Graph, or a name or path.
+        model: A module, or a name.
+        options: Fields of the configuration.
+        caller: Name of the called function, for messages.
+
+    Raises:
+        InputError: An argument has a wrong type or value.
+    """
+    _require_type(caller, "graph", graph, (Graph, str, Path), "convert it, for example with weft.Graph.from_pyg(data)")
+    _require_type(caller, "model", model, (nn.Module, str), "pass a name, or a module instead of its class")
     name = graph.name if isinstance(graph, Graph) else str(graph)
     kind = model if isinstance(model, str) else type(model).__name__
     module = None if isinstance(model, str) else model
     if module is not None:
         options = {"dtype": dtype_name(row_dtype(module)), **options}
     config = Config.from_dict({**options, "graph": name, "model": kind}, caller)
-    whole = graph if isinstance(graph, Graph) else None
-    if whole is not None and config.split:
-        raise InputError(f"split {config.split} is of weft.load, and {name} is loaded already: leave it out")
-    return config, whole, module
+    graph_object = graph if isinstance(graph, Graph) else None
+    if graph_object is not None and config.split:
+        raise InputError(
+            f"split {config.split} has no effect on {name}, which is already loaded: pass split to weft.load instead"
+        )
+    return config, graph_object, module
 
 
-def _require_type(caller: str, what: str, value: object, kinds: tuple[type, ...], remedy: str) -> None:
-    """InputError for a value of none of some types."""
+def _require_type(caller: str, argument: str, value: object, kinds: tuple[type, ...], remedy: str) -> None:
+    """Raise InputError if an argument has none of some types."""
     if not isinstance(value, kinds):
-        raise InputError(f"{caller}: the {what} is of type {type(value).__name__}: {remedy}")
+        raise InputError(f"{caller}: the {argument} is of type {type(value).__name__}: {remedy}")
 
 
 def run(
     config: Config,
     graph: Graph | None,
     model: nn.Module | None,
-    own: OwnFunctions = NO_FUNCTIONS,
+    functions: OwnFunctions = NO_FUNCTIONS,
     *,
     out: Path | None,
     resume: bool = False,
     quiet: bool = False,
     name: str = "",
-    apart: bool = False,
+    in_subprocess: bool = False,
     plan: Path | None = None,
 ) -> Run:
-    """`train` for a configuration; without a graph or a model, those that the configuration names.
+    """Train as configured. See `train`.
 
-    graph: as it is, to which the configuration may add data and edges, and which it may reorder. name: what progress
-    calls the run, where it is one of several. apart: in processes of its own, also on one rank. plan: a file of `weft
-    plan`, of which the best is taken.
+    Args:
+        config: The configuration.
+        graph: The graph, to which the configuration may add random data or edges, and which it may reorder. None: the
+            graph that the configuration names.
+        model: The module. None: the model that the configuration names.
+        functions: User-defined functions.
+        out: Folder of the run. None: a new one in runs/.
+        resume: Continue from the newest checkpoint in `out`.
+        quiet: Show no progress.
+        name: Name of the run in the progress display, if it is one of several.
+        in_subprocess: Start a subprocess even for a single rank.
+        plan: File of `weft plan --json`, whose best plan is used.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        InputError: The configuration is wrong.
+        RunError: A rank is lost.
+        Stopped: A signal stopped the run.
     """
+    # 1. Choose the strategy, if a plan does. 2. Check everything that can be checked. 3. Start the ranks.
     require_guard()
     if resume and out is None:
-        raise InputError("--resume needs --out: the folder of the run to go on with")
-    config, work, told = on_present_ranks(config), None, None
+        raise InputError("--resume needs --out: the folder of the run to continue")
+    config, work, estimate = on_present_ranks(config), None, None
     if config.strategy == AUTO or plan is not None:
-        undecided = replace(config, strategy=Config().strategy)
-        work = load_workload(undecided, graph, model, quiet=quiet)
-        config, told = resolve_strategy(config, work, plan)
+        any_strategy = replace(config, strategy=Config().strategy)
+        work = load_workload(any_strategy, graph, model, quiet=quiet)
+        config, estimate = resolve_strategy(config, work, plan)
     refuse_foreign_flags(config)
-    job = replace(make_job(config, graph, model, own, out=out, resume=resume, quiet=quiet, name=name), estimate=told)
-    launched = (apart or config.workers > 1) and not under_torchrun()
+    job = replace(
+        make_job(config, graph, model, functions, out=out, resume=resume, quiet=quiet, name=name), estimate=estimate
+    )
+    launched = (in_subprocess or config.workers > 1) and not under_torchrun()
     work = work or load_workload(config, graph, model, quiet=quiet)
-    check(config, work, own, launched=launched, own_model=bool(job.own_model))
+    check(config, work, functions, launched=launched, own_model=bool(job.own_model))
     return run_checked(job, work, launched=launched)
 
 
 def load_workload(config: Config, graph: Graph | None, model: nn.Module | None, *, quiet: bool) -> Workload:
-    """The workload of a configuration; torchrun's ranks have met before it is."""
+    """Return the workload of a configuration, and show that it is loading. Ranks of torchrun report errors together.
+
+    Args:
+        config: The configuration.
+        graph: The graph, or None for the one that the configuration names.
+        model: The module, or None for the model that the configuration names.
+        quiet: Show no progress.
+    """
     with waiting(f"loading {config.graph}", quiet=quiet or not is_main_process()):
         return make_on_all_ranks(config, lambda: prepared_workload(config, graph, model))
 
@@ -223,16 +296,27 @@ def make_job(
     config: Config,
     graph: Graph | None,
     model: nn.Module | None,
-    own: OwnFunctions,
+    functions: OwnFunctions,
     *,
     out: Path | None,
     resume: bool = False,
     quiet: bool = False,
     name: str = "",
 ) -> Job:
-    """What the ranks of a run have in common, with what was given as objects.
+    """Return the settings of a run that all ranks share.
 
-    InputError for an option that has no effect on these.
+    Args:
+        config: The configuration.
+        graph: The graph object, or None for the one that the configuration names.
+        model: The module, or None for the model that the configuration names.
+        functions: User-defined functions.
+        out: Folder of the run. None: a new one.
+        resume: Continue the run in `out`.
+        quiet: Show no progress.
+        name: Name of the run in the progress display.
+
+    Raises:
+        InputError: An option has no effect on the module or the functions.
     """
     own_model = custom_class(config, model)
     return Job(
@@ -241,17 +325,24 @@ def make_job(
         resume=resume,
         quiet=quiet,
         name=name,
-        idle=fields_unused_by_functions(config, own) + (fields_unused_by_module(config, model) if own_model else ()),
+        idle=fields_unused_by_functions(config, functions)
+        + (fields_unused_by_module(config, model) if own_model else ()),
         own_model=own_model,
         own_graph=graph is not None,
-        own=own,
+        functions=functions,
     )
 
 
 def prepared_workload(config: Config, graph: Graph | None, model: nn.Module | None) -> Workload:
-    """What a configuration asks for, of the graph and model that it names or that are given; sets up the process.
+    """Load or prepare graph and model, apply the settings of the process, and return the workload.
 
-    InputError for options that a model of one's own does not read.
+    Args:
+        config: The configuration.
+        graph: The graph, or None for the one that the configuration names.
+        model: The module, or None for the model that the configuration names.
+
+    Raises:
+        InputError: An option has no effect on a custom module, or graph and task do not fit.
     """
     prepare_process(config)
     if custom_class(config, model):
@@ -261,15 +352,27 @@ def prepared_workload(config: Config, graph: Graph | None, model: nn.Module | No
 
 
 def prepared_graph(config: Config, graph: Graph | None, model: nn.Module | None) -> Graph:
-    """The graph that a configuration names, or the one given, as its task and the model want it."""
+    """Return the graph of a run, as its task and model need it.
+
+    Args:
+        config: The configuration.
+        graph: The graph, or None for the one that the configuration names.
+        model: The module, or None for the model that the configuration names. A converted heterogeneous model needs
+            vertices sorted by type.
+    """
     graph = graph_for_task(load_graph(config) if graph is None else as_asked(graph, **data_options(config)), config)
     return graph.by_type() if model is not None and takes_types(model) else graph
 
 
 def custom_class(config: Config, model: nn.Module | None = None) -> str:
-    """The qualified name of the class of a module of one's own; '': the configuration names one of weft's.
+    """Return the qualified class name of a custom module, or an empty string for a built-in model.
 
-    InputError for a name that weft has not, which needs no graph to be told.
+    Args:
+        config: The configuration, which may name a class to import.
+        model: The module, if the caller passed one.
+
+    Raises:
+        InputError: The configuration names an unknown model.
     """
     if model is not None:
         return f"{type(model).__module__}.{type(model).__qualname__}"
@@ -280,9 +383,14 @@ def custom_class(config: Config, model: nn.Module | None = None) -> str:
 
 
 def run_checked(job: Job, work: Workload, plan: Plan | None = None, *, launched: bool, last: bool = True) -> Run:
-    """A run that `check` has found nothing wrong with.
+    """Train after all checks of `check` have passed.
 
-    plan: the run's, if it was made before. launched: in processes of their own. last: ranks of torchrun part then.
+    Args:
+        job: Settings of the run.
+        work: The model and graph.
+        plan: The plan of the run, if it was already made.
+        launched: Start local ranks as subprocesses.
+        last: Under torchrun, disconnect the ranks afterwards. False: another run follows.
     """
     if under_torchrun():
         folder, ended = _work_joined(replace(job, resume=job.resume or restarted()), work, last=last)
@@ -308,46 +416,69 @@ def run_checked(job: Job, work: Workload, plan: Plan | None = None, *, launched:
 
 
 def how_to_resume(job: Job, folder: RunFolder) -> str:
-    """Return the flags that go on with a run. Code that is imported has to be named each time."""
+    """Return the flags that continue a run.
+
+    A model class that is imported must be named each time, since code named in files is not imported.
+
+    Args:
+        job: Settings of the run.
+        folder: Folder of the run.
+    """
     model = f" --model {job.config.model}" if is_imported(job.config.model) else ""
     return f"--resume --out {folder.path}{model}"
 
 
 def with_estimate(job: Job, plan: Plan) -> Job:
-    """A job with what its plan will take, where that is worth it and nobody has said."""
+    """Add an estimate of time and memory to a job that has none, if the plan allows one.
+
+    Args:
+        job: Settings of the run.
+        plan: The plan of the run.
+    """
     return job if job.estimate else replace(job, estimate=estimate_run(job.config, plan))
 
 
 def with_kernels(job: Job) -> Job:
-    """A job with the implementations that it is to use, whoever said so: runs that use the same are the same."""
-    found, told = kernels_for_run(job.config, job.resumed), job.estimate
-    if told and told.correction and not (found == told.correction.choices and job.config.dtype == "float32"):
-        told = replace(told, correction=None)  # its kernels are others than those that were priced
-    return replace(job, choices=found, estimate=told, config=replace(job.config, choices=""))
+    """Add the kernel selection to a job, and remove its source, --choices, from the configuration.
+
+    Runs with the same kernels then have the same configuration.
+    """
+    kernels, estimate = kernels_for_run(job.config, job.resumed), job.estimate
+    if (
+        estimate
+        and estimate.correction
+        and not (kernels == estimate.correction.choices and job.config.dtype == "float32")
+    ):
+        estimate = replace(estimate, correction=None)  # it was measured with other kernels
+    return replace(job, choices=kernels, estimate=estimate, config=replace(job.config, choices=""))
 
 
 def load_graph(config: Config) -> Graph:
-    """The graph that a configuration names, with the random data and in the order that it asks for."""
+    """Load the graph that a configuration names, with the configured random data and order."""
     return load(config.graph, split=config.split, **data_options(config))
 
 
 def data_options(config: Config) -> dict[str, Any]:
-    """What a configuration adds to a graph, and its order."""
+    """Return the options of `weft.load` in a configuration: what it adds to a graph, and the order of vertices."""
     names = ("random_features", "random_classes", "seed", "normalize_features", "order")
-    inverse = config.inverse_relations and config.task == "node"  # for links, after some were held out
+    inverse = config.inverse_relations and config.task == "node"  # for links, they are added after links were held out
     return {name: getattr(config, name) for name in names} | {"inverse_relations": inverse}
 
 
 def _check_folder(job: Job, graph: Graph) -> None:
-    """InputError where the folder that was asked for is not for this run."""
+    """Raise InputError if the requested folder is in use, or unsuitable for this run."""
     if job.out is not None:
         folder = RunFolder(job.out)
         folder.require_unlocked()
-        _found(job, folder, graph)
+        _resume_point(job, folder, graph)
 
 
-def _found(job: Job, folder: RunFolder, graph: Graph) -> tuple[bool, Checkpoint | None]:
-    """Whether a run in the folder goes on, and from what. InputError where the folder is not for that."""
+def _resume_point(job: Job, folder: RunFolder, graph: Graph) -> tuple[bool, Checkpoint | None]:
+    """Return whether the run in a folder is resumed, and from which checkpoint.
+
+    Raises:
+        InputError: The folder contains a run but is not resumed, or its run does not match.
+    """
     if job.resume and (folder.config.exists() or not restarted()):
         return True, folder.resumed(job.config, graph)
     folder.require_empty()
@@ -355,45 +486,49 @@ def _found(job: Job, folder: RunFolder, graph: Graph) -> tuple[bool, Checkpoint 
 
 
 def _open_folder(job: Job, graph: Graph) -> RunFolder:
-    """The run's folder, which is its own from now on until it is released."""
+    """Create or reopen the folder of a run, locked until `release`, and write its configuration."""
     folder = RunFolder(job.out or new_folder(job.config.graph, job.config.model, job.config.strategy))
     folder.lock()
     try:
-        goes_on, found = _found(job, folder, graph)
-        if goes_on:
-            folder.take_back(found)
+        resumes, saved = _resume_point(job, folder, graph)
+        if resumes:
+            folder.take_back(saved)
         folder.begin(job.config, job.idle, job.choices)
     except InputError:
         folder.release()
-        with suppress(OSError):  # there is something in it
+        with suppress(OSError):  # the folder is not empty
             folder.path.rmdir()
         raise
     return folder
 
 
 def _work_alone(job: Job, folder: RunFolder, plan: Plan) -> Ended:
+    """Train in this process, on one rank."""
     return run_rank(job, folder, plan, Group(device=rows_device(job.config)), impatient=True)
 
 
 def _work_joined(job: Job, work: Workload, *, last: bool) -> tuple[RunFolder, Ended]:
-    """A rank that torchrun started. Rank 0 plans and opens the folder; its mistake is every rank's."""
+    """Train on a rank that torchrun started.
+
+    Rank 0 plans and opens the folder. If it raises InputError, all ranks do.
+    """
     config, graph = job.config, work.graph
     group = join_ranks("weft.train", config, work)
-    opened: list[RunFolder] = []
-    foreseen: list[Job] = []
+    folders: list[RunFolder] = []
+    jobs: list[Job] = []
 
     def lead() -> tuple[Plan, str]:
         _check_folder(job, graph)
         plan = make_plan(config, work, job.resumed)
-        foreseen.append(with_kernels(with_estimate(job, plan)))
-        opened.append(_open_folder(foreseen[0], graph))
-        return plan, str(opened[0].path)
+        jobs.append(with_kernels(with_estimate(job, plan)))
+        folders.append(_open_folder(jobs[0], graph))
+        return plan, str(folders[0].path)
 
     with closing_on_error(group):
         plan, path = plan_together(config, work, group, lead)
-        folder = opened[0] if opened else RunFolder(Path(path))
+        folder = folders[0] if folders else RunFolder(Path(path))
         try:
-            ended = run_rank(foreseen[0] if foreseen else job, folder, plan, group)
+            ended = run_rank(jobs[0] if jobs else job, folder, plan, group)
         except InputError:
             if group.rank == 0:
                 folder.discard()
@@ -406,7 +541,7 @@ def _work_joined(job: Job, work: Workload, *, last: bool) -> tuple[RunFolder, En
 
 
 def _work_launched(job: Job, folder: RunFolder, plan: Plan) -> Ended:
-    """Starts local ranks; the model has the best weights afterwards."""
+    """Train on local ranks, then load the best weights into the model of this process."""
     model = plan.work.model
     try:
         ended = on_local_ranks(job.config, partial(run_rank, job, folder), plan, quiet=job.quiet)

@@ -1,4 +1,8 @@
-"""Checkpoints: complete or absent, the newest valid one wins, independent of the strategy and the number of ranks."""
+"""Checkpoints of a run.
+
+A checkpoint is complete or absent: it is written under another name and then renamed. The newest undamaged one is used.
+It does not depend on the strategy or the number of ranks.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from weft.comm import Group
 from weft.config.config import Config
 from weft.utils import migrate
 from weft.utils.errors import InputError, RunError, readable
@@ -20,69 +26,87 @@ from weft.utils.jsonl import FilePosition
 from weft.utils.tensor_file import save_tensors
 
 MAX_CHECKPOINTS = 2
+"""Number of checkpoints that a run keeps."""
 
 
 @dataclass(kw_only=True)
 class Progress:
-    """Where a run stands between two epochs, its tensors aside."""
+    """Progress of a run between two epochs, without its tensors."""
 
     epoch: int = 0
-    """The next epoch."""
+    """Number of the next epoch."""
     best_score: float | None = None
+    """Best validation score so far."""
     lower_is_better: bool = False
-    """Of the validation score."""
+    """True if a lower validation score is better."""
     best_epoch: int = -1
+    """Epoch of the best validation score; -1: none yet."""
     best_scores: dict[str, float | None] | None = None
+    """All scores of that epoch, by name."""
     waited: int = 0
-    """Epochs from the best to the last evaluation."""
+    """Number of epochs from the best to the last evaluation."""
 
     def is_over(self, config: Config) -> bool:
-        """Whether the epochs, or the patience for a better validation score, are at an end, or the goal is reached."""
+        """Return True if all epochs are done, the patience is used up, or the score of --until is reached."""
         reached = config.goal is not None and self.reaches(self.best_score, config.goal[1])
         return self.epoch >= config.epochs or 0 < config.patience <= self.waited or reached
 
     def reaches(self, score: float | None, value: float) -> bool:
-        """Whether a validation score is at least as good as a value."""
+        """Return True if a validation score is at least as good as a value.
+
+        Args:
+            score: The validation score; None, if there is none, reaches nothing.
+            value: The score to reach.
+        """
         return score is not None and (score <= value if self.lower_is_better else score >= value)
 
     def improves(self, score: float | None) -> bool:
-        """Whether a validation score is better than the best; any is, as long as there is none."""
+        """Return True if a validation score is better than the best so far, or there is none so far."""
         return self.best_score is None or (score is not None and not self.reaches(self.best_score, score))
 
 
 @dataclass(kw_only=True)
 class Checkpoint:
-    """A run between two epochs. `tensors` holds model.*, best.* and optimizer.*; none of it knows ranks or columns."""
+    """State of a run between two epochs."""
 
     config: Config
     fingerprint: str
+    """Fingerprint of the graph's edges."""
     progress: Progress
     tensors: dict[str, Tensor]
+    """Tensors `model.*`, `best.*` and `optimizer.*` with all rows and columns, independent of ranks."""
     updates: dict[str, Any] = field(default_factory=dict)
-    """What is known of the optimiser and the schedule that is no tensor; plain JSON values."""
+    """State of optimizer and scheduler that is not in tensors, as JSON values; see `plain_state`."""
     record: FilePosition = field(default_factory=FilePosition)
-    """How far metrics.jsonl had come."""
+    """Position in metrics.jsonl after the last record before this checkpoint."""
     data: dict[str, str] = field(default_factory=dict)
-    """Digests of the graph's arrays, see weft.data.data_digests; empty where an earlier weft wrote none."""
+    """Digests of the graph's arrays, see weft.data.data_digests. Empty: an earlier version of weft wrote none."""
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
-    """Writes a new checkpoint beside the old ones and drops all but the newest; a crash leaves the old ones whole.
+    """Write a new checkpoint next to the older ones, then remove all but the newest MAX_CHECKPOINTS.
 
-    RunError if it cannot be written; nothing of it is left then.
+    A crash at any time leaves the older checkpoints intact.
+
+    Args:
+        folder: Folder of the checkpoints.
+        checkpoint: The state to write.
+
+    Raises:
+        RunError: The checkpoint cannot be written. Nothing of it remains then.
     """
     name = f"epoch-{checkpoint.progress.epoch:08d}"
     draft = folder / f".{name}"
     try:
-        for left in folder.glob(".epoch-*"):
-            shutil.rmtree(left)
+        for leftover in folder.glob(".epoch-*"):
+            shutil.rmtree(leftover)
         draft.mkdir(parents=True)
         _write(draft, checkpoint)
         _remove(folder / name)
         os.rename(draft, folder / name)
         _sync(folder)
-        for old in _newest_first(folder)[MAX_CHECKPOINTS:]:
-            _remove(old)
+        for obsolete in _newest_first(folder)[MAX_CHECKPOINTS:]:
+            _remove(obsolete)
     except OSError as error:
         shutil.rmtree(draft, ignore_errors=True)
         raise RunError(
@@ -108,32 +132,66 @@ def _write(draft: Path, checkpoint: Checkpoint) -> None:
 
 
 def newest(folder: Path) -> Checkpoint | None:
-    """Return the newest checkpoint that is whole, or None if there is none at all.
+    """Return the newest undamaged checkpoint, or None if there are no checkpoints at all.
 
-    InputError if all are damaged, and NewerFile for one that this program is too old for, which is not passed over.
+    Raises:
+        InputError: All checkpoints are damaged.
+        NewerFile: A later version of weft wrote a checkpoint. It is not skipped, so that its progress is not lost.
     """
-    found = _newest_first(folder)
-    for path in found:
+    paths = _newest_first(folder)
+    for path in paths:
         try:
-            with readable(path, "it is passed over"):
+            with readable(path, "it is skipped"):
                 return _read(path)
         except migrate.NewerFile:
             raise
         except InputError:
             continue
-    if found:
-        raise InputError(f"{folder}: no checkpoint is as it was written; give a new --out to start again")
+    if paths:
+        raise InputError(f"{folder}: all checkpoints are damaged; give a new --out to start again")
     return None
 
 
+def broadcast_newest(folder: Path, group: Group) -> tuple[Progress, dict[str, Tensor], dict[str, Any]] | None:
+    """Return progress, tensors and updates of the newest checkpoint on all ranks. All ranks must call it.
+
+    Only rank 0 reads the folder, since other hosts may not have it.
+
+    Args:
+        folder: Folder of the checkpoints, on the host of rank 0.
+        group: The ranks, to whose devices the tensors are sent.
+
+    Returns:
+        None if there is no checkpoint.
+    """
+    saved = newest(folder) if group.rank == 0 else None
+    report: dict[str, Any] = {}
+    if saved:
+        shapes = {name: (list(value.shape), str(value.dtype)) for name, value in saved.tensors.items()}
+        report = {"progress": asdict(saved.progress), "updates": saved.updates, "shapes": shapes}
+    report = group.all_gather_object(report)[0]
+    if not report:
+        return None
+    tensors = {}
+    for name, (shape, dtype) in report["shapes"].items():
+        value = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
+        value = (saved.tensors[name] if saved else value).to(group.device)
+        group.broadcast(value, tag="checkpoint")
+        tensors[name] = value
+    return Progress(**report["progress"]), tensors, report["updates"]
+
+
 def _read(path: Path) -> Checkpoint:
-    """Read the checkpoint in a folder. Raise any error where it is damaged, NewerFile where it is of a later weft."""
+    """Read the checkpoint in a folder.
+
+    Raises any error if it is damaged, and NewerFile if a later version of weft wrote it.
+    """
     content = json.loads((path / "state.json").read_text())
     if content["sha256"] != _digest(json.dumps(content["state"])):
-        raise ValueError("its state is not as it was written")
+        raise ValueError("its state does not match its checksum")
     state = migrate.checkpoint(content["state"], path / "state.json")
     if state["progress"]["epoch"] != _epoch_of(path) or state["tensors"] != _sha256(path / "state.safetensors"):
-        raise ValueError("it is of another epoch, or its tensors are not as they were written")
+        raise ValueError("its epoch does not match its name, or its tensors do not match their checksum")
     return Checkpoint(
         config=Config.from_dict(state["config"], str(path)),
         fingerprint=state["fingerprint"],
@@ -146,19 +204,29 @@ def _read(path: Path) -> Checkpoint:
 
 
 def drop_after(folder: Path, epoch: int) -> None:
-    """Removes checkpoints of later epochs than the one that a run goes on from: they are damaged."""
+    """Remove the checkpoints of later epochs than the one from which a run resumes, since they are damaged.
+
+    Args:
+        folder: Folder of the checkpoints.
+        epoch: Epoch of the checkpoint from which the run resumes.
+    """
     for path in _newest_first(folder):
         if _epoch_of(path) > epoch:
             _remove(path)
 
 
 def tensors_under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors under `prefix`, without it."""
+    """Return the tensors whose names begin with a prefix, by the rest of their names.
+
+    Args:
+        prefix: The prefix, such as "model.".
+        tensors: Tensors of a checkpoint by name.
+    """
     return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """A copy of a model's parameters and buffers by name."""
+    """Return copies of a model's parameters and persistent buffers by name."""
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
@@ -167,13 +235,13 @@ def _newest_first(folder: Path) -> list[Path]:
 
 
 def _epoch_of(path: Path) -> int:
-    """That of a checkpoint's folder, or -1 for what is none."""
+    """Return the epoch in the name of a checkpoint's folder, or -1 if the name is not that of a checkpoint."""
     number = path.name.removeprefix("epoch-")
     return int(number) if number.isascii() and number.isdigit() else -1
 
 
 def _remove(path: Path) -> None:
-    """A checkpoint's folder, or whatever somebody has put there."""
+    """Remove the folder of a checkpoint, or a file that somebody put in its place."""
     if path.is_dir():
         shutil.rmtree(path)
     else:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from weft.comm import Group
 from weft.config.config import Config
 from weft.data import Graph
-from weft.training.rank import tensors_of
+from weft.training.rank import named_tensors
 from weft.utils.errors import InputError
 
 PLACES = ("graph", "partition", "probe", "choices", "scratch")
@@ -34,7 +34,7 @@ def check_consistent(group: Group, call: str, config: Config, graph: Graph, mode
                     "let all ranks make the same calls, with the same graph, options, model and versions"
                 )
     with torch.no_grad():
-        for _, tensor in tensors_of(model):
+        for _, tensor in named_tensors(model):
             values = tensor.to(group.device, copy=True)
             group.broadcast(values, tag="weights")
             tensor.copy_(values)
@@ -46,7 +46,7 @@ def _described(call: str, config: Config, graph: Graph, model: nn.Module) -> dic
         f"--{name.replace('_', '-')}": str(value) for name, value in asdict(config).items() if name not in PLACES
     }
     rows = {name: getattr(graph, name) for name in ("x", "y", "train_mask", "val_mask", "test_mask", "edge_features")}
-    layout = "".join(f"{name} {tensor.dtype} {list(tensor.shape)};" for name, tensor in tensors_of(model))
+    layout = "".join(f"{name} {tensor.dtype} {list(tensor.shape)};" for name, tensor in named_tensors(model))
     return {
         "the call": call,
         "a graph of vertices and edges": f"{graph.num_vertices:,} and {graph.num_edges:,}",

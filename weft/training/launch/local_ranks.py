@@ -29,7 +29,7 @@ from weft.strategies import Options, Plan, get_strategy
 from weft.training.flag_checks import partition_of, rows_device, with_partition
 from weft.training.launch.processes import NO_ROOM, STOPPED, Meeting, launch
 from weft.training.progress import waiting
-from weft.training.rank import Ended, prepare_process, tensors_of
+from weft.training.rank import Ended, prepare_process, named_tensors
 from weft.utils.errors import InputError, RunError
 from weft.utils.tensor_file import save_tensors
 
@@ -83,7 +83,7 @@ def on_local_ranks(config: Config, work: RankWork, plan: Plan, *, quiet: bool = 
         weights, store = Path(scratch) / "weights.safetensors", graph.path or Path(scratch) / "graph"
         part = partition_of(plan.options)
         try:
-            save_tensors(dict(tensors_of(model)), weights)
+            save_tensors(dict(named_tensors(model)), weights)
             if graph.path is None:
                 graph.save(store)
             if part is not None:
@@ -119,7 +119,7 @@ def local_rank(
     model = skeleton.to_empty(device="cpu")
     values = load_file(weights)
     with torch.no_grad():
-        for name, tensor in tensors_of(model):
+        for name, tensor in named_tensors(model):
             tensor.copy_(values[name])
     parts = weights.with_name("part.safetensors")
     plan = planned.plan(config, graph, model, load_file(parts)["part"] if parts.exists() else None)
