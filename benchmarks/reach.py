@@ -94,7 +94,7 @@ def measure(graph: Graph, strategy: str, options: argparse.Namespace) -> dict[st
     """What both ways take, and what one leaves out; or why that is nothing."""
     plan = Runner(graph, strategy, "", options).plan  # and PyTorch has loaded what it loads late
     assert isinstance(plan, ResidentPlan | OffloadPlan)
-    reach = plan.reach if isinstance(plan, OffloadPlan) else plan.receptive_fields[True]
+    reach = plan.receptive_field if isinstance(plan, OffloadPlan) else plan.receptive_fields[True]
     if not isinstance(reach, ReceptiveField):
         return reach or "that would save little"
     runners = {without: Runner(graph, strategy, without, options) for without in ("", "reach")}

@@ -38,7 +38,7 @@ def test_steps_are_restricted_wherever_they_can_be(case: Case) -> None:
         assert isinstance(reaches[True], str if of_types or case.norm == "batch" else ReceptiveField)
     if not case.typed:
         plan = Given(chunks=3).plan("offload", workload(case), 3)
-        assert isinstance(plan.reach, str if case.norm == "batch" else ReceptiveField)
+        assert isinstance(plan.receptive_field, str if case.norm == "batch" else ReceptiveField)
 
 
 @pytest.mark.parametrize("name", [*HAVING, "offload"])

@@ -142,7 +142,7 @@ def test_caching_counts_a_hundred_products() -> None:
     model = make_model("gcn", NUM_FEATURES, NUM_CLASSES, decoupled=True, layers=101)
     work = Workload(model, graph)
     assert len(NOTHING.plan("communicated", work, 2).dependencies(0).hops) == 101
-    with pytest.raises(InputError, match="101 aggregates, and caching knows 100"):
+    with pytest.raises(InputError, match="101 aggregates, but caching supports at most 100"):
         get_strategy("cached")(work, 2)
 
 

@@ -42,13 +42,13 @@ MIN_SECONDS = 1e-15
 """Lower bound of every factor, so that nothing is free."""
 
 
-class ProbeView(GraphView):
+class TimedView(GraphView):
     """View of one device with dense layers and aggregates in the order of several ranks."""
 
     traits = SPREAD
 
 
-class RowsOnly(ProbeView):
+class RowsOnly(TimedView):
     """View that skips every aggregate, to time the dense layers alone."""
 
     def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
@@ -102,7 +102,7 @@ def probe(work: Workload, traits: ViewTraits, group: Group) -> Machine:
     try:
         with FlopCounter() as counter:
             model.forward(RowsOnly)()
-        rows, step = seconds_of(RowsOnly), seconds_of(ProbeView)
+        rows, step = seconds_of(RowsOnly), seconds_of(TimedView)
     except RunError:  # a lost rank, which is not the model's fault
         raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:

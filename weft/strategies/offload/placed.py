@@ -12,7 +12,7 @@ from torch import Tensor
 from weft.comm import Group, sum_gradients
 from weft.nn import Workload, shared_parameters
 from weft.parallel.chunks.cut.rank_chunks import RankChunks
-from weft.parallel.chunks.run.activations import Rows
+from weft.parallel.chunks.run.activations import StoredRows
 from weft.parallel.chunks.run.chunk_runtime import Fetcher, PlacedChunks
 from weft.parallel.chunks.run.passes import ChunkPass
 from weft.partition import ReceptiveField
@@ -38,11 +38,11 @@ class PlacedOffload(Placed):
         folder: Path | None,
         embedded_halo: Fetcher | None = None,
         estimate: OffloadEstimate | None = None,
-        reach: ReceptiveField | str = "",
+        receptive_field: ReceptiveField | str = "",
         only_first: bool = False,
     ) -> None:
         super().__init__(work, group, chunks.dependencies.own, seed=seed)
-        self.programs, self.estimate, self.reach = chunks.programs, estimate, reach
+        self.programs, self.estimate, self.receptive_field = chunks.programs, estimate, receptive_field
         self.topology = whole_topology(work, "cpu")
         self.chunks = PlacedChunks(
             chunks,
@@ -55,15 +55,17 @@ class PlacedOffload(Placed):
             folder=folder,
             only_first=only_first,
         )
-        self._volumes = [{"given": asdict(one.given), "chosen": asdict(one.volumes)} for one in chunks.schedules]
+        self._volumes = [
+            {"given": one.unordered_volumes.as_record(), "chosen": one.volumes.as_record()} for one in chunks.schedules
+        ]
         self._pass: ChunkPass | None = None
-        self._lent: list[Rows] = []
-        self._logits: Rows | None = None
+        self._lent: list[StoredRows] = []
+        self._logits: StoredRows | None = None
         self.chunks.release()
 
     def describe(self) -> dict[str, Any]:
         known = {"forecast": asdict(self.estimate), "summary": str(self.estimate)} if self.estimate else {}
-        return describe_receptive_fields({"every step": self.reach}) | known | {"volumes": self._volumes}
+        return describe_receptive_fields({"every step": self.receptive_field}) | known | {"volumes": self._volumes}
 
     def forward(self, step: Step) -> Tensor:
         self.model.train(step.training)

@@ -96,10 +96,10 @@ class OffloadPlan(Plan):
             partition=options.partition, cache_ratio=options.cache_ratio, cache_memory=options.cache_memory
         )
         vertices = (ChunkVertices if by_cost else CommunicatedPlan)(self.work, self.size, caching, self.machine)
-        return vertices.restrict_to(self.reach) if isinstance(self.reach, ReceptiveField) else vertices
+        return vertices.restrict_to(self.receptive_field) if isinstance(self.receptive_field, ReceptiveField) else vertices
 
     @cached_property
-    def reach(self) -> ReceptiveField | str:
+    def receptive_field(self) -> ReceptiveField | str:
         """What training steps and evaluations read of the graph, which have one set of rows; or why that is all."""
         reach = find_receptive_field(self.work, self.traits, training=False)
         if isinstance(reach, str):
@@ -347,7 +347,7 @@ class OffloadPlan(Plan):
             folder=self.options.scratch,
             embedded_halo=make_embedded_halo(self.work, vertices.dependencies(group.rank), vertices.part, group),
             estimate=OffloadEstimate(**foreseen[group.rank]) if foreseen else None,
-            reach=self.reach if "reach" in self.optimisations else "",
+            receptive_field=self.receptive_field if "reach" in self.optimisations else "",
         )
         self.release()
         return placed

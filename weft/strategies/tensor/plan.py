@@ -125,8 +125,8 @@ class TensorPlan(ResidentPlan):
     def layer_split(self, number: int) -> LayerRows:
         """A level of what its steps read."""
         assert self.pruned is not None
-        assert self.pruned.reach is not None
-        return LayerRows(num_rows=self.pruned.reach.rows[number], size=self.size)
+        assert self.pruned.receptive_field is not None
+        return LayerRows(num_rows=self.pruned.receptive_field.rows[number], size=self.size)
 
     def layer_rows(self, rank: int) -> Sequence[slice | Tensor]:
         if self.pruned is None:

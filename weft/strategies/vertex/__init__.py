@@ -1,6 +1,6 @@
-"""Vertex parallelism (NeutronStar): a rank has vertices with all their in-edges, and fetches or recomputes the rest.
+"""Vertex parallelism (NeutronStar): a rank has vertices with all their in-edges, and fetches or recomputes other rows.
 
-Reading order: plan (what a rank computes and fetches), costs (what decides that), blocks (the edges, and the exchange
-of rows), setup (what ranks agree on first), embedded (trained rows), stale (old halos); weft.strategies.probe measures
-the costs.
+Reading order: plan (what a rank computes and fetches), costs (the cost model behind that decision), blocks (the edges,
+and the exchange of rows), setup (how ranks agree on routes), embedding_rows (trained rows), stale (old halos).
+weft.strategies.probe measures the costs.
 """

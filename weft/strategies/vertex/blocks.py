@@ -1,6 +1,6 @@
-"""The exchange of vertex parallelism: the rows that the blocks of a rank's vertices lack (NeutronStar, section 2.2).
+"""Exchange of vertex parallelism: the rows that the blocks of a rank's vertices lack (NeutronStar, section 2.2).
 
-`Halos` sends; `operations` is what it sends, by the blocks' numbers.
+`Halos` sends rows; `operations` is the trace of what it sends, computed from the sizes of blocks.
 """
 
 from __future__ import annotations
@@ -24,31 +24,34 @@ from weft.strategies.vertex.embedding_rows import EmbeddedHalo
 
 
 class Block(SubTopology):
-    """A hop's in-edges on this rank.
+    """In-edges of one aggregate on this rank.
 
-    rows: int64, the vertices of the rank's rows, of which the hop's inputs are the first. placed: has the whole graph's
-    topology and features, on the host. halo: None where no rank lacks any row, or none is asked for. least: the halo of
-    the hop's cover, where sums have one.
+    Args:
+        hop: Edges and rows of the aggregate.
+        rows: Vertices of the rank's rows, int64; the first ones are the inputs of `hop`.
+        placed: The plan on this rank, with topology and features of the whole graph on the host.
+        halo: Exchange of missing source rows; None if no rank lacks any, or no operation needs them.
+        least_halo: Exchange of the fewest rows that can replace the halo of sums; None if sums do without.
     """
 
     sources: Tensor
     targets: Tensor
 
     def __init__(
-        self, hop: Hop, rows: Tensor, placed: ResidentPlaced, halo: Halo | None, least: Halo | None = None
+        self, hop: Hop, rows: Tensor, placed: ResidentPlaced, halo: Halo | None, least_halo: Halo | None = None
     ) -> None:
         self.device = placed.group.device
         sources = torch.cat([rows[: hop.num_inputs], hop.fetched])  # on the host
         adjacency = hop.block.cast(placed.work.dtype).to(self.device)
         super().__init__(adjacency, sources, sources[: adjacency.num_targets], placed.topology)
         self.num_relations = len(placed.graph.relations)
-        self.hop, self.placed, self.halo, self.least_halo = hop, placed, halo, least
+        self.hop, self.placed, self.halo, self.least_halo = hop, placed, halo, least_halo
         self._slices: dict[Sum, EdgeSlices] = {}
-        self._places: dict[Block, Tensor] = {}
+        self._positions: dict[Block, Tensor] = {}
 
     @cached_property
     def features(self) -> Tensor:
-        """The sources' features, for who needs them in every epoch."""
+        """Features of the sources, kept for every epoch."""
         return self.placed.features(self.sources)
 
     @cached_property
@@ -63,11 +66,17 @@ class Block(SubTopology):
 
     @property
     def sums_need_halo(self) -> bool:
-        """Whether sums over computed rows lack any."""
+        """True if sums over computed rows need rows of other ranks."""
         return self.least_halo is not None or self.halo is not None
 
     def product(self, view: PlacedView, op: Sum, x: Tensor) -> Tensor:
-        """A sum over the inputs' rows x and those that come, counted."""
+        """Return a sum over the input rows and the rows of other ranks, and count its edges.
+
+        Args:
+            view: View that requests the sum.
+            op: The sum.
+            x: Input rows [n, F].
+        """
         halo, num_edges = self.least_halo, self.adjacency.num_edges
         if halo is None:
             halo = self.halo
@@ -79,7 +88,12 @@ class Block(SubTopology):
         return y
 
     def slices(self, op: Sum, dtype: torch.dtype) -> EdgeSlices:
-        """A sum in slices: over the inputs, and over what each rank sends."""
+        """Return the edges of a sum in slices: those of input rows, and those of the rows that each rank sends.
+
+        Args:
+            op: The sum.
+            dtype: Data type of its scales.
+        """
         if op not in self._slices:
             group, optimisations = self.placed.group, self.placed.work.optimisations
             ring = [(group.rank - step) % group.size for step in range(1, group.size)]
@@ -88,7 +102,7 @@ class Block(SubTopology):
             if self.least_halo is not None:
                 cover = self.hop.cover
                 block, received = cover.block.cast(self.placed.work.dtype).to(self.device), cover.received
-                if scale.source is not None:  # what comes has its sources' factors already
+                if scale.source is not None:  # received rows have their sources' factors already
                     inputs = scale.source[: self.hop.num_inputs]
                     scale = scale._replace(source=torch.cat([inputs, inputs.new_ones(sum(received))]))
             self._slices[op] = slice_edges(
@@ -102,23 +116,28 @@ class Block(SubTopology):
         return self._slices[op]
 
     def all_sources(self, *rows: Tensor) -> tuple[Tensor, ...]:
-        """The rows of all sources, from those of the inputs."""
+        """Return the rows of all sources, from those of the inputs; all ranks must call it."""
         return rows if self.halo is None else self.halo.complete(*rows)
 
     def positions_in(self, other: Block) -> Tensor:
-        """Where each of the sources stands among another block's, which has them all: int64."""
-        if other not in self._places:
-            place = torch.empty(self.placed.graph.num_vertices, dtype=torch.int64)
-            place[other.sources] = torch.arange(len(other.sources))
-            self._places[other] = place[self.sources].to(self.device)
-        return self._places[other]
+        """Return the position of each source among the sources of another block that has them all, int64."""
+        if other not in self._positions:
+            position = torch.empty(self.placed.graph.num_vertices, dtype=torch.int64)
+            position[other.sources] = torch.arange(len(other.sources))
+            self._positions[other] = position[self.sources].to(self.device)
+        return self._positions[other]
 
 
 class Halos(Exchange):
-    """The rows that the blocks of one stage lack are fetched; results are the first rows of those that come in.
+    """Exchange of vertex parallelism for one stage of the model; results are the first rows of its inputs.
 
-    blocks: one for each step, the last one's targets last. whole: the graph's topology, for a stage without aggregates.
-    row_ids: int64 [n], the original ids of the rank's rows, of which it answers for the first `num_own`.
+    Args:
+        blocks: Block of each step; the targets of the last one are the results.
+        whole: Topology of the whole graph, for a stage without aggregates.
+        row_ids: Original ids of the rank's rows, int64 [n].
+        num_own: The rank answers for the first `num_own` rows.
+        group: The ranks.
+        embedded: Exchange of embedding rows; None if the rank stores all that it needs.
     """
 
     def __init__(
@@ -144,7 +163,12 @@ class Halos(Exchange):
         return self.embedded.fetch(weight) if self.embedded else weight
 
     def is_exchanged(self, view: PlacedView, x: Tensor) -> bool:
-        """Whether rows of other ranks come over the network, since they are not made here of constant features."""
+        """Return whether source rows come over the network: those computed from constant features are local.
+
+        Args:
+            view: View that requests the aggregate.
+            x: Rows that are aggregated.
+        """
         return view.origin(x) == "rows"
 
     def block(self, view: PlacedView, x: Tensor) -> tuple[Tensor, Tensor, int]:
@@ -164,29 +188,36 @@ class Halos(Exchange):
         return x
 
     def _aggregate_several(self, view: PlacedView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
-        """Of several tensors, those of sources side by side on the network, and once for all steps."""
-        first, names = self.blocks[0], op.source
-        found = first.all_sources(*(rows[name] for name in names))
-        op, rows = op.stepwise({**rows, **dict(zip(names, found, strict=True))})
-        x, before, prepared = rows[op.first], first, op.prepare(first, self._rows_at(first, op, rows))
+        """Run an aggregate of several tensors, whose source rows are sent side by side, once for all steps."""
+        first_block, names = self.blocks[0], op.source
+        source_rows = first_block.all_sources(*(rows[name] for name in names))
+        op, rows = op.stepwise({**rows, **dict(zip(names, source_rows, strict=True))})
+        x, previous, prepared = (
+            rows[op.first],
+            first_block,
+            op.prepare(first_block, self._rows_at(first_block, op, rows)),
+        )
         for step, block in enumerate(self.blocks[:steps]):
             x = block.all_sources(x)[0] if step else x
-            if block is not before:
-                before, prepared = block, op.prepare(block, self._rows_at(block, op, {**rows, op.first: x}))
+            if block is not previous:
+                previous, prepared = block, op.prepare(block, self._rows_at(block, op, {**rows, op.first: x}))
             x = view.run(op, {**prepared, op.first: x}, 1, block)
         return x
 
     def _rows_at(self, block: Block, op: Aggregate, rows: Rows) -> Rows:
-        """A block's rows, from those of the first one's sources; what is aggregated is the block's already."""
-        first, num_targets = self.blocks[0], len(block.targets)
-        found = {name: rows[name][:num_targets] for name in op.target}
+        """Return the rows of a block, from the sources of the first block; those to aggregate are its own already."""
+        first_block, num_targets = self.blocks[0], len(block.targets)
+        at_block = {name: rows[name][:num_targets] for name in op.target}
         for name in op.source:
-            known = block is first or name == op.first
-            found[name] = rows[name] if known else rows[name].index_select(0, block.positions_in(first))
-        return {**found, **{name: rows[name] for name in op.shared}}
+            is_ready = block is first_block or name == op.first
+            at_block[name] = rows[name] if is_ready else rows[name].index_select(0, block.positions_in(first_block))
+        return {**at_block, **{name: rows[name] for name in op.shared}}
 
     def _sources(self, view: PlacedView, x: Tensor, block: Block, *, once: bool) -> Tensor:
-        """The rows of all sources of a block, from those of its inputs; `once`: constant ones need not be kept."""
+        """Return the rows of all sources of a block, from those of its inputs.
+
+        With `once`, constant rows are not kept for later epochs.
+        """
         if self.is_exchanged(view, x):
             return block.all_sources(x)[0]
         if not len(block.hop.fetched):
@@ -196,51 +227,68 @@ class Halos(Exchange):
 
 @dataclass(frozen=True, kw_only=True)
 class BlockStats:
-    """As much of one aggregate's block on a rank as a trace needs."""
+    """Sizes of one aggregate's block on a rank, enough for its trace."""
 
     num_edges: int
-    """Those of its sums for others included."""
+    """Number of edges, including those aggregated for other ranks."""
     num_local_edges: int = 0
-    """Those whose sources are the rank's own rows, where a sum goes over them while others come."""
+    """Number of edges from the rank's own rows that a sum aggregates while other rows arrive."""
     num_targets: int = 0
+    """Number of rows that the block aggregates."""
     num_sources: int = 0
+    """Number of source rows, fetched ones included."""
     fresh_share: float = 1.0
-    """See `Adjacency.fresh_share`."""
+    """Share of edges whose source row comes from memory, see `Adjacency.fresh_share`."""
     num_sent: int = 0
-    """Rows that the rank sends."""
+    """Number of rows that the rank sends."""
     num_received: int = 0
+    """Number of rows that the rank receives."""
     exchanged: bool = False
-    """Whether any rank sends any."""
+    """True if any rank sends rows."""
 
     def fetch(self, row_bytes: int, *, whole: bool = False) -> Operation:
-        """The exchange that brings the missing rows; whole: whether they are copied behind those that are here."""
+        """Return the operation of the exchange that brings the missing rows.
+
+        Args:
+            row_bytes: Bytes of a row.
+            whole: True if the fetched rows are copied into one tensor with the rank's own rows.
+        """
         sent, received = self.num_sent * row_bytes, self.num_received * row_bytes
-        picked = KernelCall("gather", (self.num_sent, row_bytes))
-        put = KernelCall("pass", (2 * (received + whole * self.num_sources * row_bytes),))
-        return Operation(kind="collective", tag="halo", bytes_sent=sent, bytes_received=received, calls=(picked, put))
+        gather = KernelCall("gather", (self.num_sent, row_bytes))
+        copy = KernelCall("pass", (2 * (received + whole * self.num_sources * row_bytes),))
+        return Operation(kind="collective", tag="halo", bytes_sent=sent, bytes_received=received, calls=(gather, copy))
 
     def aggregate(self, op: GraphOperation, *, fetched: bool) -> list[Operation]:
-        """One step of an aggregate on it; fetched: behind an exchange."""
-        ahead = self.num_local_edges if fetched and isinstance(op.op, Sum) else 0
-        parts = (ahead, self.num_edges - ahead) if ahead else (self.num_edges,)
+        """Return the operations of one step of an aggregate.
+
+        Args:
+            op: Operation of the model's outline.
+            fetched: True if an exchange precedes it, during which the local edges are aggregated.
+        """
+        num_local = self.num_local_edges if fetched and isinstance(op.op, Sum) else 0
+        parts = (num_local, self.num_edges - num_local) if num_local else (self.num_edges,)
         size = AggregateSize(self.num_targets, self.num_sources, self.fresh_share)
-        made = [aggregate(op, edges, size) for edges in parts]
-        return [replace(one, ahead=ahead > 0 and one is made[0]) for one in made]
+        operations = [aggregate(op, edges, size) for edges in parts]
+        return [replace(operation, ahead=num_local > 0 and operation is operations[0]) for operation in operations]
 
 
 def operations(
     op: GraphOperation, blocks: Mapping[int, BlockStats], itemsize: int, *, constants: bool = False
 ) -> list[Operation]:
-    """What a rank does forward for an aggregate, block by block: a halo, where rows are missing, and the edges.
+    """Return the forward operations of an aggregate on a rank: a halo, if rows are missing, and the edges of each step.
 
-    constants: whether constant features cross as well.
+    Args:
+        op: Operation of the model's outline.
+        blocks: Block of each aggregate over edges, by number.
+        itemsize: Bytes of an element.
+        constants: True if constant features are fetched as well.
     """
-    made: list[Operation] = []
+    requested: list[Operation] = []
     for number in op.hops:
         fetched = blocks[number].exchanged and (constants or is_fetched(op, number))
         if fetched:
             whole = not isinstance(op.op, Sum)
-            made.append(blocks[number].fetch(fetched_width(op, number) * itemsize, whole=whole))
+            requested.append(blocks[number].fetch(fetched_width(op, number) * itemsize, whole=whole))
         if op.is_aggregate:
-            made += blocks[number].aggregate(op, fetched=fetched)
-    return made
+            requested += blocks[number].aggregate(op, fetched=fetched)
+    return requested

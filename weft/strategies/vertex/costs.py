@@ -1,4 +1,4 @@
-"""What caching or fetching a remote vertex costs, level by level (NeutronStar, section 3, equations 1 and 2)."""
+"""Costs of caching or fetching a remote vertex at each layer boundary (NeutronStar, section 3, equations 1 and 2)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.partition import Caching
 from weft.strategies.resident import BACK_BYTES, EDGE_BYTES
 
 NOMINAL = Machine(seconds_per_flop=4e-11, seconds_per_edge=3e-10, seconds_per_byte=2e-9)
-"""Of no machine in particular: about what four ranks on two cores measured at 5 Gbit/s."""
+"""Default cost factors, about those of four ranks on two CPU cores at 5 Gbit/s."""
 
 
 def caching_costs(
@@ -23,59 +23,93 @@ def caching_costs(
     ratio: float | None,
     max_bytes: int | None,
 ) -> Caching:
-    """The costs of a training step of a workload with these operations.
+    """Return the costs of a training step for each remote vertex, by which `hybrid` chooses.
 
-    A row of level h costs its maps since the aggregate before, T_v, and that aggregate over its in-edges, T_e; fetching
-    it, T_c both ways. What is kept from epoch to epoch costs nothing.
+    A row at a layer boundary can be computed, at T_v per FLOP of the dense layers before it and T_e per edge and column
+    of the aggregate before it, or fetched, at T_c per byte in both directions. What is cached from epoch to epoch costs
+    nothing.
+
+    Args:
+        work: The workload.
+        operations: The model's outline.
+        machine: Cost factors T_v, T_e and T_c.
+        ratio: Share of remote vertices to cache at each boundary; None: wherever it costs less.
+        max_bytes: Limit of a rank's cached vertices in bytes; None: no limit.
     """
     itemsize, stats = work.itemsize, work.stats
     num_features = stats.num_features or stats.typed.mean_width
-    embedded = sum(asked.share * asked.width * directions(asked) for asked in operations if asked.op == "embed")
-    num_levels = max((asked.hops.stop for asked in operations), default=0)
-    costs = torch.zeros(num_levels, 5, dtype=torch.float64)
-    widths = [num_features / 2] + [0.0] * num_levels  # features have no gradient
-    first = 0
-    for level in range(num_levels):
-        here = [asked for asked in operations if level in asked.hops]
-        fetched = [asked for asked in here if is_fetched(asked, level)]
-        numbers = sum(fetched_width(asked, level) * directions(asked) for asked in fetched)
-        flops = sum(asked.flops for asked in here if level == asked.hop)
-        maps = 3 if level > first else 2  # forward, the weights' gradient and, but for constants, the rows'
-        widths[level + 1] = sum(asked.width for asked in here)
-        costs[level, 0] = machine.seconds_per_flop * flops * maps
-        if level == 0:  # the row of a cached vertex is fetched where it is trained
-            costs[level, 0] += machine.seconds_per_byte * itemsize * embedded
-        costs[level, 2] = machine.seconds_per_byte * itemsize * numbers
-        costs[level, 3] = 2 * itemsize * (widths[level] + widths[level + 1])
-        costs[level, 4] = EDGE_BYTES + BACK_BYTES if level else 0
-        passes = sum(edge_width(asked, level) * directions(asked) for asked in here if not work.is_cached(asked))
-        if level + 1 < num_levels:
-            costs[level + 1, 1] = machine.seconds_per_edge * passes
-        if level == 0 and not fetched:
-            first = 1
-    return Caching(costs=costs, first=first, ratio=ratio, max_bytes=max_bytes)
+    embedded = sum(op.share * op.width * directions(op) for op in operations if op.op == "embed")
+    num_boundaries = max((op.hops.stop for op in operations), default=0)
+    costs = torch.zeros(num_boundaries, 5, dtype=torch.float64)
+    widths = [num_features / 2] + [0.0] * num_boundaries  # features have no gradient
+    first_costly = 0
+    # For each layer boundary, the columns of `costs` are:
+    # 0: seconds to compute a row with dense layers (and, for the first one, to fetch its embedding row),
+    # 1: seconds per in-edge of the aggregate before it,
+    # 2: seconds to fetch a row for the aggregates after it,
+    # 3: bytes of a cached row before and after the aggregate, with gradients,
+    # 4: bytes of an in-edge in the block that computes it.
+    for boundary in range(num_boundaries):
+        current = [op for op in operations if boundary in op.hops]
+        fetched = [op for op in current if is_fetched(op, boundary)]
+        numbers = sum(fetched_width(op, boundary) * directions(op) for op in fetched)
+        flops = sum(op.flops for op in current if boundary == op.hop)
+        dense_passes = 3 if boundary > first_costly else 2  # forward, gradients of weights, and of rows unless constant
+        widths[boundary + 1] = sum(op.width for op in current)
+        costs[boundary, 0] = machine.seconds_per_flop * flops * dense_passes
+        if boundary == 0:  # the embedding row of a cached vertex still comes from its owner
+            costs[boundary, 0] += machine.seconds_per_byte * itemsize * embedded
+        costs[boundary, 2] = machine.seconds_per_byte * itemsize * numbers
+        costs[boundary, 3] = 2 * itemsize * (widths[boundary] + widths[boundary + 1])
+        costs[boundary, 4] = EDGE_BYTES + BACK_BYTES if boundary else 0
+        passes = sum(edge_width(op, boundary) * directions(op) for op in current if not work.is_cached(op))
+        if boundary + 1 < num_boundaries:
+            costs[boundary + 1, 1] = machine.seconds_per_edge * passes
+        if boundary == 0 and not fetched:
+            first_costly = 1
+    return Caching(costs=costs, first=first_costly, ratio=ratio, max_bytes=max_bytes)
 
 
-def is_fetched(asked: GraphOperation, hop: int) -> bool:
-    """Whether sources of this aggregate cross the network: all but the constant features, and what is made of them."""
-    return hop > asked.hop or asked.origin == "rows"
+def is_fetched(op: GraphOperation, hop: int) -> bool:
+    """Return whether an aggregate reads sources over the network: all but constant features and what follows from them.
+
+    Args:
+        op: The aggregate.
+        hop: Number of the aggregate over edges.
+    """
+    return hop > op.hop or op.origin == "rows"
 
 
-def is_sum(asked: GraphOperation, hop: int) -> bool:
-    """Whether it adds up sources that cross the network, so that partial results may cross instead."""
-    return isinstance(asked.op, Sum) and is_fetched(asked, hop)
+def is_sum(op: GraphOperation, hop: int) -> bool:
+    """Return whether an aggregate adds up sources that come over the network, so that partial sums may come instead.
+
+    Args:
+        op: The aggregate.
+        hop: Number of the aggregate over edges.
+    """
+    return isinstance(op.op, Sum) and is_fetched(op, hop)
 
 
-def fetched_width(asked: GraphOperation, hop: int) -> int:
-    """Numbers of a fetched row: its columns, and once what logits need of a source besides, which serve all steps."""
-    return asked.width + (asked.separate_logit_width if hop == asked.hop else 0)
+def fetched_width(op: GraphOperation, hop: int) -> int:
+    """Return the numbers of a fetched row: its columns, and at the first step its columns for attention logits.
+
+    Args:
+        op: The aggregate.
+        hop: Number of the aggregate over edges.
+    """
+    return op.width + (op.separate_logit_width if hop == op.hop else 0)
 
 
-def edge_width(asked: GraphOperation, hop: int) -> int:
-    """Columns that an aggregate reads by edge, and once those of logits that need both ends."""
-    return asked.width + (asked.logit_width - asked.separate_logit_width if hop == asked.hop else 0)
+def edge_width(op: GraphOperation, hop: int) -> int:
+    """Return the columns that an aggregate reads per edge, and at the first step those of logits from both endpoints.
+
+    Args:
+        op: The aggregate.
+        hop: Number of the aggregate over edges.
+    """
+    return op.width + (op.logit_width - op.separate_logit_width if hop == op.hop else 0)
 
 
-def directions(asked: GraphOperation) -> int:
-    """Forward, and backward where a gradient flows."""
-    return 1 + asked.backward
+def directions(op: GraphOperation) -> int:
+    """Return 1 for an operation that is only run forward, and 2 if a gradient flows back through it."""
+    return 1 + op.backward

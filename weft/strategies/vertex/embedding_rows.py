@@ -1,4 +1,4 @@
-"""Embedded rows of vertices that a rank recomputes: which those are, and how they and their gradients get there."""
+"""Embedding rows of vertices that a rank recomputes: which ones, and how rows and gradients get to and from owners."""
 
 from __future__ import annotations
 
@@ -10,51 +10,79 @@ from weft.nn import Workload, embeddings, is_embedded
 from weft.partition import Dependencies
 
 
-def recomputed_by_owner(embedded: Tensor, part: Tensor, rows: Tensor, own: int, size: int) -> tuple[Tensor, Tensor]:
-    """The embedded ones of the vertices that a rank recomputes, int64 [k], and how many each rank owns, [P].
+def recomputed_by_owner(embedded: Tensor, part: Tensor, rows: Tensor, rank: int, size: int) -> tuple[Tensor, Tensor]:
+    """Return the embedded vertices that a rank recomputes, int64 [k], and the number that each rank owns, [P].
 
-    embedded: bool [N], which vertices are. rows: int64, those that rank `own` computes.
+    Args:
+        embedded: Mask of the vertices with embedding rows, bool [N].
+        part: Rank of every vertex, int32 [N].
+        rows: Vertices that the rank computes, int64.
+        rank: The rank.
+        size: Number of ranks.
     """
-    recomputed = rows[(part[rows] != own) & embedded[rows]]
+    recomputed = rows[(part[rows] != rank) & embedded[rows]]
     return recomputed, torch.bincount(part[recomputed], minlength=size)
 
 
 class EmbeddedHalo:
-    """The embedded rows that a rank computes with; owners get the gradients of those of others. All ranks make it.
+    """Exchange of embedding rows; their owners get the gradients back. All ranks must create it.
 
-    recomputed, counts: of `recomputed_by_owner`; halo: none where no rank lacks any. own: int64, the embedded vertices
-    whose rows the rank keeps. rows: int64, those whose rows it computes with.
+    Args:
+        recomputed: First result of `recomputed_by_owner`.
+        counts: Second result of `recomputed_by_owner`.
+        stored: Embedded vertices whose rows this rank stores, int64.
+        rows: Embedded vertices whose rows it computes with, int64.
+        part: Rank of every vertex, int32 [N].
+        group: The ranks.
+        halo: True if any rank lacks rows.
     """
 
     def __init__(
-        self, recomputed: Tensor, counts: Tensor, own: Tensor, rows: Tensor, part: Tensor, group: Group, *, halo: bool
+        self,
+        recomputed: Tensor,
+        counts: Tensor,
+        stored: Tensor,
+        rows: Tensor,
+        part: Tensor,
+        group: Group,
+        *,
+        halo: bool,
     ) -> None:
         by_owner = recomputed[part[recomputed].argsort(stable=True)]
-        place = torch.empty(len(part), dtype=torch.int64)
-        place[torch.cat([own, by_owner])] = torch.arange(len(own) + len(by_owner))
-        self._places = place[rows].to(group.device)
+        position = torch.empty(len(part), dtype=torch.int64)
+        position[torch.cat([stored, by_owner])] = torch.arange(len(stored) + len(by_owner))
+        self._places = position[rows].to(group.device)
         self._halo: Halo | None = None
         if halo:
-            route = make_route(by_owner, counts.tolist(), own, len(own), group)
+            route = make_route(by_owner, counts.tolist(), stored, len(stored), group)
             self._halo = Halo(route, group, name="embedding")
 
     def fetch(self, weight: Tensor) -> Tensor:
-        """The rows of all embedded vertices of the rank, in the order of its rows, from those that it keeps."""
+        """Return the rows of all embedded vertices of the rank, in the order of its rows, from those that it stores."""
         rows = weight if self._halo is None else torch.cat([weight, self._halo.fetch(weight)])
         return rows.index_select(0, self._places)
 
 
 def make_embedded_halo(work: Workload, needed: Dependencies, part: Tensor, group: Group) -> EmbeddedHalo | None:
-    """What brings embedded rows to the rows of a rank; None where each rank computes with those that it keeps."""
+    """Return the exchange of embedding rows; None if each rank computes only with rows that it stores.
+
+    All ranks must call it.
+
+    Args:
+        work: The workload.
+        needed: What the rank computes and fetches.
+        part: Rank of every vertex, int32 [N].
+        group: The ranks.
+    """
     if not embeddings(work.model):
         return None
     embedded = is_embedded(work.graph)
     recomputed, counts = recomputed_by_owner(embedded, part, needed.rows, group.rank, group.size)
-    own = ((part == group.rank) & embedded).nonzero().view(-1)
+    stored = ((part == group.rank) & embedded).nonzero().view(-1)
     rows = needed.rows[embedded[needed.rows]]
-    lacking, others = int(counts.sum()), int(not torch.equal(own, rows))
-    told = torch.tensor([lacking, others], device=group.device)
-    lacking, others = group.all_reduce(told, tag="route").tolist()
+    lacking, others = int(counts.sum()), int(not torch.equal(stored, rows))
+    counted = torch.tensor([lacking, others], device=group.device)
+    lacking, others = group.all_reduce(counted, tag="route").tolist()
     if not others:
         return None
-    return EmbeddedHalo(recomputed, counts, own, rows, part, group, halo=lacking > 0)
+    return EmbeddedHalo(recomputed, counts, stored, rows, part, group, halo=lacking > 0)

@@ -1,8 +1,9 @@
-"""Vertex parallelism (NeutronStar, sections 2.2 and 3): a rank has vertices with all edges into them.
+"""Plans of vertex parallelism (NeutronStar, sections 2.2 and 3): a rank has vertices with all edges into them.
 
-A remote source is fetched at every layer (`communicated`, algorithm 3), or computed again from constant features
-(`cached`, algorithm 2), or whichever costs less (`hybrid`, algorithm 4). The three are one program, whose `Caching`
-differs. How often a vertex is computed changes no number: dropout is keyed by vertex, sums over vertices count it once.
+Remote source rows are fetched at every layer (`communicated`, algorithm 3), recomputed from constant features
+(`cached`, algorithm 2), or whichever costs less (`hybrid`, algorithm 4). The three differ only in their `Caching`.
+Recomputing a vertex on several ranks changes no number: dropout is keyed by vertex, and sums over vertices count each
+once.
 """
 
 from __future__ import annotations
@@ -41,37 +42,38 @@ from weft.strategies.vertex.embedding_rows import make_embedded_halo, recomputed
 from weft.strategies.vertex.setup import make_blocks
 from weft.utils.errors import InputError
 
-MAX_LEVELS = 100  # a level is a byte
+MAX_LEVELS = 100
+"""Limit of aggregates with caching, since a vertex's layer boundary is stored in an int8."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VertexOptions(Options):
-    """What can be said of where vertices live."""
+    """Options of vertex parallelism."""
 
     partition: Tensor | None = field(default=None, repr=False, compare=False)
-    """int32 [N], the rank of every vertex; None: contiguous ranges."""
+    """Rank of every vertex, int32 [N]; None: contiguous ranges."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HybridOptions(VertexOptions):
-    """And of which remote sources are cached."""
+    """Options of `hybrid`: which remote sources are cached."""
 
     cache_ratio: float | None = None
-    """The share of remote sources to cache at each layer; None: where it costs less."""
+    """Share of remote sources to cache at each layer; None: wherever it costs less."""
     cache_memory: int | None = None
-    """Bytes that a rank's cached vertices may take; None: no limit."""
+    """Limit of a rank's cached vertices in bytes; None: no limit."""
 
 
 class VertexPlan(ResidentPlan):
-    """One program on P ranks, exact, that caches a share of the remote sources and fetches the others."""
+    """Plan of vertex parallelism, exact, that caches a share of the remote sources and fetches the others."""
 
     options_type: ClassVar[type[Options]] = VertexOptions
     optimisations: ClassVar[tuple[str, ...]] = ("reach", "ring", "overlap", "cover")
     traits = SPREAD._replace(shrinks_rows=True)
     ratio: ClassVar[float | None] = None
-    """The share of remote sources that is cached; None: as the person says, or by cost."""
-    reach: ReceptiveField | None = None
-    """What its steps read; None: the whole graph."""
+    """Share of remote sources that is cached; None: as the options say, or by cost."""
+    receptive_field: ReceptiveField | None = None
+    """Receptive field of its steps; None: the whole graph."""
     options: VertexOptions
 
     def solve(self, state: Any) -> None:
@@ -80,46 +82,52 @@ class VertexPlan(ResidentPlan):
         self._choices: dict[int, Choice] = {}
         self.caching = self.make_caching()
         if len(self.caching.costs) > MAX_LEVELS and self.caching.ratio != 0:
-            many = f"the model has {len(self.caching.costs)} aggregates, and caching knows {MAX_LEVELS}"
+            many = f"the model has {len(self.caching.costs)} aggregates, but caching supports at most {MAX_LEVELS}"
             raise InputError(f"{many}: use --strategy communicated")
 
     def make_caching(self) -> Caching:
-        """How the remote sources are to be had."""
+        """Return the costs and limits that decide which remote sources are cached."""
         work, options = self.work, self.options
-        chosen = options if isinstance(options, HybridOptions) else HybridOptions()
+        caching_options = options if isinstance(options, HybridOptions) else HybridOptions()
         return caching_costs(
             work,
             work.outline(self.traits, training=True),
             self.machine or NOMINAL,
-            ratio=chosen.cache_ratio if self.ratio is None else self.ratio,
-            max_bytes=chosen.cache_memory,
+            ratio=caching_options.cache_ratio if self.ratio is None else self.ratio,
+            max_bytes=caching_options.cache_memory,
         )
 
     @cached_property
     def part(self) -> Tensor:
-        given = self.options.partition
-        return range_parts(self.work.graph.in_edges, self.size) if given is None else given
+        partition = self.options.partition
+        return range_parts(self.work.graph.in_edges, self.size) if partition is None else partition
 
     def dependencies(self, rank: int) -> Dependencies:
-        """What a rank computes and fetches."""
+        """Return what a rank computes and fetches."""
         if rank not in self._dependencies:
             if rank not in self._choices:
                 edges, caching = self.work.graph.in_edges, self.caching_of(rank)
                 self._choices[rank] = Choice.of(edges, self.part, rank, caching)
-            known = {"choice": self._choices[rank], "reach": self.reach.levels if self.reach else None}
-            self._dependencies[rank] = self._dependencies_by(self.caching, rank, **known)
+            options = {
+                "choice": self._choices[rank],
+                "reach": self.receptive_field.levels if self.receptive_field else None,
+            }
+            self._dependencies[rank] = self._dependencies_by(self.caching, rank, **options)
         return self._dependencies[rank]
 
-    def restrict_to(self, reach: ReceptiveField) -> VertexPlan:
+    def restrict_to(self, field: ReceptiveField) -> VertexPlan:
         plan = copy.copy(self)
-        plan.reach, plan.traits, plan._dependencies = reach, pruned_traits(self.traits), {}
+        plan.receptive_field, plan.traits, plan._dependencies = field, pruned_traits(self.traits), {}
         return plan
 
     def make_step_inputs(self, placed: ResidentPlaced) -> VertexStepInputs:
         return VertexStepInputs.of(self, placed)
 
     def caching_of(self, rank: int) -> Caching:
-        """The costs of a rank, to which a fetched row of a sum is the share of one that its least halo sends."""
+        """Return the costs of a rank.
+
+        Fetching a row for a sum costs less if partial sums replace source rows: by the ratio of the rows that are sent.
+        """
         caching, covered = self.caching, sorted(self.covered)
         if caching.ratio is not None or not covered:
             return caching
@@ -128,34 +136,45 @@ class VertexPlan(ResidentPlan):
         costs[covered, 2] *= sum(hop.cover.received) / max(len(hop.fetched), 1)
         return replace(caching, costs=costs)
 
-    def _dependencies_by(self, caching: Caching, rank: int, **known: Any) -> Dependencies:
-        return make_dependencies(self.work.graph.in_edges, self.part, rank, self.size, caching, **known)
+    def _dependencies_by(self, caching: Caching, rank: int, **options: Any) -> Dependencies:
+        return make_dependencies(self.work.graph.in_edges, self.part, rank, self.size, caching, **options)
 
     @property
     def all_dependencies(self) -> list[Dependencies]:
-        """Those of all ranks, since what a rank sends is what the others lack."""
+        """Dependencies of all ranks, from which follows what each rank sends."""
         return [self.dependencies(rank) for rank in range(self.size)]
 
     def release(self) -> None:
-        """Lets go of dependencies, which grow with the graph and can be made again."""
+        """Release the dependencies, which grow with the graph and can be computed again."""
         super().release()
         self._dependencies.clear()
         self._choices.clear()
 
     @cached_property
     def covered(self) -> frozenset[int]:
-        """The aggregates that are sums over fetched rows, of which the fewest are fetched."""
+        """Numbers of the aggregates that are sums over fetched rows and fetch the fewest rows that can replace them."""
         if "cover" not in self.optimisations or not self.work.optimisations.cover:
             return frozenset()
-        asked = self.work.outline(self.traits, training=True)
-        return frozenset(number for op in asked for number in op.hops if is_sum(op, number))
+        operations = self.work.outline(self.traits, training=True)
+        return frozenset(number for op in operations for number in op.hops if is_sum(op, number))
 
     def is_covered(self, op: GraphOperation, number: int) -> bool:
-        """Whether an aggregate takes partial results of others at one of its hops."""
+        """Return whether a step of an aggregate receives partial sums of other ranks.
+
+        Args:
+            op: The aggregate.
+            number: Number of the aggregate over edges.
+        """
         return number in self.covered and is_sum(op, number)
 
     def block(self, rank: int, op: GraphOperation, number: int) -> BlockStats:
-        """A rank's block of one hop, as an aggregate has it."""
+        """Return the sizes of a rank's block.
+
+        Args:
+            rank: The rank.
+            op: The aggregate.
+            number: Number of the aggregate over edges.
+        """
         hops = [needed.hops[number] for needed in self.all_dependencies]
         exchanged = any(len(hop.fetched) for hop in hops)
         overlap = self.work.optimisations.overlap
@@ -183,13 +202,13 @@ class VertexPlan(ResidentPlan):
         )
 
     def embedding_exchange(self, rank: int) -> BlockStats:
-        """The rows of embeddings that a rank sends and receives, from what all ranks compute."""
+        """Return the number of embedding rows that a rank sends and receives."""
         if not embeddings(self.work.model):
             return BlockStats(num_edges=0)
         embedded = is_embedded(self.work.graph)
         recomputed = [
-            recomputed_by_owner(embedded, self.part, one.rows, owner, self.size)[1]
-            for owner, one in enumerate(self.all_dependencies)
+            recomputed_by_owner(embedded, self.part, needed.rows, owner, self.size)[1]
+            for owner, needed in enumerate(self.all_dependencies)
         ]
         return BlockStats(
             num_edges=0,
@@ -209,7 +228,10 @@ class VertexPlan(ResidentPlan):
         return [BlockSize.of(hop.block) for hop in self.dependencies(rank).hops]
 
     def resident_edges(self, rank: int) -> Sequence[tuple[int, Collection[int]]]:
-        """Those of its blocks, and again those of sums over rows that come, which are by where these come from."""
+        """Return the number of edges of each block of a rank, and the numbers of the aggregates over it.
+
+        Sums over fetched rows have their edges a second time, sorted by the rank that sends the sources.
+        """
         hops = self.dependencies(rank).hops
         blocks: dict[int, tuple[int, set[int]]] = {id(hop.block): (hop.block.num_edges, set()) for hop in hops}
         slices: dict[int, tuple[int, set[int]]] = {}
@@ -223,7 +245,12 @@ class VertexPlan(ResidentPlan):
         return [*blocks.values(), *slices.values()]
 
     def feature_copy_bytes(self, op: GraphOperation, rank: int) -> int:
-        """Those of all sources, where the rank answers for some of them alone."""
+        """Return the bytes of the features of all sources, which are copied if some are not the rank's own.
+
+        Args:
+            op: The aggregate.
+            rank: The rank.
+        """
         if not op.hops or op.origin == "rows":
             return 0
         hop = self.dependencies(rank).hops[op.hop]
@@ -237,12 +264,19 @@ class VertexPlan(ResidentPlan):
         return operations(op, {number: self.block(rank, op, number) for number in op.hops}, itemsize)
 
     def kernel_memory(self, op: GraphOperation, rank: int) -> KernelMemory:
-        """That of the kernels on the rank's block; rows on their way; of an attention, those of all sources at once."""
+        """Return the memory of an aggregate's kernels and of its exchange on a rank.
+
+        An aggregate with attention needs the rows of all sources at once; a sum adds up rows as they arrive.
+
+        Args:
+            op: The aggregate.
+            rank: The rank.
+        """
         assert isinstance(op.op, Aggregate)
         itemsize, hops = self.work.itemsize, self.dependencies(rank).hops
         hop, block = hops[op.hops[0]], self.block(rank, op, op.hops[0])
         steps = len(op.hops)
-        made = estimate_kernel_memory(
+        kernels = estimate_kernel_memory(
             op.op,
             num_targets=hop.block.num_targets,
             num_edges=hop.block.num_edges,
@@ -250,57 +284,75 @@ class VertexPlan(ResidentPlan):
             itemsize=itemsize,
             steps=steps,
         )
-        row, crosses = fetched_width(op, op.hops[0]) * itemsize, block.exchanged and is_fetched(op, op.hops[0])
-        own, sources, targets = (n * row for n in (hop.num_inputs, hop.block.num_sources, hop.block.num_targets))
-        sent, received = (n * row * crosses for n in (block.num_sent, block.num_received))
+        row, is_exchanged = fetched_width(op, op.hops[0]) * itemsize, block.exchanged and is_fetched(op, op.hops[0])
+        own_rows, sources, targets = (n * row for n in (hop.num_inputs, hop.block.num_sources, hop.block.num_targets))
+        sent, received = (n * row * is_exchanged for n in (block.num_sent, block.num_received))
         if op.op.plain:
-            wide = max(itemsize, SUM_BYTES) // itemsize
-            rounded = wide if wide > 1 else 0  # results and gradients, as they are summed before they are rounded
-            made_of = targets * wide if isinstance(op.op, Sum) else sources  # by those that came, or all side by side
-            added = made_of + targets * rounded
-            given_back = 0 if self.is_covered(op, op.hops[0]) else own * wide  # sums add to the rows' gradients at once
-            back = max(2 * received + targets, received + sent + given_back + own * rounded)
-            return made.moved(forward=sent + received + added, backward=back) if crosses else made
-        if not crosses:
-            return made
-        right = hop.block.num_targets * op.logit_width * itemsize
-        several = len(op.op.source) > 1
-        saved = sources + right  # until the kernels have made gradients of all sources, which go on by themselves
-        behind = sources + received + (1 + several) * sent + own
-        back = max(sources, behind - made.saved - made.backward - saved) - own
-        return replace(made, saves_rows=0).moved(forward=(1 + several) * sent + received, saved=saved, backward=back)
+            # Low-precision rows are summed in float32: results and gradients exist twice until they are rounded.
+            float32_size = max(itemsize, SUM_BYTES) // itemsize
+            extra_results = float32_size if float32_size > 1 else 0
+            # A sum adds up rows as they arrive; other aggregates copy all sources into one tensor.
+            inputs = targets * float32_size if isinstance(op.op, Sum) else sources
+            temporary = inputs + targets * extra_results
+            # Covered sums add received gradients to those of the rows directly.
+            gradients = 0 if self.is_covered(op, op.hops[0]) else own_rows * float32_size
+            back = max(2 * received + targets, received + sent + gradients + own_rows * extra_results)
+            return kernels.moved(forward=sent + received + temporary, backward=back) if is_exchanged else kernels
+        if not is_exchanged:
+            return kernels
+        target_rows = hop.block.num_targets * op.logit_width * itemsize
+        packed = len(op.op.source) > 1
+        saved = sources + target_rows  # until the kernels have computed the gradients of all sources
+        after_kernels = sources + received + (1 + packed) * sent + own_rows
+        back = max(sources, after_kernels - kernels.saved - kernels.backward - saved) - own_rows
+        return replace(kernels, saves_rows=0).moved(forward=(1 + packed) * sent + received, saved=saved, backward=back)
 
     def place(self, group: Group, *, seed: int = 0) -> PlacedVertices:
         return PlacedVertices(self, group, seed=seed)
 
     def make_halo(self, route: Route, group: Group, name: str) -> Halo:
-        """The halo of one block."""
+        """Create the halo of one block.
+
+        Args:
+            route: Rows that ranks exchange.
+            group: The ranks.
+            name: Name of the exchange.
+        """
         optimisations = self.work.optimisations
         return Halo(route, group, name=name, ring=optimisations.ring, overlap=optimisations.overlap)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VertexStepInputs(StepInputs):
-    """A rank's vertices in a step, the blocks of their in-edges, and the halos that bring what these lack."""
+    """Vertices of a rank in a step, the blocks of their in-edges, and the halos that bring missing rows."""
 
     needed: Dependencies
+    """Vertices that the rank computes and fetches, and its edges."""
     blocks: Sequence[tuple[Block, ...]]
-    """Of each of the model's stages."""
+    """Blocks of each stage of the model."""
     exchanges: Sequence[Halos]
+    """Exchange of each stage of the model."""
 
     @classmethod
     def of(cls, plan: VertexPlan, placed: ResidentPlaced) -> VertexStepInputs:
-        """That of a plan of a step; all ranks call it."""
+        """Create the step inputs of a plan; all ranks must call it.
+
+        Args:
+            plan: Plan of the steps.
+            placed: The plan on this rank.
+        """
         group, needed, whole = placed.group, plan.dependencies(placed.group.rank), placed.topology
-        asked = plan.work.outline(plan.traits, training=True)
+        operations = plan.work.outline(plan.traits, training=True)
         row_ids = whole.ids[needed.rows].to(group.device)
-        embedded = make_embedded_halo(plan.work, needed, plan.part, group)
-        made = make_blocks(placed, needed, asked, plan.covered, plan.make_halo)
-        blocks = [tuple(made[hop] for hop in hops) for hops in plan.work.stage_hops(plan.traits)]
+        embedded_halo = make_embedded_halo(plan.work, needed, plan.part, group)
+        all_blocks = make_blocks(placed, needed, operations, plan.covered, plan.make_halo)
+        blocks = [tuple(all_blocks[hop] for hop in hops) for hops in plan.work.stage_hops(plan.traits)]
         return cls(
             input_rows=needed.rows,
             inputs=placed.make_inputs(needed.rows),
-            exchanges=[Halos(some, whole, row_ids, needed.num_own, group, embedded) for some in blocks],
+            exchanges=[
+                Halos(stage_blocks, whole, row_ids, needed.num_own, group, embedded_halo) for stage_blocks in blocks
+            ],
             vertices=needed.own,
             needed=needed,
             blocks=blocks,
@@ -308,7 +360,13 @@ class VertexStepInputs(StepInputs):
 
 
 class PlacedVertices(ResidentPlaced):
-    """A rank's vertices, and its shares of them."""
+    """A plan of vertex parallelism on its rank.
+
+    Args:
+        plan: The plan.
+        group: The ranks.
+        seed: Seed of dropout.
+    """
 
     plan: VertexPlan
 
@@ -319,7 +377,7 @@ class PlacedVertices(ResidentPlaced):
 
     @cached_property
     def topology(self) -> Topology:
-        """The whole graph's, on the host: blocks take degrees from it."""
+        """Topology of the whole graph, on the host; blocks take degrees from it."""
         return whole_topology(self.work, "cpu")
 
     @cached_property
@@ -331,14 +389,16 @@ class PlacedVertices(ResidentPlaced):
         plan = next(iter(self.plan.step_plans.values()))
         assert isinstance(plan, VertexPlan)
         assert isinstance(self.rows, Tensor)
-        needed, known = plan.dependencies(self.group.rank), super().describe()
-        again = plan.part[needed.rows] != self.group.rank
-        cached = [int(again[: hop.num_inputs].sum()) for hop in needed.hops]
-        asked = plan.work.outline(plan.traits, training=True)
-        fetching = [any(number in op.hops and is_fetched(op, number) for op in asked) for number in range(len(cached))]
+        needed, facts = plan.dependencies(self.group.rank), super().describe()
+        recomputed = plan.part[needed.rows] != self.group.rank
+        cached = [int(recomputed[: hop.num_inputs].sum()) for hop in needed.hops]
+        operations = plan.work.outline(plan.traits, training=True)
+        fetching = [
+            any(number in op.hops and is_fetched(op, number) for op in operations) for number in range(len(cached))
+        ]
         if needed.limited:
-            known["summary"] = f"--cache-memory ends the caching at {max(cached):,} vertices, the others are fetched"
-        return known | {
+            facts["summary"] = f"--cache-memory limits caching to {max(cached):,} vertices; the others are fetched"
+        return facts | {
             "vertices": len(self.plan.own_rows(self.group.rank)),
             "cached": cached,
             "fetched": [
@@ -355,12 +415,17 @@ class PlacedVertices(ResidentPlaced):
 
 
 def num_own_edges(block: Adjacency, num_inputs: int) -> int:
-    """The edges of a block whose sources are its inputs."""
+    """Return the number of edges of a block whose sources are its inputs.
+
+    Args:
+        block: The edges.
+        num_inputs: Number of input rows.
+    """
     return int((block.indices < num_inputs).sum())
 
 
 class CommunicatedPlan(VertexPlan):
-    """Every remote source is fetched at every layer."""
+    """Plan of `communicated`: every remote source is fetched at every layer."""
 
     name = "communicated"
     traits = SPREAD
@@ -368,14 +433,14 @@ class CommunicatedPlan(VertexPlan):
 
 
 class CachedPlan(VertexPlan):
-    """Every remote source is computed again on each rank that needs it: nothing but weights' gradients crosses."""
+    """Plan of `cached`: every remote source is recomputed, so that only gradients of weights cross the network."""
 
     name = "cached"
     ratio = 1.0
 
 
 class HybridPlan(VertexPlan):
-    """Each remote source is had as it costs less."""
+    """Plan of `hybrid`: each remote source is cached or fetched, whichever costs less."""
 
     name = "hybrid"
     options_type = HybridOptions

@@ -1,4 +1,4 @@
-"""What ranks agree on before the first step: their blocks, and the halos that bring what these lack."""
+"""Blocks of a rank and their halos, whose routes all ranks determine together before the first step."""
 
 from __future__ import annotations
 
@@ -14,48 +14,62 @@ from weft.strategies.resident import ResidentPlaced
 from weft.strategies.vertex.blocks import Block
 
 MakeHalo = Callable[[Route, Group, str], Halo]
+"""Function that creates a halo from its route, the ranks and a name."""
 
 
 def make_blocks(
     placed: ResidentPlaced,
     needed: Dependencies,
-    asked: Sequence[GraphOperation],
+    operations: Sequence[GraphOperation],
     covered: Collection[int],
     make_halo: MakeHalo,
 ) -> list[Block]:
-    """The block of each aggregate; those that have the same rows on every rank are one. All ranks call it.
+    """Return the block of each aggregate; successive aggregates with the same rows on every rank share one.
 
-    asked: by the model. covered: the aggregates that fetch the fewest rows, if these are fewer. The halo of sources is
-    made where anything but such sums goes over the edges.
+    All ranks must call it.
+    A block has a halo of source rows if anything but covered sums runs on it.
+
+    Args:
+        placed: The plan on this rank.
+        needed: What the rank computes and fetches.
+        operations: The model's outline.
+        covered: Numbers of the aggregates that fetch the fewest rows that can replace the halo.
+        make_halo: Function that creates a halo.
     """
     group, hops = placed.group, needed.hops
     fetched = [len(hop.fetched) for hop in hops]
-    repeated = [int(number > 0 and hop is hops[number - 1]) for number, hop in enumerate(hops)]
+    repeats = [int(number > 0 and hop is hops[number - 1]) for number, hop in enumerate(hops)]
     summed = [sum(hop.cover.summed) if number in covered else 0 for number, hop in enumerate(hops)]
-    counts = torch.tensor([fetched, repeated, summed], dtype=torch.int64, device=group.device)
-    exchanged, shared, combined = group.all_reduce(counts, tag="route").tolist()
+    counts = torch.tensor([fetched, repeats, summed], dtype=torch.int64, device=group.device)
+    exchanged, shared, num_sums = group.all_reduce(counts, tag="route").tolist()
     blocks: list[Block] = []
     for number, hop in enumerate(hops):
         if shared[number] == group.size:
             blocks.append(blocks[-1])
             continue
         end = next((other for other in range(number + 1, len(hops)) if shared[other] < group.size), len(hops))
-        combining = any(combined[number:end])
-        others = any(not isinstance(op.op, Sum) and {*op.hops} & {*range(number, end)} for op in asked)
-        halo = least = None
+        has_covered = any(num_sums[number:end])
+        needs_sources = any(not isinstance(op.op, Sum) and {*op.hops} & {*range(number, end)} for op in operations)
+        halo = least_halo = None
         inputs = needed.rows[: hop.num_inputs]
-        if combining:
-            least = make_halo(least_halo_route(hop, inputs, placed), group, f"least halo {number}")
-        if exchanged[number] and (others or not combining):
+        if has_covered:
+            least_halo = make_halo(least_halo_route(hop, inputs, placed), group, f"least halo {number}")
+        if exchanged[number] and (needs_sources or not has_covered):
             route = make_route(hop.fetched, hop.received, inputs, len(inputs), group)
             halo = make_halo(route, group, f"halo {number}")
-        blocks.append(Block(hop, needed.rows, placed, halo, least))
+        blocks.append(Block(hop, needed.rows, placed, halo, least_halo))
     return blocks
 
 
 def least_halo_route(hop: Hop, inputs: Tensor, placed: ResidentPlaced) -> Route:
-    """The route of a hop's cover; inputs: int64, the vertices of its inputs. All ranks call it."""
+    """Return the route of the fewest rows that can replace a halo. All ranks must call it.
+
+    Args:
+        hop: The aggregate's block, with its cover.
+        inputs: Vertices of the block's input rows, int64.
+        placed: The plan on this rank.
+    """
     cover = hop.cover
-    asked = cover.asked.cast(placed.work.dtype)
+    requested = cover.asked.cast(placed.work.dtype)
     edges, num_rows = cover.edges_asked, len(inputs)
-    return make_sum_route(asked, hop.fetched, cover.received, edges, inputs, num_rows, placed.group)
+    return make_sum_route(requested, hop.fetched, cover.received, edges, inputs, num_rows, placed.group)

@@ -15,23 +15,29 @@ from weft.strategies.vertex.plan import CommunicatedPlan, PlacedVertices, Vertex
 
 
 class HaloHistory:
-    """What one exchange of a training step last brought."""
+    """Rows and gradients that one exchange of a training step last received."""
 
     def __init__(self) -> None:
         self.age = 0
-        """Training steps since the last exchange."""
+        """Number of training steps since the last exchange."""
         self.fresh = True
-        """Whether this step exchanges."""
+        """True if this step exchanges rows."""
         self.rows: Tensor | None = None
-        """[h, F], received."""
+        """Received rows [h, F]."""
         self.gradients: Tensor | None = None
-        """Of the rows sent, received."""
+        """Received gradients of the rows that were sent."""
         self.sent: Tensor | None = None
-        """The rows sent, where they are compared with the present ones."""
+        """Rows that were sent, if they are compared with the present ones."""
 
 
 class StaleRows:
-    """Rows of an earlier step, so many of each rank; nothing is exchanged."""
+    """Rows of an earlier step in place of an exchange.
+
+    Args:
+        rows: The rows [h, F].
+        counts: Number of rows of each rank.
+        history: History that has the rows.
+    """
 
     def __init__(self, rows: Tensor, counts: Sequence[int], history: HaloHistory) -> None:
         self.history = history
@@ -43,7 +49,13 @@ class StaleRows:
 
 
 class RecordedRows:
-    """Rows on their way, which a history keeps for later steps."""
+    """Rows in transit, which a history keeps for later steps.
+
+    Args:
+        pending: The exchange.
+        history: History that gets the rows.
+        kind: Field of the history.
+    """
 
     def __init__(self, pending: PendingRows, history: HaloHistory, kind: Literal["rows", "gradients"]) -> None:
         self._pending, self.history, self._kind = pending, history, kind
@@ -56,10 +68,20 @@ class RecordedRows:
 
 
 class StaleHalo(Halo):
-    """A halo whose rows, and whose gradients on the way back, may be those of an earlier step.
+    """Halo whose rows, and whose gradients on the way back, may be those of an earlier step.
 
-    They are exchanged anew after `every` training steps, and before that where the rows to be sent have changed by more
-    than `bound` (over all ranks, against what was sent last; 0: never before). An evaluation always exchanges.
+    It exchanges after `every` training steps, and earlier if the rows to send have changed by more than `bound`. An
+    evaluation always exchanges.
+
+    Args:
+        route: Rows that ranks exchange.
+        group: The ranks.
+        name: Name of the exchange.
+        every: Training steps between two exchanges.
+        bound: Relative change (norm over all ranks, since the last exchange) after which to exchange; 0: ignore
+            changes.
+        ring: True to receive the rows rank by rank.
+        overlap: True to aggregate local rows while halo rows are in transit.
     """
 
     def __init__(
@@ -71,7 +93,7 @@ class StaleHalo(Halo):
         self._histories: list[HaloHistory] = []
 
     def begin(self, training: bool) -> None:
-        """A step begins."""
+        """Begin a step."""
         self.training = training
         self._num_calls = 0
 
@@ -101,30 +123,30 @@ class StaleHalo(Halo):
         return RecordedRows(super().start_back(grad, history), history, "gradients")
 
     def _changed(self, rows: Tensor, history: HaloHistory) -> bool:
-        """Whether the ranks' rows, taken together, have moved by more than the bound."""
+        """Return whether the rows of all ranks together have changed by more than the bound."""
         if not self.bound:
             return False
         assert history.sent is not None
-        moved = (rows - history.sent).square().sum()
-        both = self.group.all_reduce(torch.stack([moved, history.sent.square().sum()]), tag="staleness")
-        return bool(both[0] > self.bound**2 * both[1])
+        change = (rows - history.sent).square().sum()
+        norms = self.group.all_reduce(torch.stack([change, history.sent.square().sum()]), tag="staleness")
+        return bool(norms[0] > self.bound**2 * norms[1])
 
 
 @dataclass(frozen=True, kw_only=True)
 class StaleOptions(VertexOptions):
-    """And of when halos are exchanged."""
+    """Options of `stale`: when halos are exchanged."""
 
     refresh_every: int = 4
     """Training steps between two exchanges."""
     staleness: float = 0.0
-    """The change of rows, as a share, that is exchanged before that; 0: none."""
+    """Relative change of rows that causes an earlier exchange; 0: none."""
 
 
 class StalePlan(CommunicatedPlan):
-    """Layers see remote rows as they were some steps ago, and owners get their gradients as late.
+    """Plan of `stale`: layers use remote rows of some steps ago, and owners get their gradients as late.
 
-    Its trace is that of a step which exchanges, without the two numbers that `staleness` compares; in between, there is
-    no halo. Not part of checkpoints: a resumed run begins with an exchange.
+    The trace is that of a step that exchanges, without the two numbers that `staleness` compares; other steps have no
+    halo. Checkpoints do not include old rows: a resumed run begins with an exchange.
     """
 
     name = "stale"
@@ -135,25 +157,34 @@ class StalePlan(CommunicatedPlan):
     options: StaleOptions
 
     def make_halo(self, route: Route, group: Group, name: str) -> StaleHalo:
-        options, on = self.options, self.work.optimisations
+        options, optimisations = self.options, self.work.optimisations
         every, bound = options.refresh_every, options.staleness
-        return StaleHalo(route, group, name=name, every=every, bound=bound, ring=on.ring, overlap=on.overlap)
+        return StaleHalo(
+            route, group, name=name, every=every, bound=bound, ring=optimisations.ring, overlap=optimisations.overlap
+        )
 
     def resident_memory(self, rank: int, *, trains: bool = True) -> MemoryUse:
-        """And what exchanges last brought, both ways; with a bound, also what they sent."""
-        known, tables = super().resident_memory(rank, trains=trains), 0
+        """Return the bytes that a rank keeps for steps, including rows and gradients of the last exchange.
+
+        With a bound of staleness, it also keeps the rows that it sent.
+
+        Args:
+            rank: The rank.
+            trains: True if some of these steps train.
+        """
+        use, num_bytes = super().resident_memory(rank, trains=trains), 0
         for op in self.work.outline(self.traits, training=True):
             halos = [] if self.work.is_cached(op) or op.op == "embed" else self.forward_operations(op, rank)
-            received, sent = (sum(getattr(one, name) for one in halos) for name in ("bytes_received", "bytes_sent"))
-            tables += received + sent * (op.backward + bool(self.options.staleness))
-        return known._replace(device=known.device + tables)
+            received, sent = (sum(getattr(halo, name) for halo in halos) for name in ("bytes_received", "bytes_sent"))
+            num_bytes += received + sent * (op.backward + bool(self.options.staleness))
+        return use._replace(device=use.device + num_bytes)
 
     def place(self, group: Group, *, seed: int = 0) -> PlacedStale:
         return PlacedStale(self, group, seed=seed)
 
 
 class PlacedStale(PlacedVertices):
-    """Tells its halos when a step begins."""
+    """Plan of `stale` on a rank; tells its halos when a step begins."""
 
     def forward(self, step: Step) -> Tensor:
         halos = {halo for blocks in self.whole.blocks for block in blocks for halo in (block.halo, block.least_halo)}
