@@ -237,6 +237,6 @@ def test_a_total_is_of_all_rows() -> None:
 
 def test_weights_that_sum_to_less_than_nothing_have_no_root() -> None:
     edges = Adjacency.from_dense(torch.tensor([[0.0, 2.0], [-3.0, 1.0]]))
-    with pytest.raises(InputError, match=r"weights into vertex 1 sum to -2, and gcn .* weights from 0 on"):
+    with pytest.raises(InputError, match=r"weights into vertex 1 sum to -2, and gcn .* weights of at least 0"):
         Topology(edges).scale("gcn", True, torch.float64)
     assert Topology(edges).scale("gcn", False, torch.float64).source is not None

@@ -13,7 +13,7 @@ from weft.nn import Linear, linear
 from weft.nn.layers import linear_transform
 from weft.runtime.kernel_selection import DEFAULT, IMPLEMENTATIONS, SizeClasses, select_kernels
 
-MAP = "_MapBackward"
+MAP = "_LinearFunctionBackward"
 WAYS = [(by, weights_by) for by in IMPLEMENTATIONS["map"][1:] for weights_by in IMPLEMENTATIONS["map_weights"]]
 
 

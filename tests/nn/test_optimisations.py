@@ -59,7 +59,7 @@ def test_sparse_features_are_mapped_by_their_nonzeros(model: str, monkeypatch: p
         session.step(0)
         inputs = session.inputs
         assert sum(adj.num_sources == 300 for adj in seen) == (not without)
-        assert bool(inputs.kept) == (model != "gat" and without == "sparse")
+        assert bool(inputs.cached) == (model != "gat" and without == "sparse")
     assert not Session(Case(model=model), "single", Group()).inputs.sparse
 
 

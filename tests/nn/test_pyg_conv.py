@@ -133,9 +133,9 @@ def test_edge_weights_equal_pyg() -> None:
     [
         ("GATv2Conv", {"edge_dim": 3}, 0, r"GATv2Conv needs edge features, and the graph has none: give the graph"),
         ("NNConv", {"nn": torch.nn.Linear(3, 35)}, 0, r"NNConv needs edge features"),
-        ("TransformerConv", {"edge_dim": 3}, 2, r"takes 3 edge features, and the graph has 2: make it with edge_dim=2"),
+        ("TransformerConv", {"edge_dim": 3}, 2, r"takes 3 edge features, and the graph has 2: create it with edge_dim=2"),
         ("GINEConv", {}, 0, r"GINEConv needs edge features"),
-        ("GINEConv", {}, 3, r"GINEConv takes 7 edge features, and the graph has 3: make it with edge_dim=3"),
+        ("GINEConv", {}, 3, r"GINEConv takes 7 edge features, and the graph has 3: create it with edge_dim=3"),
     ],
 )
 def test_edge_features_that_are_amiss(kind: str, options: dict[str, Any], num_known: int, said: str) -> None:
@@ -150,14 +150,14 @@ def test_edge_features_that_are_amiss(kind: str, options: dict[str, Any], num_kn
 
 def test_refusals() -> None:
     for conv, said in (
-        (pyg.GCNConv(7, 4), r"GCNConv reads more.*such as their degrees.*give weft\.nn\.convert the model"),
-        (pyg.GATv2Conv(7, 4, dropout=0.5), r"dropout=0\.5 of its own.*have it between layers"),
-        (pyg.SAGEConv(7, 4, aggr="lstm"), r"a LSTMAggregation, whose result depends on the largest degree"),
-        (pyg.GENConv(7, 4), r"a batch norm of its own.*have it outside"),
-        (pyg.GINConv(torch.nn.Identity()), r"names no out_channels: use weft\.nn\.PyGConv"),
-        (pyg.GINEConv(torch.nn.Sequential(torch.nn.Linear(7, 4), torch.nn.Dropout(0.3))), r"dropout=0\.3 of its own"),
-        (pyg.GINEConv(torch.nn.Sequential(torch.nn.Linear(7, 4), torch.nn.BatchNorm1d(4))), r"a batch norm of its own"),
-        (pyg.GINEConv(pyg.MLP([7, 4, 4], dropout=0.2)), r"dropout=0\.2 of its own"),
+        (pyg.GCNConv(7, 4), r"GCNConv uses vertex degrees or self-loops.*convert the whole model with weft\.nn\.convert"),
+        (pyg.GATv2Conv(7, 4, dropout=0.5), r"dropout=0\.5, whose masks.*use dropout between layers"),
+        (pyg.SAGEConv(7, 4, aggr="lstm"), r"LSTMAggregation is not supported, because its result depends on padding"),
+        (pyg.GENConv(7, 4), r"contains a batch norm.*move it between layers"),
+        (pyg.GINConv(torch.nn.Identity()), r"no attribute out_channels: use weft\.nn\.PyGConv"),
+        (pyg.GINEConv(torch.nn.Sequential(torch.nn.Linear(7, 4), torch.nn.Dropout(0.3))), r"dropout=0\.3, whose masks"),
+        (pyg.GINEConv(torch.nn.Sequential(torch.nn.Linear(7, 4), torch.nn.BatchNorm1d(4))), r"contains a batch norm"),
+        (pyg.GINEConv(pyg.MLP([7, 4, 4], dropout=0.2)), r"dropout=0\.2, whose masks"),
     ):
         with pytest.raises(InputError, match=said):
             from_pyg(conv)

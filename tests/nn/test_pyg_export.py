@@ -139,7 +139,7 @@ def test_tensors_by_pygs_names_go_by_way_of_its_model(model: str) -> None:
     graph, x = make(), torch.randn(31, 7, dtype=torch.float64)
     ours = shaken(make_model(model, 7, 5, hidden=8).double()).eval()
     saved, fresh = to_pyg(ours).state_dict(), to_pyg(make_model(model, 7, 5, hidden=8).double())
-    with pytest.raises(RuntimeError, match="of a PyG model: load them into that, and give it to weft"):
+    with pytest.raises(RuntimeError, match="of a PyG model: load them into that model, and give the model to weft"):
         ours.load_state_dict(saved)
     fresh.load_state_dict(saved)
     moved = convert(fresh, given=["edge_weight"]).eval()

@@ -1,4 +1,4 @@
-"""The view of one device that holds every row and every edge, on which those of strategies are built."""
+"""The view of a device that stores all rows and edges; the views of strategies derive from it."""
 
 from __future__ import annotations
 
@@ -26,59 +26,75 @@ from weft.utils.random import key as make_key
 
 
 class CostHints(NamedTuple):
-    """Passes over the edges, or over the network, that one column costs a training step, by where it comes from."""
+    """Relative cost of aggregating one column in a training step, by the origin of the rows.
+
+    Unit: passes over the edges or over the network, forward and backward together.
+    """
 
     inputs: float
+    """For constant features."""
     dropped: float
+    """For constant features under dropout."""
     rows: float
+    """For rows that a layer computed, which have a gradient."""
 
 
 Origin = Literal["inputs", "dropped", "rows"]
+"""Origin of rows: constant features, constant features under dropout, or any other rows."""
 
 
 class ViewTraits(NamedTuple):
-    """How a strategy's views weigh one order of map and aggregate against the other, and what they refuse."""
+    """Properties of a strategy's views: whether layers transform before they aggregate, and which calls fail."""
 
     cost_hints: CostHints
+    """Costs by which `View.transform_first` decides."""
     sparse_first: bool = False
-    """Whether the kept aggregate of constant features may be given up for maps by their nonzeros."""
+    """True if sparse constant features may be transformed before their aggregate, which is then not cached."""
     block_error: str = ""
-    """Why a layer cannot have the edges themselves, where it cannot."""
+    """Message of the error if a layer calls `View.block`. Empty: the call is allowed."""
     shrinks_rows: bool = False
-    """Whether a stage may have fewer rows after its aggregate than before it."""
+    """True if a stage may have fewer rows after its aggregate than before."""
 
 
 ONE_DEVICE = ViewTraits(CostHints(inputs=1, dropped=1, rows=2), sparse_first=True)
-"""Of a view that has every row and every edge."""
+"""Traits of a view that stores all rows and edges."""
 SPREAD = ViewTraits(CostHints(inputs=1, dropped=1, rows=4))
-"""Of a view whose rows cross a network, or come from the host, each way."""
+"""Traits of a view whose rows cross a network, or are copied from the host, forward and backward."""
 
 
 @dataclass(kw_only=True)
 class Inputs:
-    """The constant features of a run, and what of them needs to be computed only once.
-
-    sparse: so few are not zero that maps go by those. sparse_first: and are dearer after an aggregate.
-    kept: aggregates of the rows, by what they are and their steps.
-    typed: what there is instead, where the vertices have no features of one width; rows is [n, 0] then.
-    """
+    """Constant features of a run, with the results that are computed from them only once."""
 
     rows: Tensor | None = None
+    """Features [n, F]; [n, 0] if the vertices have no features of one width."""
     optimisations: Optimisations = ALL_OPTIMISATIONS
+    """Optimisations that are on."""
     sparse: bool = False
+    """True if linear transforms of the features read only their nonzeros."""
     sparse_first: bool = False
-    kept: dict[tuple[Aggregate, int], Tensor] = field(default_factory=dict)
+    """True if transforming sparse features before their aggregate is cheaper than after it."""
+    cached: dict[tuple[Aggregate, int], Tensor] = field(default_factory=dict)
+    """Aggregates of the features, by aggregate and number of steps."""
     typed: TypedRows | None = None
+    """Features by vertex type, if the vertices have no features of one width."""
 
     @cached_property
     def nonzeros(self) -> Adjacency:
-        """The rows as a sparse matrix, of the type that they are summed in."""
+        """Features as a sparse matrix, in the type in which they are summed."""
         assert self.rows is not None
         return Adjacency.from_dense(self.rows).cast(sum_dtype(self.rows.dtype))
 
 
 class GraphView(View):
-    """The view of one device that holds every row and every edge."""
+    """View of a device that stores all rows and edges.
+
+    Args:
+        topology: The edges.
+        key: Key of the dropout masks.
+        inputs: Constant features; None: there are none.
+        meter: Counts aggregated edges; None: a new one.
+    """
 
     traits = ONE_DEVICE
 
@@ -103,7 +119,15 @@ class GraphView(View):
         num_relations: int = 0,
         key: int = 0,
     ) -> GraphView:
-        """The view that a plain script hands to a layer; edge_features [E, K] and edge_type [E] are in edge order."""
+        """Return a view of a graph, for calling layers without `weft.train`.
+
+        Args:
+            adjacency: The E in-edges.
+            edge_features: [E, K], in the order of the edges.
+            edge_type: Relation of each edge, integer [E].
+            num_relations: Number of relations.
+            key: Key of the dropout masks.
+        """
         topology = Topology(adjacency, edge_features=edge_features, edge_type=edge_type, num_relations=num_relations)
         return cls(topology, key=key)
 
@@ -113,7 +137,7 @@ class GraphView(View):
 
     @property
     def row_ids(self) -> Tensor:
-        """original ids, int64 [n]: dropout's masks go by it."""
+        """Original ids of the rows, int64 [n], which key dropout masks."""
         return self.topology.ids
 
     def aggregate(self, op: Aggregate, rows: Rows, steps: int = 1) -> Tensor:
@@ -134,7 +158,7 @@ class GraphView(View):
     @property
     def typed_rows(self) -> TypedRows:
         if self.inputs.typed is None:
-            raise InputError("a TypedInput is for a graph without x: leave it out")
+            raise InputError("the model has a TypedInput, but this graph has x: build the model without typed=")
         return self.inputs.typed
 
     def embed(self, weight: Tensor) -> Tensor:
@@ -144,7 +168,7 @@ class GraphView(View):
         return x
 
     def check_block(self) -> None:
-        """InputError where a layer cannot have the edges themselves."""
+        """Raise InputError if this strategy does not let a layer read the edges."""
         if self.traits.block_error:
             raise InputError(self.traits.block_error)
 
@@ -192,32 +216,33 @@ class GraphView(View):
             return False
         if origin == "inputs" and inputs.optimisations.reuse:
             return self.traits.sparse_first and inputs.sparse_first
+        # Transformed first, the aggregated columns have a gradient whatever their origin: they cost as much as `rows`.
         unit: float = getattr(self.traits.cost_hints, origin)
         return out_width * self.traits.cost_hints.rows < x.shape[1] * unit
 
     def origin(self, x: Tensor) -> Origin:
-        """Whether x is the run's constant features, those features under dropout, or rows that a layer computed."""
+        """Return whether x are the run's constant features, these under dropout, or rows that a layer computed."""
         if x is self.inputs.rows:
             return "inputs"
         return "dropped" if x is self._dropped else "rows"
 
     def aggregates_once(self, x: Tensor) -> bool:
-        """Whether plain aggregates of x are made only once, since x is constant."""
+        """Return whether plain aggregates of x are computed only once, because x is constant."""
         return self.inputs.optimisations.reuse and self.origin(x) == "inputs"
 
     def _aggregate_once(self, op: Aggregate, rows: Rows, steps: int) -> Tensor:
-        """The aggregate of constant features, made when first asked for."""
-        if (op, steps) not in self.inputs.kept:
+        """Return an aggregate of constant features, computed at the first call."""
+        if (op, steps) not in self.inputs.cached:
             with self.meter.during("setup"), torch.no_grad():
-                self.inputs.kept[op, steps] = self._aggregate(op, rows, steps)
-        return self.inputs.kept[op, steps]
+                self.inputs.cached[op, steps] = self._aggregate(op, rows, steps)
+        return self.inputs.cached[op, steps]
 
     def _aggregate(self, op: Aggregate, rows: Rows, steps: int) -> Tensor:
-        """An aggregate over edges of this rank's rows."""
+        """Return an aggregate over edges of this rank's rows."""
         return self.run(op, op.prepare(self.topology, rows), steps, self.topology)
 
     def _next_key(self) -> RandomKey:
-        """That of the next mask."""
+        """Return the key of the next dropout mask."""
         self._calls += 1
         return make_key(self._key, self._calls)
 
@@ -225,20 +250,41 @@ class GraphView(View):
         return keyed_dropout(x, self.row_ids[: len(x)], key=key, p=p, relu=relu)
 
     def constant(self, x: Tensor, features: Tensor, ids: Tensor, first_column: int = 0) -> Tensor:
-        """Other rows or columns of the features, under the dropout that made x of them: no byte on the network."""
+        """Return other rows or columns of the constant features, under the dropout that x went through.
+
+        A rank that stores these features can compute them itself, without the network.
+
+        Args:
+            x: The constant features, or these under dropout.
+            features: The rows or columns, [k, f].
+            ids: Original ids of the rows, int64 [k].
+            first_column: Number of the first of these columns.
+        """
         if self.origin(x) == "inputs":
             return features
         key, p = self._mask
         return keyed_dropout(features, ids, key=key, p=p, first_column=first_column)
 
     def run(self, op: Aggregate, prepared: Rows, steps: int, topology: Topology) -> Tensor:
-        """An aggregate of prepared rows on the columns at hand, counted forward and backward."""
+        """Return an aggregate of prepared rows; the meter counts its edges, forward and backward.
+
+        Args:
+            op: The aggregate.
+            prepared: The tensors that `Aggregate.prepare` returned.
+            steps: Number of times that it is applied.
+            topology: The edges.
+        """
         y = op.run(topology, prepared, steps)
         self.count(y, topology.adjacency.num_edges * steps)
         return y
 
     def count(self, y: Tensor, edges: int) -> None:
-        """Counts an aggregate of y's columns over `edges` now, and the transposed one when y's gradient arrives."""
+        """Count an aggregate now, and its transpose when the gradient of the result arrives.
+
+        Args:
+            y: The result [n, F].
+            edges: Number of edges over which it was computed.
+        """
         meter, width = self.meter, y.shape[1]
         meter.aggregate(edges, width)
         if y.requires_grad:

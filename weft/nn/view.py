@@ -1,4 +1,4 @@
-"""What a layer sees of the graph."""
+"""The `View` protocol: all that a layer can read and compute on the graph."""
 
 from __future__ import annotations
 
@@ -16,31 +16,35 @@ from weft.utils.errors import InputError, check_word
 
 @dataclass(frozen=True, kw_only=True)
 class TypedRows:
-    """A rank's rows by vertex type, where types differ in their features.
-
-    features: [k, F_t] of the rows of each type that has some. num_embedded: the rows of the other types.
-    order: int64 [n], where each of the rank's rows stands among those of features[0], features[1] and so on, and the
-    embedded ones last; None: they stand in order.
-    """
+    """Features of a rank's n rows, sorted by vertex type, for a graph whose types have different features."""
 
     features: tuple[Tensor, ...]
+    """Features [k, F_t] of the k rows of each type with features."""
     num_embedded: int
+    """Number of rows of types without features, which have trained embeddings."""
     order: Tensor | None = None
+    """Position of each row in the concatenation of `features` and the embedded rows, int64 [n]; None: 0 to n - 1."""
 
 
 class View(Protocol):
-    """A layer's middle phase, over in-edges, and what else couples rows or names them. Rows are [n, F].
+    """The graph as a layer sees it: message passing over in-edges, and all else that couples rows. Rows are [n, F].
 
-    Layers are written in the words `propagate`, `attend`, `attend_edges` and `relate`, which are `aggregate`.
+    Each strategy implements this protocol. `propagate`, `attend`, `attend_edges` and `relate` are forms of `aggregate`.
     """
 
     def aggregate(self, op: Aggregate, rows: Rows, steps: int = 1) -> Tensor:
-        """What an aggregate makes of these rows, of which there is one for each vertex; `steps` times."""
+        """Return the result [n, F] of an aggregate.
+
+        Args:
+            op: The aggregate.
+            rows: The tensors that it reads, by name. Rows have one entry for each vertex.
+            steps: Number of times that it is applied.
+        """
         ...
 
     @property
     def relation_rows(self) -> OwnRelationRows:
-        """The rows of vertices and relations that are this rank's."""
+        """Relation rows of this rank's vertices: one for each pair of a vertex and a relation of its in-edges."""
         ...
 
     def propagate(
@@ -52,31 +56,43 @@ class View(Protocol):
         weighted: bool = False,
         steps: int = 1,
     ) -> Tensor:
-        """`A^steps x`: the sum, mean or maximum over in-neighbours, zero where there are none.
+        """Return `A^steps x` [n, F]: the sum, mean or maximum over in-neighbours; zero for vertices without in-edges.
 
-        norm 'gcn' is D^-1/2 (A + I) D^-1/2 (Kipf and Welling 2017, eq. 2). weighted uses the graph's edge weights.
+        Args:
+            x: Rows [n, F].
+            reduce: 'sum', 'mean' or 'max'.
+            norm: 'gcn' replaces A by D^-1/2 (A + I) D^-1/2 (Kipf and Welling 2017, eq. 2); only with a sum.
+            weighted: True to multiply by the graph's edge weights; not with a maximum.
+            steps: Number of times that it is applied.
 
         Raises:
-            InputError: an unknown word, or a norm or weights that `reduce` does not use.
+            InputError: `reduce` or `norm` is unknown, or `reduce` does not use a norm or weights.
         """
         check_word("reduce", reduce, ("sum", "mean", "max"))
         if norm is not None:
             check_word("norm", norm, ("gcn",))
             if reduce != "sum":
-                raise InputError(f"norm='{norm}' has no effect on reduce='{reduce}': leave it out, or take a sum")
+                raise InputError(f"norm='{norm}' has no effect on reduce='{reduce}': leave it out, or use reduce='sum'")
         if reduce != "max":
             return self.aggregate(Sum(norm="mean" if reduce == "mean" else norm, weighted=weighted), {"x": x}, steps)
         if weighted:
-            raise InputError("weighted=True has no effect on reduce='max': leave it out, or take a sum or mean")
+            raise InputError("weighted=True has no effect on reduce='max': leave it out, or use 'sum' or 'mean'")
         return self.aggregate(Max(), {"x": x}, steps)
 
     def attend(
         self, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, slope: float, steps: int = 1, dropout: float = 0.0
     ) -> Tensor:
-        """The sum of h [n, H D] over in-edges and v itself, weighted by edge softmax; the weights serve all steps.
+        """Return the attention output [n, H D]: the sum over in-neighbours and v itself, weighted by softmax, by head.
 
-        The softmax is of leaky_relu(logit_src_u + logit_dst_v), logits [n, H], both of all rows of h. dropout: of the
-        weights, for which see `mask_key`.
+        The logit of an edge u -> v is leaky_relu(logit_src_u + logit_dst_v).
+
+        Args:
+            h: Rows [n, H D].
+            logit_src: Source part of the logits, [n, H].
+            logit_dst: Target part of the logits, [n, H].
+            slope: Slope of the leaky ReLU for negative arguments.
+            steps: Number of times that the sum is applied, with the same weights.
+            dropout: Dropout probability of the weights (see `mask_key`).
         """
         mask_key = self.mask_key(dropout)
         return self.aggregate(*Attend.of(h, logit_src, logit_dst, slope=slope, dropout=mask_key), steps)
@@ -93,81 +109,110 @@ class View(Protocol):
         steps: int = 1,
         dropout: float = 0.0,
     ) -> Tensor:
-        """As `attend`, by logits that need both ends of an edge: `attention . leaky_relu(left_u + right_v)`, by head.
+        """Return the attention output [n, H D] for logits that need both endpoints of an edge, or its features.
 
-        left, right [n, H C], of all rows of h, and attention [H, C]; left None: h itself. With edge_map [K, H C], the
-        argument has the graph's edge features times it besides; v's own edge, where the graph has none, has the mean of
-        those of v's in-edges.
+        The logit of an edge u -> v is `attention . leaky_relu(left_u + right_v + f_uv edge_map)`, by head, where f_uv
+        are the edge's features, if edge_map is given. A self-loop that is added has the mean features of v's in-edges.
+
+        Args:
+            h: Rows [n, H D].
+            left: Source part of the argument, [n, H C]; None: h.
+            right: Target part of the argument, [n, H C].
+            attention: Attention vectors [H, C].
+            edge_map: Weights [K, H C] of the edge features; None: logits do not depend on these.
+            slope: Slope of the leaky ReLU for negative arguments.
+            steps: Number of times that the sum is applied, with the same weights.
+            dropout: Dropout probability of the weights (see `mask_key`).
         """
         mask_key = self.mask_key(dropout)
         request = AttendEdges.of(h, left, right, attention, edge_map=edge_map, slope=slope, dropout=mask_key)
         return self.aggregate(*request, steps)
 
     def relate(self, x: Tensor, weight: Tensor, *, reduce: Literal["sum", "mean"] = "mean") -> Tensor:
-        """Over relations r, the sum of `W_r` times the mean, or sum, of x [n, B i] over in-neighbours by r: [n, B o].
+        """Return the sum over relations r of `W_r` times the mean or sum of the in-neighbours by r: [n, B o].
 
-        weight: [R, B, i, o], for each relation a block-diagonal matrix with B blocks.
+        Args:
+            x: Rows [n, B i].
+            weight: [R, B, i, o]: for each relation r, a block-diagonal matrix W_r with B blocks of i x o.
+            reduce: 'mean' or 'sum' over the in-neighbours by a relation.
 
         Raises:
-            InputError: an unknown word for `reduce`.
+            InputError: `reduce` is another word.
         """
         return self.relation_rows.map(self.aggregate(ByRelation.reducing(reduce), {"x": x}), weight)
 
     @property
     def typed_rows(self) -> TypedRows:
-        """What is known of this rank's rows in a graph whose vertices have no features of one width."""
+        """Features of this rank's rows by vertex type, in a graph whose types have different features."""
         ...
 
     def embed(self, weight: Tensor) -> Tensor:
-        """A row for each of this rank's vertices without features, from the rows that it keeps of an embedding."""
+        """Return the embedding of each of this rank's vertices without features. `weight`: its rows of the table."""
         ...
 
     def targets(self, x: Tensor) -> Tensor:
-        """The destination rows of a source tensor: its first ones. A rank may compute fewer rows than it reads."""
+        """Return the target rows of source rows x: the first ones. A rank may compute fewer rows than it reads."""
         ...
 
     def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
-        """(source rows, edge_index [2, E], number of targets), for a layer that wants the edges themselves."""
+        """Return (source rows, edge_index [2, E], number of targets), for a layer that reads the edges itself."""
         ...
 
     @property
     def edge_features(self) -> Tensor | None:
-        """What is known of the edges that `block` gave, in their order: [E, K], constant; None if nothing is."""
+        """Features of the edges that `block` returned, [E, K], in their order, constant; None if they have none."""
         ...
 
     @property
     def edge_weight(self) -> Tensor | None:
-        """The weights of the edges that `block` gave, in their order: [E], constant; None if they have none."""
+        """Weights of the edges that `block` returned, [E], in their order, constant; None if they have none."""
         ...
 
     def total(self, x: Tensor) -> Tensor:
-        """The sum [F] of the rows, every vertex counted once."""
+        """Return the sum [F] of the rows of all vertices, on all ranks."""
         ...
 
     @property
     def num_vertices(self) -> int:
-        """The number of rows that `total` sums."""
+        """Number of vertices of the graph, whose rows `total` sums."""
         ...
 
     def dropout(self, x: Tensor, p: float, *, relu: bool = False) -> Tensor:
-        """Dropout whose mask depends on (seed, epoch, stage, call, vertex, column) alone; with relu, of max(x, 0)."""
+        """Return x after dropout with a keyed mask, which is the same on any number of ranks.
+
+        The mask depends on (seed, epoch, stage, call, vertex, column) alone.
+
+        Args:
+            x: Rows [n, F].
+            p: Probability that a number becomes zero; 0 in evaluation.
+            relu: True to apply ReLU to x first.
+        """
         ...
 
     def mask_key(self, p: float) -> MaskKey | None:
-        """What names the dropout mask of an aggregate over edges; None where p is 0, as it is to be in evaluation.
+        """Return the key of a dropout mask over edges with probability p; None if p is 0, as in evaluation.
 
-        The mask depends on (seed, epoch, stage, call, target, source, head) alone, and of edges that join the same ends
-        on how many come before.
+        The mask depends on (seed, epoch, stage, call, target, source, head) alone. Parallel edges (of the same source
+        and target) are numbered in their order.
         """
         ...
 
     def linear(self, x: Tensor, weight: Tensor, added: Tensor | None = None, *, summed: bool = False) -> Tensor:
-        """`x W` and what is added to it, rows or one bias, as weft.nn.linear; constant features may be sparse.
+        """Return `x W + added` [n, out_width], like weft.nn.linear; faster if x are constant sparse features.
 
-        summed: the layer asks for a sum over edges of the result, and does nothing else with it.
+        Args:
+            x: Rows [n, in_width].
+            weight: W, [in_width, out_width].
+            added: Rows [n, out_width], or a bias [out_width]; None: nothing is added.
+            summed: True if the layer only sums the result over edges; its memory layout may then have padding.
         """
         ...
 
     def transform_first(self, x: Tensor, out_width: int) -> bool:
-        """Whether mapping x to `out_width` columns before their aggregate costs a training step less than after it."""
+        """Return whether a linear transform before the aggregate makes a training step cheaper than one after it.
+
+        Args:
+            x: Rows [n, in_width] that the layer transforms and aggregates.
+            out_width: Number of columns after the transform.
+        """
         ...

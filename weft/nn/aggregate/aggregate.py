@@ -1,8 +1,8 @@
-"""An aggregate over in-edges as a value: what is done, apart from the rows that it is done to.
+"""Message passing as a value: an `Aggregate` says what is computed over in-edges, without the rows.
 
-Its rows are named and have a role: of `source` there is one for each source [s, .], of `target` one for each target
-[n, .], and what is `shared` belongs to all of them. So whoever brings rows from elsewhere, chunk by chunk or from other
-ranks, needs to know no aggregate; and layers need to know nobody who does.
+Its tensors have a name and one of three roles: `source` rows [s, .], one for each source vertex; `target` rows [n, .],
+one for each target vertex; and `shared` tensors, which all rows use. Strategies that fetch rows chunk by chunk, or from
+other ranks, go by these roles: they know no aggregate, and layers know no strategy.
 """
 
 from __future__ import annotations
@@ -18,131 +18,177 @@ from weft.nn.aggregate.partial import Partial
 from weft.nn.aggregate.topology import EdgeSubset, Topology
 
 Rows = dict[str, Tensor]
-"""Tensors of an aggregate by name."""
+"""Tensors that an aggregate reads, by name."""
 
 
 class Request(NamedTuple):
-    """What rows ask for: an aggregate of them."""
+    """Aggregate that a layer requests, with the tensors that it reads."""
 
     op: Aggregate
     rows: Rows
 
     @property
     def source(self) -> Rows:
-        """The rows of sources, by name."""
+        """Source rows [s, .], by name."""
         return {name: self.rows[name] for name in self.op.source}
 
     @property
     def target(self) -> Rows:
-        """The rows of targets, by name."""
+        """Target rows [n, .], by name."""
         return {name: self.rows[name] for name in self.op.target}
 
     @property
     def shared(self) -> Rows:
-        """What all rows share, by name."""
+        """Tensors that all rows use, by name."""
         return {name: self.rows[name] for name in self.op.shared}
 
 
 SLOT_BYTES = 48
-"""Of the row of a source beside its numbers: its vertex, its place among the edges out of it, and where it comes from
-and goes to, 8 bytes each."""
+"""Bytes of metadata for each source row, 8 for each id: its vertex, its position in the transpose, and where it is
+copied from and to."""
 TARGET_BYTES = 16
-"""Of a target: its vertex, and its place among the edges."""
+"""Bytes of metadata for each target: its vertex, and the position of its first edge."""
 
 
 class WorkingSet(NamedTuple):
-    """Bytes that an aggregate over a chunk has on the device at once, forward or backward, by what the chunk holds."""
+    """Peak device bytes of an aggregate over a chunk (maximum of forward and backward), linear in the chunk's size."""
 
     per_target: int
+    """Bytes for each target vertex of the chunk."""
     per_source: int
+    """Bytes for each source vertex of the chunk."""
     per_edge: int
+    """Bytes for each edge of the chunk."""
 
     def bytes(self, targets: int, sources: int, edges: int) -> int:
-        """Those of one chunk."""
+        """Return the bytes of one chunk.
+
+        Args:
+            targets: Number of target vertices.
+            sources: Number of source vertices.
+            edges: Number of edges.
+        """
         return self.per_target * targets + self.per_source * sources + self.per_edge * edges
 
 
 @dataclass(frozen=True)
 class Aggregate:
-    """What is done to rows. One step of it is of a block: the result is [n, F], and the next step's `first` rows."""
+    """Base class of aggregates: reads named tensors on a block of edges, and returns rows [n, F] of the targets.
+
+    With several steps, the result of a step is the `first` rows of the next one.
+    """
 
     over_edges: ClassVar[bool] = True
-    """Whether it goes over edges."""
+    """True for an aggregate over edges, False for one over all vertices."""
     linear: ClassVar[bool] = False
-    """Whether its gradient needs no rows: it is `transposed` then."""
+    """True if the gradient does not depend on the rows: `transposed` computes it."""
     can_save: ClassVar[bool] = False
-    """Whether its gradient can go by its result and rows by target, without the aggregate being made again."""
+    """True if `gradients` can work from saved results, without running the aggregate again."""
     first: ClassVar[str] = "x"
-    """The rows that are aggregated; of several steps, the result of one is the next one's."""
+    """Name of the rows that are aggregated."""
 
     @property
     def source(self) -> tuple[str, ...]:
-        """Names of what has a row for each source."""
+        """Names of the tensors with a row for each source vertex."""
         return ("x",)
 
     @property
     def target(self) -> tuple[str, ...]:
-        """Names of what has a row for each target."""
+        """Names of the tensors with a row for each target vertex."""
         return ()
 
     @property
     def shared(self) -> tuple[str, ...]:
-        """Names of what all rows share."""
+        """Names of the tensors that all rows use."""
         return ()
 
     @property
     def plain(self) -> bool:
-        """Whether it reads nothing but the rows that it aggregates: of constant rows, it is constant."""
+        """True if it reads only the rows that it aggregates, so that its result is constant if these are."""
         return self.over_edges and (*self.source, *self.target, *self.shared) == (self.first,)
 
     @property
     def loops(self) -> bool:
-        """Whether a target's own row takes part among the sources'."""
+        """True if the row of a target is aggregated too, as if it had a self-loop."""
         return False
 
     @property
     def reads_weight(self) -> bool:
-        """Whether it uses the weights of the edges, if they have any."""
+        """True if it multiplies by the edge weights, if the graph has any."""
         return False
 
     @property
     def heads(self) -> int:
-        """Heads whose logits weight the rows; 0 where none do."""
+        """Number of attention heads; 0 for an aggregate without attention."""
         return 0
 
     @property
     def logit_width(self) -> int:
-        """Numbers of a source, and of a target, that the logits are made of, all heads together."""
+        """Number of columns, of a source and of a target, from which attention logits are computed, over all heads."""
         return 0
 
     @property
     def separate_logit_width(self) -> int:
-        """Those of them that come beside a source's row, and are not the row itself."""
+        """Number of columns that logits read of a source in addition to the row that is aggregated."""
         return self.logit_width
 
     def apply(self, topology: Topology, rows: Rows, steps: int = 1) -> Tensor:
-        """The result [n, F] on a block; more steps ask for n = s."""
+        """Return the result [n, F] on a block.
+
+        Args:
+            topology: The edges.
+            rows: The tensors that it reads, by name.
+            steps: Number of times that it is applied; more than one needs n = s.
+        """
         return self.run(topology, self.prepare(topology, rows), steps)
 
     def stepwise(self, rows: Rows) -> Request:
-        """The same for steps that are taken one by one: what logits are made of stays, apart from rows that change."""
+        """Return the aggregate and tensors to use if the caller runs the steps one by one.
+
+        Logits are computed from the first step's rows, so they need a tensor of their own if they read `first`.
+        """
         return Request(self, rows)
 
     def prepare(self, topology: Topology, rows: Rows) -> Rows:
-        """The rows, with what serves all steps over these edges in place of what it is made of."""
+        """Return the tensors that `run` reads: everything that is the same in all steps is computed here, once.
+
+        Args:
+            topology: The edges.
+            rows: The tensors that the aggregate reads, by name.
+        """
         del topology
         return rows
 
     def run(self, topology: Topology, prepared: Rows, steps: int = 1) -> Tensor:
-        """As `apply`, of prepared rows."""
+        """Return the result [n, F] on a block.
+
+        Args:
+            topology: The edges.
+            prepared: The tensors that `prepare` returned.
+            steps: Number of times that it is applied; more than one needs n = s.
+        """
         raise NotImplementedError
 
     def transposed(self, topology: Topology, grad: Tensor, into: Tensor | None = None) -> Tensor:
-        """The gradient [s, F] of what is aggregated, from that of the result; added to `into`, if there is any."""
+        """Return the gradient [s, F] of the `first` rows of a linear aggregate.
+
+        Args:
+            topology: The edges.
+            grad: Gradient [n, F] of the result.
+            into: Rows [s, F] to which the gradient is added in place.
+        """
         raise NotImplementedError
 
     def apply_saving(self, topology: Topology, rows: Rows) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The result of a step, without autograd, and rows [n, .] that `gradients` will want beside it."""
+        """Run one step without autograd.
+
+        Args:
+            topology: The edges.
+            rows: The tensors that the aggregate reads, by name.
+
+        Returns:
+            The result [n, F], and further rows [n, .] that `gradients` needs.
+        """
         return self.apply(topology, rows), ()
 
     def gradients(
@@ -154,10 +200,15 @@ class Aggregate:
         grad: Tensor,
         into: Rows,
     ) -> Rows:
-        """The gradients of the rows that a step read, by name, from that of its result and what was saved with it.
+        """Return the gradients of the tensors that a step read, by name, except those added to `into`.
 
-        Those of sources are added to the rows of `into`, by name, and left out then. Where it is linear, there are no
-        others, and rows and result may be anything.
+        Args:
+            topology: The edges.
+            rows: The tensors that the step read. A linear aggregate ignores them.
+            result: The step's result [n, F]. A linear aggregate ignores it.
+            saved: The rows that `apply_saving` returned with the result.
+            grad: Gradient [n, F] of the result.
+            into: Source rows [s, .], by name, to which gradients are added in place.
         """
         del rows, result, saved
         if self.first in into:
@@ -167,31 +218,44 @@ class Aggregate:
     def working_set(
         self, adjacency: Adjacency, width: int, *, itemsize: int, size: int = 1, num_edge_features: int = 0
     ) -> WorkingSet:
-        """What a step has on the device, of `width` columns assigned to `size` ranks the share of the one with most.
+        """Return the peak device bytes of a step on the rank with the most columns (maximum of forward and backward).
 
-        That is the larger of forward and backward, where whatever is not linear is computed again: the chunk's edges,
-        loops among them, and backward their transpose; rows and results with their gradients, those of rows once more
-        as they are found; scalings, what logits are made of and, by edge, the logits; a maximum's places.
+        A backward pass runs aggregates that are not linear again. Counted are the edges with self-loops and their
+        transpose; rows, results and their gradients, those of rows a second time before they are accumulated; scalings;
+        inputs of logits; logits of edges; and positions of maxima.
+
+        Args:
+            adjacency: The graph, for the types of ids and weights.
+            width: Number of columns of the rows.
+            itemsize: Bytes of a number.
+            size: Number of ranks over which the columns are split.
+            num_edge_features: Number of features of an edge.
         """
         raise NotImplementedError
 
     def partial(self, part: EdgeSubset, rows: Rows) -> Partial:
-        """The result over some of the edges, to be combined with those over the others; differentiable."""
+        """Return the result over a subset of the edges, for `combine`; differentiable.
+
+        Args:
+            part: The subset.
+            rows: The tensors that the aggregate reads, by name.
+        """
         raise NotImplementedError
 
     def combine(self, partials: Sequence[Partial]) -> Tensor:
-        """The result over all edges [n, F], each of which, and each loop, was in one part."""
+        """Return the result [n, F] over all edges from the results over disjoint subsets."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class WholeLayer(Aggregate):
-    """A layer without phases, run as it is under a view: of rows x of sources, of which the targets' are the first.
+    """A layer without phases, called as a whole under a view.
 
-    own: the rows of the targets.
+    It reads `x`, rows of the sources, of which the targets are the first, and `own`, rows of the targets.
     """
 
     layer: nn.Module
+    """The layer, called as `layer(view, x)`."""
 
     @property
     def target(self) -> tuple[str, ...]:
@@ -200,7 +264,7 @@ class WholeLayer(Aggregate):
 
 @dataclass(frozen=True)
 class Total(Aggregate):
-    """The sum [F] of the rows: one result for all."""
+    """Sum [F] of the rows of all vertices."""
 
     over_edges = False
 

@@ -15,9 +15,9 @@ from weft.kernels import (
     EdgeDropout,
     SourceGrads,
     attend,
-    attend_edges,
     attend_and_save,
     attend_backward,
+    attend_edges,
     pair_logits,
 )
 from weft.nn.aggregate.aggregate import SLOT_BYTES, TARGET_BYTES, Aggregate, Request, Rows, WorkingSet
@@ -27,33 +27,33 @@ from weft.runtime import native
 from weft.utils.random import RandomKey
 
 ID_BYTES = 8
-"""Of the original id of each end, by which dropout goes."""
+"""Bytes of the original id of an endpoint, which keys attention dropout."""
 
 
 class MaskKey(NamedTuple):
-    """Dropout of the weights of edges by head; `View.mask_key` gives one."""
+    """Key of a dropout mask over edges and heads; `View.mask_key` returns one."""
 
     p: float
+    """Probability that a weight becomes zero."""
     key: RandomKey
+    """Key from which the mask is computed."""
     first_head: int = 0
-    """Which of all heads is the first at hand."""
+    """Index, among all heads of the layer, of the first head in these tensors."""
 
 
 @dataclass(frozen=True)
 class EdgeSoftmax(Aggregate):
-    """The sum of h over in-edges and v itself, weighted by the softmax of logits by head.
-
-    bounds: head j has the columns bounds[j]:bounds[j + 1] of the h at hand. slope: of the logits' leaky ReLU.
-    dropout: of the weights, in all steps the same; it is another in every step of training and no part of what the
-    aggregate is: two that differ in it alone are equal.
-    """
+    """Attention: the sum of h over in-neighbours and the target itself, weighted by the softmax of logits, by head."""
 
     bounds: tuple[int, ...]
+    """Head j has the columns bounds[j]:bounds[j + 1] of h."""
     slope: float
+    """Slope of the logits' leaky ReLU for negative arguments."""
     dropout: MaskKey | None = field(default=None, compare=False, kw_only=True)
+    """Dropout of the attention weights, the same in all steps. Not compared: it changes in every training step."""
     first = "h"
     by_edge: ClassVar[bool]
-    """Whether the logits are numbers by edge."""
+    """True if the kernel reads logits [E, H] of edges, False if it computes them from logits of vertices."""
 
     @property
     def loops(self) -> bool:
@@ -64,26 +64,33 @@ class EdgeSoftmax(Aggregate):
         return len(self.bounds) - 1
 
     def edge_logits(self, topology: Topology, rows: Rows) -> Tensor:
-        """The logits [E, H] of a block's edges, or [E + n, H] where v may have a loop besides."""
+        """Return the logits [E, H] of a block's edges, or [E + n, H] if self-loops are added.
+
+        Args:
+            topology: The edges.
+            rows: The tensors that the aggregate reads, by name.
+        """
         raise NotImplementedError
 
     def edge_dropout(self, topology: Topology) -> EdgeDropout | None:
-        """The dropout of a block's weights, which knows whose they are."""
+        """Return the dropout of a block's attention weights, keyed by original vertex ids; None: no dropout."""
         return None if self.dropout is None else EdgeDropout(*self.dropout, topology.ids, topology.target_ids)
 
     def working_set(
         self, adjacency: Adjacency, width: int, *, itemsize: int, size: int = 1, num_edge_features: int = 0
     ) -> WorkingSet:
-        share, edge_id = -(-width // size), native.id_dtype(adjacency.num_edges).itemsize
-        heads = min(self.heads, (share - 1) // (width // self.heads) + 2)  # it may begin and end within heads
-        row, logits, ends = share * itemsize, heads * itemsize, self.logit_width // self.heads * heads * itemsize
+        columns, edge_id = -(-width // size), native.id_dtype(adjacency.num_edges).itemsize
+        heads = min(self.heads, (columns - 1) // (width // self.heads) + 2)  # columns may begin and end within a head
+        row, logits, inputs = columns * itemsize, heads * itemsize, self.logit_width // self.heads * heads * itemsize
         weight = itemsize if adjacency.weight is not None else 0
         edge = 2 * (adjacency.indices.itemsize + weight) + edge_id
         if self.by_edge:
             edge += 5 * logits + (2 * num_edge_features * itemsize + 8 if num_edge_features else 0)
+        # Target: ids, a self-loop flag, rows and results with gradients, logits and their inputs, a self-loop.
+        # Source: ids, rows with gradients, inputs of logits with gradients and their summands.
         return WorkingSet(
-            TARGET_BYTES + ID_BYTES + 1 + 3 * row + 5 * logits + 2 * ends + edge,
-            SLOT_BYTES + ID_BYTES + 3 * row + 8 * ends,
+            TARGET_BYTES + ID_BYTES + 1 + 3 * row + 5 * logits + 2 * inputs + edge,
+            SLOT_BYTES + ID_BYTES + 3 * row + 8 * inputs,
             edge,
         )
 
@@ -99,7 +106,10 @@ class EdgeSoftmax(Aggregate):
 
 @dataclass(frozen=True)
 class Attend(EdgeSoftmax):
-    """By logits leaky_relu(logit_src_u + logit_dst_v) [., H] (Velickovic et al. 2018, eqs. 3 and 4)."""
+    """Attention of GAT, with logits leaky_relu(logit_src_u + logit_dst_v) [., H].
+
+    Source: Velickovic et al. 2018, eqs. 3 and 4.
+    """
 
     can_save = True
     by_edge = False
@@ -108,7 +118,15 @@ class Attend(EdgeSoftmax):
     def of(
         cls, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, slope: float, dropout: MaskKey | None = None
     ) -> Request:
-        """As `View.attend` takes it."""
+        """Return a request for this aggregate, with all columns of each head.
+
+        Args:
+            h: Rows [s, H D] that are summed.
+            logit_src: Part [s, H] of the logits that depends on the source.
+            logit_dst: Part [n, H] of the logits that depends on the target.
+            slope: Slope of the leaky ReLU for negative arguments.
+            dropout: Dropout of the attention weights.
+        """
         op = cls(even_heads(h.shape[1], logit_src.shape[1]), slope, dropout=dropout)
         return Request(op, {"h": h, "logit_src": logit_src, "logit_dst": logit_dst})
 
@@ -148,10 +166,10 @@ class Attend(EdgeSoftmax):
         into: Rows,
     ) -> Rows:
         inputs = AttentionInputs(rows["h"], rows["logit_src"], rows["logit_dst"], result)
-        there = SourceGrads(into.get("h"), into.get("logit_src"))
-        grad_h, logits = attend_backward(self._over(topology), inputs, saved, grad, there)
-        found = {"h": grad_h, "logit_src": logits.source, "logit_dst": logits.target}
-        return {name: value for name, value in found.items() if name not in into}
+        accumulated = SourceGrads(into.get("h"), into.get("logit_src"))
+        grad_h, logits = attend_backward(self._over(topology), inputs, saved, grad, accumulated)
+        grads = {"h": grad_h, "logit_src": logits.source, "logit_dst": logits.target}
+        return {name: value for name, value in grads.items() if name not in into}
 
     def edge_logits(self, topology: Topology, rows: Rows) -> Tensor:
         left, right, bounds = rows["logit_src"], rows["logit_dst"], range(self.heads + 1)
@@ -171,18 +189,18 @@ class Attend(EdgeSoftmax):
 
 @dataclass(frozen=True, kw_only=True)
 class AttendEdges(EdgeSoftmax):
-    """By logits that need both ends of an edge, attention . leaky_relu(left_u + right_v) by head.
+    """Attention of GATv2, with logits attention . leaky_relu(left_u + right_v), which need both endpoints of an edge.
 
-    (Brody et al. 2022, eq. 7.) left, right [., H C], attention [H C]; with edge_map [K, H C], the argument has the
-    edge's features times it besides.
-
-    logit_bounds: of the heads in left and right. apart: whether left comes beside h, or is h itself. has_edge_map:
-    whether edge features take part.
+    With edge features f_e [K], the argument of leaky_relu is left_u + right_v + f_e edge_map. Shapes: left and right
+    [., H C], attention [H C], edge_map [K, H C]. Source: Brody et al. 2022, eq. 7.
     """
 
     logit_bounds: tuple[int, ...]
+    """Head j has the columns logit_bounds[j]:logit_bounds[j + 1] of left and right."""
     separate_left: bool = True
+    """True if left is a tensor of its own, False if it is h."""
     has_edge_map: bool = False
+    """True if logits depend on edge features."""
     by_edge = True
 
     @classmethod
@@ -197,7 +215,17 @@ class AttendEdges(EdgeSoftmax):
         slope: float,
         dropout: MaskKey | None = None,
     ) -> Request:
-        """As `View.attend_edges` takes it."""
+        """Return a request for this aggregate, with all columns of each head.
+
+        Args:
+            h: Rows [s, H D] that are summed.
+            left: Source part [s, H C] of the logits' argument; None: h.
+            right: Target part [n, H C] of the logits' argument.
+            attention: Attention vectors [H, C].
+            edge_map: Weights [K, H C] of edge features; None: logits do not depend on these.
+            slope: Slope of the leaky ReLU for negative arguments.
+            dropout: Dropout of the attention weights.
+        """
         heads = len(attention)
         rows = {"h": h, "left": left, "right": right, "attention": attention.reshape(-1), "edge_map": edge_map}
         op = cls(
@@ -231,7 +259,11 @@ class AttendEdges(EdgeSoftmax):
         return self.logit_width if self.separate_left else 0
 
     def stepwise(self, rows: Rows) -> Request:
-        return Request(self, rows) if self.separate_left else Request(replace(self, separate_left=True), {**rows, "left": rows["h"]})
+        return (
+            Request(self, rows)
+            if self.separate_left
+            else Request(replace(self, separate_left=True), {**rows, "left": rows["h"]})
+        )
 
     def prepare(self, topology: Topology, rows: Rows) -> Rows:
         return {"h": rows["h"], "logits": self.edge_logits(topology, rows)}
@@ -262,5 +294,10 @@ class AttendEdges(EdgeSoftmax):
 
 
 def even_heads(width: int, heads: int) -> tuple[int, ...]:
-    """Bounds of the columns of each head, where all of them are here."""
+    """Return the bounds of the columns of each head, for heads of equal width.
+
+    Args:
+        width: Number of columns of all heads.
+        heads: Number of heads.
+    """
     return tuple(width // heads * head for head in range(heads + 1))

@@ -1,4 +1,4 @@
-"""What aggregates and dropout allocate and keep: stand-ins without data that take as much memory as the real ones."""
+"""Memory of aggregates and dropout: functions on meta tensors that allocate and save as much as the real kernels."""
 
 from __future__ import annotations
 
@@ -14,27 +14,33 @@ from weft.nn.aggregate.attention import Attend, AttendEdges
 from weft.nn.aggregate.reduce import Max
 
 SUM_BYTES = 4
-"""Of a number that rows are summed in, at least."""
+"""Smallest number of bytes of a number in which rows are summed (float32)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelMemory:
-    """Bytes that an aggregate takes on a rank beside its result and the gradients of its rows."""
+    """Bytes that an aggregate needs on a rank, in addition to its result and the gradients of its rows."""
 
     forward: int = 0
-    """While it runs."""
+    """Temporary bytes during the forward pass."""
     saved: int = 0
-    """From then on, until the backward pass has come by."""
+    """Bytes saved for backward, live from the end of forward until this operation's backward."""
     backward: int = 0
-    """While that runs."""
+    """Temporary bytes during the backward pass."""
     saves_rows: int = 0
-    """How many times the rows that it aggregates are kept for the backward pass, and whether all others are: rows that
-    are not contiguous are copied each time."""
+    """Number of times that the aggregated rows are saved for backward. Above 0, all other tensors that it reads are
+    saved once. Each save of a tensor that is not contiguous is a copy."""
     saves_result: bool = False
-    """Whether its result is."""
+    """True if the result is saved for backward."""
 
     def moved(self, *, forward: int = 0, saved: int = 0, backward: int = 0) -> KernelMemory:
-        """With what an exchange takes besides."""
+        """Return a copy with the bytes of an exchange added.
+
+        Args:
+            forward: Temporary bytes of the exchange during forward.
+            saved: Bytes that it saves for backward.
+            backward: Temporary bytes during backward.
+        """
         return replace(
             self, forward=self.forward + forward, saved=self.saved + saved, backward=self.backward + backward
         )
@@ -43,7 +49,16 @@ class KernelMemory:
 def estimate_kernel_memory(
     op: Aggregate, *, num_targets: int, num_edges: int, width: int, itemsize: int, steps: int = 1
 ) -> KernelMemory:
-    """That of the CPU's kernels on a block (weft.kernels.cpu)."""
+    """Return the memory of the CPU kernels (weft.kernels.cpu) on a block.
+
+    Args:
+        op: The aggregate.
+        num_targets: Number of targets of the block.
+        num_edges: Number of its edges.
+        width: Number of columns of the aggregated rows.
+        itemsize: Bytes of a number in these.
+        steps: Number of times that the aggregate is applied.
+    """
     result, more = num_targets * width * itemsize, steps - 1
     one_more = result if more else 0
     if isinstance(op, Attend):
@@ -65,36 +80,39 @@ def estimate_kernel_memory(
 
 
 class StandIn(torch.autograd.Function):
-    """The result [n, F] of an aggregate of tensors, the first of which is what it aggregates."""
+    """Function on meta tensors with the memory use of an aggregate: returns rows [n, F].
+
+    Its arguments are the `KernelMemory`, n, and the tensors that the aggregate reads, the aggregated rows first.
+    """
 
     @staticmethod
-    def forward(ctx: Any, footprint: KernelMemory, num_targets: int, *read: Tensor) -> Tensor:
-        scratch = blank(footprint.forward)
+    def forward(ctx: Any, memory: KernelMemory, num_targets: int, *read: Tensor) -> Tensor:
+        scratch = blank(memory.forward)
         result = read[0].new_empty(num_targets, read[0].shape[1])
-        kept = [blank(footprint.saved)]
+        saved = [blank(memory.saved)]
         del scratch
-        if footprint.saves_rows:
-            kept += [one.contiguous() for one in (*read, *read[:1] * (footprint.saves_rows - 1))]
-        if footprint.saves_result:
-            kept.append(result)
-        ctx.save_for_backward(*kept)
-        ctx.footprint, ctx.like = footprint, [(one.shape, one.dtype) for one in read]
+        if memory.saves_rows:
+            saved += [tensor.contiguous() for tensor in (*read, *read[:1] * (memory.saves_rows - 1))]
+        if memory.saves_result:
+            saved.append(result)
+        ctx.save_for_backward(*saved)
+        ctx.memory, ctx.like = memory, [(tensor.shape, tensor.dtype) for tensor in read]
         return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _: Tensor) -> Any:
-        scratch, needs = blank(ctx.footprint.backward), ctx.needs_input_grad[2:]
-        found = [
+        scratch, needs = blank(ctx.memory.backward), ctx.needs_input_grad[2:]
+        grads = [
             torch.empty(shape, dtype=dtype, device="meta") if needed else None
             for (shape, dtype), needed in zip(ctx.like, needs, strict=True)
         ]
         del scratch
-        return None, None, *found
+        return None, None, *grads
 
 
 class DropoutStandIn(torch.autograd.Function):
-    """The result of keyed dropout; with relu, its gradient reads the result."""
+    """Function on meta tensors with the memory use of keyed dropout; with relu, it saves its result for backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, relu: bool) -> Tensor:
@@ -110,5 +128,5 @@ class DropoutStandIn(torch.autograd.Function):
 
 
 def blank(num_bytes: int) -> Tensor:
-    """So much memory, without data."""
+    """Return a meta tensor of `num_bytes` bytes."""
     return torch.empty(num_bytes, dtype=torch.uint8, device="meta")

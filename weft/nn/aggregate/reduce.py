@@ -19,14 +19,13 @@ from weft.utils.errors import check_word
 
 @dataclass(frozen=True)
 class Sum(Aggregate):
-    """The sum over in-neighbours, zero where there are none.
-
-    norm: 'gcn' is D^-1/2 (A + I) D^-1/2 (Kipf and Welling 2017, eq. 2), 'mean' divides by the in-degree. weighted:
-    by the edges' weights, if they have any.
-    """
+    """Sum over in-neighbours, optionally normalized; zero for vertices without in-edges."""
 
     norm: Norm = None
+    """'gcn': D^-1/2 (A + I) D^-1/2 (Kipf and Welling 2017, eq. 2). 'mean': divided by the in-degree. None: a plain
+    sum."""
     weighted: bool = False
+    """True if messages are multiplied by the edge weights, if the graph has any."""
     linear = can_save = True
 
     def __post_init__(self) -> None:
@@ -58,6 +57,7 @@ class Sum(Aggregate):
         del num_edge_features
         row = -(-width // size) * itemsize
         edge = adjacency.indices.itemsize + (itemsize if adjacency.weight is not None else 0)
+        # Target: ids, two scalings, its result, and a self-loop. Source: ids, a scaling, its row. Edge: id and weight.
         return WorkingSet(TARGET_BYTES + 2 * itemsize + row + edge * self.loops, SLOT_BYTES + itemsize + row, edge)
 
     def partial(self, part: EdgeSubset, rows: Rows) -> Partial:
@@ -69,7 +69,10 @@ class Sum(Aggregate):
 
 @dataclass(frozen=True)
 class Max(Aggregate):
-    """The maximum over in-neighbours by column, zero where there are none; the first of equals has the gradient."""
+    """Maximum over in-neighbours, column by column; zero for vertices without in-edges.
+
+    Among equal values, the first in-edge gets the gradient.
+    """
 
     def run(self, topology: Topology, prepared: Rows, steps: int = 1) -> Tensor:
         x = prepared["x"]
@@ -83,6 +86,8 @@ class Max(Aggregate):
         del num_edge_features
         row, edge_id = -(-width // size) * itemsize, native.id_dtype(adjacency.num_edges).itemsize
         weight = itemsize if adjacency.weight is not None else 0
+        # Target: its result, the result's gradient, the positions of the maxima. Source: its row, the row's gradient,
+        # and that gradient again before it is accumulated. Edge: source id and weight, also of the transpose; edge id.
         per_edge = 2 * (adjacency.indices.itemsize + weight) + edge_id
         return WorkingSet(TARGET_BYTES + 3 * row, SLOT_BYTES + 3 * row, per_edge)
 
@@ -96,22 +101,28 @@ class Max(Aggregate):
 
 @dataclass(frozen=True)
 class ByRelation(Aggregate):
-    """The mean, or the sum, over the in-edges of each relation: a row for each target and relation with any, [M, F].
+    """Mean or sum over the in-edges of each relation.
 
-    `topology.relation_rows` maps those by their relations and adds them up to the targets' rows.
+    The result [M, F] has a relation row for each pair of a target and a relation by which it has an in-edge.
+    `Topology.relation_rows` transforms these by relation and sums them to rows of the targets.
     """
 
     mean: bool = True
+    """True for a mean, False for a sum."""
     linear = can_save = True
 
     @classmethod
     def reducing(cls, reduce: str) -> ByRelation:
-        """Return the aggregate for a word, "mean" or "sum". InputError for another."""
+        """Return the aggregate for `reduce`, "mean" or "sum".
+
+        Raises:
+            InputError: `reduce` is another word.
+        """
         check_word("reduce", reduce, ("sum", "mean"))
         return cls(mean=reduce == "mean")
 
     def run(self, topology: Topology, prepared: Rows, steps: int = 1) -> Tensor:
-        assert steps == 1, "the results are no rows of vertices"
+        assert steps == 1, "relation rows cannot be aggregated again"
         x = prepared["x"]
         return spmm(topology.relation_edges, x, scale=self._scale(topology, x.dtype))
 
@@ -123,7 +134,7 @@ class ByRelation(Aggregate):
         self, adjacency: Adjacency, width: int, *, itemsize: int, size: int = 1, num_edge_features: int = 0
     ) -> WorkingSet:
         del num_edge_features
-        row = -(-width // size) * itemsize  # results of a block may be as many as its edges, which each has one of
+        row = -(-width // size) * itemsize  # a block may have as many relation rows as edges: count a result per edge
         return WorkingSet(TARGET_BYTES, SLOT_BYTES + row, adjacency.indices.itemsize + 8 + itemsize + row)
 
     def partial(self, part: EdgeSubset, rows: Rows) -> Partial:
@@ -133,7 +144,7 @@ class ByRelation(Aggregate):
     def combine(self, partials: Sequence[Partial]) -> Tensor:
         if not self.mean:
             return add(partials)
-        counts = torch.stack([one.beside for one in partials if one.beside is not None]).sum(0)
+        counts = torch.stack([partial.merge_state for partial in partials if partial.merge_state is not None]).sum(0)
         return add(partials) / counts
 
     def _scale(self, topology: Topology, dtype: torch.dtype) -> Scale:

@@ -1,4 +1,7 @@
-"""Relation rows, of a vertex and a relation each: what typed edges are aggregated to, and the way to the vertices."""
+"""Relation rows: results of aggregation by relation, one for each pair of a vertex and a relation of its in-edges.
+
+A relational layer aggregates typed edges to relation rows, transforms these by relation, and sums them by vertex.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +19,25 @@ from weft.nn.layers.linear_transform import linear
 
 @dataclass(frozen=True, kw_only=True)
 class OwnRelationRows:
-    """The m relation rows of the n local vertices, by relation and then vertex, and their way to the vertices.
-
-    counts: how many there are of each relation. sums: the edges from them, m sources, to the n targets.
-    """
+    """The m relation rows of the n local vertices, sorted by relation and then vertex."""
 
     counts: tuple[int, ...]
+    """Number of relation rows of each relation."""
     sums: Adjacency
+    """Edges from the m relation rows, as sources, to the n vertices, as targets, over which they are summed."""
 
     @cached_property
     def targets(self) -> Tensor:
-        """The vertex of each local row: int64 [m]."""
+        """Vertex of each relation row: int64 [m], from 0 to n - 1."""
         source, target = self.sums.edges()
         return target[source.argsort()]
 
     def map(self, z: Tensor, weight: Tensor) -> Tensor:
-        """The sum over a vertex's relation rows of `z_(v,r) W_r`: z [m, B i], weight [R, B, i, o] -> [n, B o].
+        """Return `y_v`, the sum of `z_(v,r) W_r` over the relation rows (v, r) of each vertex v: [n, B o].
 
-        W_r is block-diagonal, with B blocks of i x o.
+        Args:
+            z: Relation rows [m, B i].
+            weight: [R, B, i, o]: for each relation r, a block-diagonal matrix W_r with B blocks of i x o.
         """
         parts = zip(z.split(self.counts), weight.unbind(0), strict=True)
         return spmm(self.sums, torch.cat([multiply_block_diagonal(rows, blocks) for rows, blocks in parts]))
@@ -41,22 +45,32 @@ class OwnRelationRows:
 
 @dataclass(frozen=True, kw_only=True)
 class RelationRows(OwnRelationRows):
-    """The M rows of a vertex and a relation by which it has an in-edge: by part of the vertices, relation, vertex.
+    """The M relation rows of all targets, sorted by part of the targets, then relation, then vertex.
 
-    Each part is a range of the targets; one of them is local, with m rows. So there are never more rows than
-    edges, those of a relation lie side by side, and those of a part do.
-
-    in_edges: of all rows, from s sources to M targets. bounds: where the rows of each part begin.
+    Each part is a range of targets. The inherited fields describe the m rows of one part, the local one. There are
+    never more relation rows than edges. The rows of a part are contiguous, and within it those of a relation.
     """
 
     in_edges: Adjacency
+    """Edges from the s sources to the M relation rows, as targets."""
     bounds: tuple[int, ...]
+    """Position of the first relation row of each part, and M."""
 
     @classmethod
     def of(
         cls, adjacency: Adjacency, edge_type: Tensor, num_relations: int, bounds: Sequence[int] = (), local: int = 0
     ) -> RelationRows:
-        """The rows of edges [E] with these types [E]; bounds: of the parts of the targets; none: all are one part."""
+        """Return the relation rows of an adjacency.
+
+        Args:
+            adjacency: The E edges.
+            edge_type: Relation of each edge: integer [E].
+            num_relations: Number of relations.
+            bounds: Part i consists of the targets bounds[i]:bounds[i + 1]; empty: all targets are one part.
+            local: Number of the local part.
+        """
+        # 1. Key each edge by (part, relation, target), and sort. 2. Equal keys are the in-edges of a relation row.
+        # 3. Count the relation rows of each part and relation. 4. Join those of the local part to their targets.
         device, num_targets = adjacency.device, adjacency.num_targets
         ends = torch.tensor(bounds[1:] or [num_targets])
         target = torch.arange(num_targets).repeat_interleave(adjacency.degree.cpu(), output_size=adjacency.num_edges)
@@ -89,18 +103,27 @@ class RelationRows(OwnRelationRows):
 
 @dataclass(frozen=True, kw_only=True)
 class RelationIndex:
-    """The M relation rows of all vertices by vertex and then relation: those of a range of vertices are a range.
+    """The M relation rows of all vertices, sorted by vertex and then relation.
 
-    starts: int64 [N + 1], where those of each vertex begin. vertex, relation: int64 [M].
+    The relation rows of a range of vertices are a range.
     """
 
     starts: Tensor
+    """Position of the first relation row of each vertex, and M: int64 [N + 1]."""
     vertex: Tensor
+    """Vertex of each relation row: int64 [M]."""
     relation: Tensor
+    """Relation of each relation row: int64 [M]."""
 
     @classmethod
     def of(cls, adjacency: Adjacency, edge_type: Tensor, num_relations: int) -> RelationIndex:
-        """The rows of a graph's edges [E] with these types [E]."""
+        """Return the relation rows of a graph.
+
+        Args:
+            adjacency: The E in-edges of the graph.
+            edge_type: Relation of each edge: integer [E].
+            num_relations: Number of relations.
+        """
         target = torch.arange(adjacency.num_targets).repeat_interleave(adjacency.degree.cpu())
         key = (target * num_relations + edge_type.cpu()).unique()
         vertex = key // num_relations
@@ -108,35 +131,56 @@ class RelationIndex:
         return cls(starts=starts, vertex=vertex, relation=key % num_relations)
 
     def span(self, vertices: slice) -> slice:
-        """The rows of a range of vertices."""
+        """Return the range of the relation rows of a range of vertices."""
         return slice(int(self.starts[vertices.start]), int(self.starts[vertices.stop]))
 
     def in_edges(self, block: Adjacency, vertices: slice, edge_type: Tensor, num_relations: int) -> Adjacency:
-        """A block's edges [e] of these types [e], into the rows of its targets, which are a range of vertices."""
+        """Return the edges of a block with the relation rows of its targets as targets.
+
+        Args:
+            block: The e in-edges of a range of vertices.
+            vertices: The range.
+            edge_type: Relation of each of these edges: integer [e].
+            num_relations: Number of relations.
+        """
         span = self.span(vertices)
-        known = (self.vertex[span] - vertices.start) * num_relations + self.relation[span]
+        pair_ids = (self.vertex[span] - vertices.start) * num_relations + self.relation[span]
         source, target = block.edges()
-        row = torch.searchsorted(known, target * num_relations + edge_type.cpu())
-        return Adjacency.from_edges(source, row, num_sources=block.num_sources, num_targets=len(known))
+        row = torch.searchsorted(pair_ids, target * num_relations + edge_type.cpu())
+        return Adjacency.from_edges(source, row, num_sources=block.num_sources, num_targets=len(pair_ids))
 
     def local(self, rank: int, size: int, num_relations: int) -> tuple[OwnRelationRows, Tensor]:
-        """Those of the vertices rank, rank + size, ..., and where each stands among them: int64 [M], -1 elsewhere."""
-        own = (self.vertex % size == rank).nonzero().view(-1)
-        own = own[self.relation[own].argsort(stable=True)]
+        """Return the relation rows of the vertices rank, rank + size, rank + 2 size, ...
+
+        Args:
+            rank: The first of these vertices.
+            size: Distance between them.
+            num_relations: Number of relations.
+
+        Returns:
+            The relation rows, and the position of each of all M relation rows among them: int64 [M], -1 for others.
+        """
+        local = (self.vertex % size == rank).nonzero().view(-1)
+        local = local[self.relation[local].argsort(stable=True)]
         place = torch.full_like(self.vertex, -1)
-        place[own] = torch.arange(len(own))
+        place[local] = torch.arange(len(local))
         sums = Adjacency.from_edges(
-            torch.arange(len(own)),
-            self.vertex[own] // size,
-            num_sources=len(own),
+            torch.arange(len(local)),
+            self.vertex[local] // size,
+            num_sources=len(local),
             num_targets=len(range(rank, len(self.starts) - 1, size)),
         )
-        counts = tuple(torch.bincount(self.relation[own], minlength=num_relations).tolist())
+        counts = tuple(torch.bincount(self.relation[local], minlength=num_relations).tolist())
         return OwnRelationRows(counts=counts, sums=sums), place
 
 
 def multiply_block_diagonal(rows: Tensor, blocks: Tensor) -> Tensor:
-    """Rows [m, B i] times the block-diagonal matrix of blocks [B, i, o]: [m, B o]."""
+    """Return the product [m, B o] of rows and a block-diagonal matrix.
+
+    Args:
+        rows: [m, B i].
+        blocks: [B, i, o], the blocks on the diagonal.
+    """
     num_blocks, height, width = blocks.shape
     if num_blocks == 1:
         return linear(rows, blocks[0])

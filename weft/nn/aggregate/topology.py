@@ -1,4 +1,4 @@
-"""The edges that aggregates go over, with the scalings that their degrees define."""
+"""Edges of an aggregate: adjacency, original ids, edge features and types, and scalings by degree."""
 
 from __future__ import annotations
 
@@ -16,15 +16,20 @@ from weft.utils.dtypes import sum_dtype
 from weft.utils.errors import InputError
 
 Norm = Literal["gcn", "mean"] | None
-"""How a sum over in-edges is scaled: by the roots of both ends' degrees, by the target's, or not."""
+"""Normalization of a sum over in-edges: by the square roots of both endpoints' degrees, by the target's degree, or
+none."""
 
 
 class Topology:
-    """An adjacency with the scalings that its degrees define, each made once per dtype.
+    """Adjacency with edge features, edge types, and cached scalings by degree.
 
-    ids: int64 [n], original ids, where the graph was reordered.
-    edge_features: [E, K], where the graph has them; taken to the edges' device, as `dtype`, when first asked for.
-    edge_type: integer [E] on the host, the relation of each edge, where the graph has `num_relations` of them.
+    Args:
+        adjacency: The edges.
+        ids: Original id of each vertex, int64 [n], if the graph was reordered.
+        edge_features: [E, K]; copied to the device of the edges, as `dtype`, on first use.
+        dtype: Type of the edge features on the device; None: unchanged.
+        edge_type: Relation of each edge, integer [E] on the host.
+        num_relations: Number of relations of the graph.
     """
 
     def __init__(
@@ -42,10 +47,17 @@ class Topology:
         self._edge_type, self.num_relations = edge_type, num_relations
         self._scales: dict[object, Scale] = {}
         self.target_parts: tuple[Sequence[int], int] = (), 0
-        """Bounds of ranges of targets, and which range is local: relation rows stand by these. No bounds: all are."""
+        """Bounds of the parts of the targets by which relation rows are sorted, and the number of the local part.
+        Without bounds, all targets are local."""
 
     def scale(self, norm: Norm, weighted: bool, dtype: torch.dtype) -> Scale:
-        """The vertex scalings of a normalised sum over rows of a dtype, so that it needs no float per edge."""
+        """Return the vertex scalings of a normalized sum, computed once; they replace a coefficient for each edge.
+
+        Args:
+            norm: The normalization.
+            weighted: True if degrees are sums of edge weights.
+            dtype: Type of the rows that are summed.
+        """
         name = norm, weighted, sum_dtype(dtype)
         if name not in self._scales:
             self._scales[name] = self._scale(*name)
@@ -53,45 +65,45 @@ class Topology:
 
     @property
     def has_weight(self) -> bool:
-        """Whether the edges have weights, into targets or, where only those are here, out of sources."""
-        known = self.adjacency.known_transpose
-        return self.adjacency.weight is not None or (known is not None and known.weight is not None)
+        """True if the edges have weights, in the adjacency or only in its transpose."""
+        transpose = self.adjacency.known_transpose
+        return self.adjacency.weight is not None or (transpose is not None and transpose.weight is not None)
 
     @cached_property
     def ids(self) -> Tensor:
-        """By which vertices dropout masks are keyed: those of sources, int64 [s]."""
+        """Original ids of the sources, int64 [s], which key dropout masks."""
         return (
             torch.arange(self.adjacency.num_sources, device=self.adjacency.device) if self._ids is None else self._ids
         )
 
     @cached_property
     def target_ids(self) -> Tensor:
-        """Those of targets, int64 [n]."""
+        """Original ids of the targets, int64 [n]."""
         return self.ids[: self.adjacency.num_targets]
 
     @cached_property
     def lacks_loop(self) -> Tensor:
-        """Where an edge v -> v is missing, which some aggregates add: bool [n]."""
+        """Mask of the targets v without an edge v -> v, bool [n]; some aggregates add these self-loops."""
         return ~self.adjacency.has_loop
 
     @property
     def loop(self) -> Tensor | None:
-        """Where these aggregates are to add it; None: it is among the edges."""
+        """Mask of the targets to which such aggregates add a self-loop, bool [n]; None: all are among the edges."""
         return self.lacks_loop
 
     @cached_property
     def edge_index(self) -> Tensor:
-        """Sources and targets of the edges: int64 [2, E]."""
+        """Sources and targets of the edges, int64 [2, E]."""
         return torch.stack(self.adjacency.edges())
 
     @cached_property
     def edge_features(self) -> Tensor | None:
-        """What is known of the edges, in their order: [E, K]."""
+        """Features of the edges, [E, K], in their order; None if they have none."""
         return self.edge_features_at(None)
 
     @cached_property
     def features_with_loops(self) -> EdgeFeatures | None:
-        """The features of the edges, and for the loops that are missing the mean of those of v's in-edges."""
+        """Features of the edges, and of added self-loops (the mean over the target's in-edges); None without any."""
         if self.edge_features is None:
             return None
         sums = torch.segment_reduce(self.edge_features, "sum", offsets=self.adjacency.indptr, initial=0)
@@ -99,39 +111,48 @@ class Topology:
 
     @cached_property
     def edge_type(self) -> Tensor | None:
-        """The relation of every edge, in their order: [E], on the host."""
+        """Relation of each edge, integer [E] on the host; None if edges have no types."""
         return self._edge_type
 
     @cached_property
     def relation_rows(self) -> RelationRows:
-        """The targets by relation; InputError where edges have no types."""
+        """Relation rows of the targets.
+
+        Raises:
+            InputError: The edges have no types.
+        """
         if self.edge_type is None:
             raise InputError(
-                "the graph's edges have no types, as a relational layer needs: give edge_type and relations"
+                "the graph's edges have no types, but a relational layer needs them: add edge_type and relations to "
+                "the graph"
             )
         return RelationRows.of(self.adjacency, self.edge_type, self.num_relations, *self.target_parts)
 
     @property
     def relation_edges(self) -> Adjacency:
-        """The same edges into the rows of targets and relations."""
+        """Edges with relation rows as targets."""
         return self.relation_rows.in_edges
 
     def relation_scale(self, dtype: torch.dtype) -> Scale:
-        """That of a mean over them."""
+        """Return the scaling of a mean over the edges of each relation row, computed once for each type."""
         name = "relations", dtype
         if name not in self._scales:
             self._scales[name] = Scale(target=self.relation_edges.degree.to(dtype).reciprocal())
         return self._scales[name]
 
     def edge_features_at(self, edge_ids: Tensor | None) -> Tensor | None:
-        """The rows [e, K] of the edges at these positions, int64 [e] on the CPU; None: of all."""
+        """Return features [e, K] of edges, on the device; None if the edges have none.
+
+        Args:
+            edge_ids: Positions of the edges, int64 [e] on the CPU; None: all edges.
+        """
         if self._edge_features is None:
             return None
-        found = self._edge_features if edge_ids is None else self._edge_features.index_select(0, edge_ids)
-        return found.to(self.adjacency.device, self._dtype)
+        features = self._edge_features if edge_ids is None else self._edge_features.index_select(0, edge_ids)
+        return features.to(self.adjacency.device, self._dtype)
 
     def degree(self, weighted: bool) -> Tensor:
-        """In-degree, or the sum of the weights of the in-edges: float64 [n]."""
+        """Return the in-degree of each target, or if `weighted` the sum of its edge weights: float64 [n]."""
         adjacency = self.adjacency
         if not weighted or adjacency.weight is None:
             return adjacency.degree.double()
@@ -139,13 +160,15 @@ class Topology:
 
     def _scale(self, norm: Norm, weighted: bool, dtype: torch.dtype) -> Scale:
         if norm == "gcn":
+            # D^-1/2 (A + I) D^-1/2: each endpoint contributes the root of its degree, in which a self-loop that is
+            # added counts 1. Self-loops among the edges are in A already. Vertices of degree 0 get the factor 0.
             loop = self.lacks_loop.double()
             degree = self.degree(weighted) + loop
             if (degree < 0).any():
                 vertex = int((degree < 0).nonzero()[0])
                 raise InputError(
                     f"the edge weights into vertex {vertex} sum to {float(degree[vertex] - loop[vertex]):g}, and gcn "
-                    "divides by the square root of such sums: give weights from 0 on, or choose another model"
+                    "divides by the square root of this sum: give weights of at least 0, or choose another model"
                 )
             root = degree.rsqrt()
             root[root.isinf()] = 0
@@ -156,10 +179,14 @@ class Topology:
 
 
 class SubTopology(Topology):
-    """Some of a graph's in-edges, with the scalings of the whole graph's degrees.
+    """Block of a larger graph, with scalings by the degrees of the larger graph.
 
-    adjacency: on the device to be. sources, targets: the vertices of its columns and rows, int64 or, of rows, a range;
-    on the whole topology's device. edges: where the in-edges stand among the whole graph's.
+    Args:
+        adjacency: The edges of the block, on the device on which they are used.
+        sources: Vertex of each source in `whole`, int64, on its device.
+        targets: Vertex of each target in `whole`, int64 or a range, on its device.
+        whole: Topology of the larger graph.
+        edges: Range of the block's edges among those of `whole`.
     """
 
     def __init__(
@@ -192,17 +219,20 @@ class SubTopology(Topology):
 
     def _scale(self, norm: Norm, weighted: bool, dtype: torch.dtype) -> Scale:
         scale = self.whole.scale(norm, weighted, dtype)
-        taken = zip(scale, (self.sources, self.targets, self.targets), strict=True)
-        return Scale(*(None if vector is None else vector[rows].to(self.adjacency.device) for vector, rows in taken))
+        vectors = zip(scale, (self.sources, self.targets, self.targets), strict=True)
+        return Scale(*(None if vector is None else vector[rows].to(self.adjacency.device) for vector, rows in vectors))
 
 
 class EdgeSubset(Topology):
-    """Some of a topology's in-edges, between all of its sources and targets.
+    """Subset of the edges of a topology, with all of its sources and targets.
 
-    Under dropout of attention, edges that join the same ends must be of one part: masks tell them apart by their order.
+    With attention dropout, parallel edges (of the same source and target) must be in one subset, because their masks
+    depend on their order.
 
-    edges: int64 [e], ascending, where they stand among all. loops: bool [n], the targets whose missing loop, where an
-    aggregate adds it, belongs to this part.
+    Args:
+        whole: The topology.
+        edges: Positions of the edges, int64 [e], ascending.
+        loops: Mask of the targets whose added self-loop belongs to this subset, bool [n].
     """
 
     def __init__(self, whole: Topology, edges: Tensor, loops: Tensor) -> None:
@@ -219,11 +249,14 @@ class EdgeSubset(Topology):
         self.whole, self.edges, self._loops = whole, edges, loops
 
     def edge_numbers(self, places: Tensor) -> Tensor:
-        """Of places [n, F] among the in-edges of each row, where the edges stand among all; -1 where it has none."""
-        some = self.adjacency.degree > 0
-        found = torch.full(places.shape, -1, device=places.device)
-        found[some] = self.edges[self.adjacency.indptr[:-1, None][some] + places[some]]
-        return found
+        """Convert positions [n, F] among each target's edges of this subset to positions among all edges.
+
+        Targets without an edge in the subset get -1.
+        """
+        nonempty = self.adjacency.degree > 0
+        numbers = torch.full(places.shape, -1, device=places.device)
+        numbers[nonempty] = self.edges[self.adjacency.indptr[:-1, None][nonempty] + places[nonempty]]
+        return numbers
 
     @cached_property
     def target_ids(self) -> Tensor:
@@ -235,12 +268,12 @@ class EdgeSubset(Topology):
 
     @cached_property
     def features_with_loops(self) -> EdgeFeatures | None:
-        known = self.whole.features_with_loops
-        return None if known is None else known._replace(edges=known.edges[self.edges])
+        features = self.whole.features_with_loops
+        return None if features is None else features._replace(edges=features.edges[self.edges])
 
     @cached_property
     def relation_edges(self) -> Adjacency:
-        """Into the relation rows of all edges, some of which may have none of these."""
+        """Edges of this subset, with the relation rows of all edges as targets; some of these may get no edge."""
         rows, types, num_targets = self.whole.relation_rows, self.whole.edge_type, self.adjacency.num_targets
         assert types is not None
         source, target = self.adjacency.edges()

@@ -23,7 +23,7 @@ from weft.nn.layers.conv import LinearConv
 from weft.nn.layers.norm import BatchNorm
 from weft.nn.layers.phases import Boundary, BoundaryState, PhasedLayer
 from weft.nn.layers.pyg_conv import PyGConv, from_pyg
-from weft.nn.layers.rgcn import related
+from weft.nn.layers.rgcn import relational_update
 from weft.nn.view import View
 
 
@@ -309,7 +309,7 @@ class RelationalConv(nn.Module):
 
     def forward(self, view: View, x: Tensor) -> Tensor:
         weight = self.weight if self.weight.dim() == 4 else self.weight[:, None]
-        return related(view, x, weight, self.comp, self.root, self.bias)
+        return relational_update(view, x, weight, self.comp, self.root, self.bias)
 
 
 def rgcn(scope: LayerScope, conv: Any, *, x: Any) -> Any:

@@ -1,1 +1,1 @@
-"""Layers, written for one device over a View."""
+"""Layers, written as for one device: all access to the graph goes through a `View`."""

@@ -1,4 +1,4 @@
-"""Activations whose backward reads their result, which the next layer keeps anyway."""
+"""Activations that save their result for backward instead of their input: the next layer saves it anyway."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 
 def elu(x: Tensor) -> Tensor:
-    """`x` where positive, `exp(x) - 1` elsewhere, as torch.nn.functional.elu, which keeps x as well."""
+    """Return `x` where positive, `exp(x) - 1` elsewhere; unlike torch.nn.functional.elu, it does not save x."""
     y: Tensor = _Elu.apply(x)  # type: ignore[no-untyped-call]
     return y
 

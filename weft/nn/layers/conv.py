@@ -1,8 +1,9 @@
-"""Graph layers, written for one device: row by row, then over in-edges by the view, then row by row again.
+"""Graph convolutions, written as for one device: row by row, then message passing through the view, then row by row.
 
-Formulas: x_v is v's row, N(v) its in-neighbours, W and b are weights and bias. Every layer maps rows [n, in_width] to
-rows [n, out_width], takes `steps` to repeat its middle phase, leaves out its own map where `update` is False (the
-propagation of a decoupled model), and its bias where `bias` is (in front of a batch norm).
+In formulas, x_v is the row of vertex v, N(v) are its in-neighbours, W and b are weights and bias. Every layer takes
+rows [n, in_width] and returns rows [n, out_width]. Common arguments: `steps` repeats the message passing;
+`update=False` leaves out the linear transform, for the propagation of a decoupled model; `bias=False` leaves out the
+bias, for a layer before a batch norm.
 """
 
 from __future__ import annotations
@@ -13,82 +14,113 @@ from torch import Tensor, nn
 from weft.nn.aggregate.aggregate import Aggregate, Request
 from weft.nn.aggregate.attention import Attend, AttendEdges, MaskKey
 from weft.nn.aggregate.reduce import Sum
-from weft.nn.layers.linear_transform import Linear, linear, apply_rowwise, plus
+from weft.nn.layers.linear_transform import Linear, apply_rowwise, linear, plus
 from weft.nn.layers.phases import Boundary, BoundaryState, PhasedLayer
 from weft.nn.view import View
 
 
 class LinearConv(PhasedLayer):
-    """A layer whose map commutes with its aggregate, A (x W) = (A x) W: the order that costs less is taken."""
+    """Base class of layers whose linear transform commutes with their aggregate, A (x W) = (A x) W.
+
+    The view selects the cheaper order.
+
+    Args:
+        in_width: Number of columns of the input.
+        out_width: Number of columns of the result.
+        update: False leaves out the linear transform.
+        bias: False leaves out the bias.
+    """
 
     aggregate: Aggregate
-    adds_own: bool = False
-    """Whether a vertex's own row is added, by a map of its own where the layer maps."""
+    """Aggregate A of the layer."""
+    adds_self: bool = False
+    """True if the vertex's own row, under a linear transform of its own, is added."""
 
     def __init__(self, in_width: int, out_width: int, *, update: bool = True, bias: bool = True) -> None:
         super().__init__()
         self.in_width, self.out_width = in_width, out_width
-        self.weight = self.draw(in_width, out_width) if update else None
-        self.weight_self = self.draw(in_width, out_width) if update and self.adds_own else None
-        self.bias = self.draw_bias(in_width, out_width) if bias else None
+        self.weight = self.new_weight(in_width, out_width) if update else None
+        self.weight_self = self.new_weight(in_width, out_width) if update and self.adds_self else None
+        self.bias = self.new_bias(in_width, out_width) if bias else None
 
     def extra_repr(self) -> str:
         return f"{self.in_width}, {self.out_width}"
 
-    def draw(self, rows: int, columns: int) -> nn.Parameter:
-        """A first weight matrix."""
+    def new_weight(self, rows: int, columns: int) -> nn.Parameter:
+        """Return a new weight matrix [rows, columns] with random initial values.
+
+        Args:
+            rows: Number of input columns.
+            columns: Number of output columns.
+        """
         return glorot(rows, columns)
 
-    def draw_bias(self, in_width: int, out_width: int) -> nn.Parameter:
-        """A first bias, of a map from in_width."""
+    def new_bias(self, in_width: int, out_width: int) -> nn.Parameter:
+        """Return a new bias.
+
+        Args:
+            in_width: Number of input columns of the linear transform.
+            out_width: Number of output columns.
+        """
         del in_width
         return nn.Parameter(torch.zeros(out_width))
 
     def begin(self, view: View, x: Tensor) -> Boundary:
-        """The context is whether rows are mapped before their aggregate."""
+        # The boundary's context is True if rows are transformed before their aggregate.
         if self.weight is None or not view.transform_first(x, self.out_width):
-            rows = {"own": x} if self.adds_own else {}
+            rows = {"own": x} if self.adds_self else {}
             return Boundary(request=Request(self.aggregate, {"x": x}), rows=rows, context=False)
         if self.weight_self is None:
             h = view.linear(x, self.weight, summed=True)
             return Boundary(request=Request(self.aggregate, {"x": h}), context=True)
-        both = view.linear(x, torch.cat([self.weight_self, self.weight], 1))  # one map reads and writes half as much
-        own, h = both.split(self.out_width, 1)
-        return Boundary(request=Request(self.aggregate, {"x": h}), rows={"own": own}, context=True)
+        both = view.linear(x, torch.cat([self.weight_self, self.weight], 1))  # faster than two products
+        self_rows, h = both.split(self.out_width, 1)
+        return Boundary(request=Request(self.aggregate, {"x": h}), rows={"own": self_rows}, context=True)
 
     def resume(self, view: View, state: BoundaryState) -> Tensor:
-        a, own = state.result, state.rows.get("own")
+        a, self_rows = state.result, state.rows.get("own")
         if self.weight is None or state.context:
-            return plus(a, self.bias if own is None else plus(own, self.bias))
-        if self.weight_self is None or own is None:
+            return plus(a, self.bias if self_rows is None else plus(self_rows, self.bias))
+        if self.weight_self is None or self_rows is None:
             return linear(a, self.weight, self.bias)
-        return linear(a, self.weight, view.linear(own, self.weight_self, self.bias))
+        return linear(a, self.weight, view.linear(self_rows, self.weight_self, self.bias))
 
 
 class GCNConv(LinearConv):
-    """y = D^-1/2 (A + I) D^-1/2 x W + b, D the in-degrees with the loop (Kipf and Welling 2017, eq. 2)."""
+    """GCN layer: y = D^-1/2 (A + I) D^-1/2 x W + b, with in-degrees D including self-loops.
+
+    Source: Kipf and Welling 2017, eq. 2.
+    """
 
     aggregate = Sum(norm="gcn", weighted=True)
 
 
 class SAGEConv(LinearConv):
-    """y_v = x_v W_self + mean of N(v) W + b (Hamilton, Ying, Leskovec 2017, algorithm 1, mean aggregator).
+    """GraphSAGE layer with the mean aggregator: y_v = x_v W_self + mean of x_u over u in N(v) W + b.
 
-    It begins as PyG's, whose maps are `Linear`s: uniform within one over the root of in_width, the bias too.
+    Source: Hamilton, Ying, Leskovec 2017, algorithm 1. Initial values are those of PyG's SAGEConv: weights and bias
+    uniform in +-1 / sqrt(in_width).
     """
 
     aggregate = Sum(norm="mean")
-    adds_own = True
+    adds_self = True
 
-    def draw(self, rows: int, columns: int) -> nn.Parameter:
+    def new_weight(self, rows: int, columns: int) -> nn.Parameter:
         return uniform(rows, columns, fan_in=rows)
 
-    def draw_bias(self, in_width: int, out_width: int) -> nn.Parameter:
+    def new_bias(self, in_width: int, out_width: int) -> nn.Parameter:
         return uniform(out_width, fan_in=in_width)
 
 
 class GINConv(PhasedLayer):
-    """y_v = MLP((1 + eps) x_v + sum of N(v)), eps learned (Xu et al. 2019, eq. 4.1)."""
+    """GIN layer: y_v = MLP((1 + eps) x_v + sum of x_u over u in N(v)), with learned eps (Xu et al. 2019, eq. 4.1).
+
+    Args:
+        in_width: Number of columns of the input.
+        out_width: Number of columns of the result.
+        update: False leaves out the MLP.
+        bias: False leaves out the bias of the MLP's last layer.
+    """
 
     def __init__(self, in_width: int, out_width: int, *, update: bool = True, bias: bool = True) -> None:
         super().__init__()
@@ -102,20 +134,30 @@ class GINConv(PhasedLayer):
 
     def resume(self, view: View, state: BoundaryState) -> Tensor:
         del view
-        y: Tensor = self.mlp(apply_rowwise(_with_own, [state.rows["own"], state.result], [self.eps]))
+        y: Tensor = self.mlp(apply_rowwise(_add_self, [state.rows["own"], state.result], [self.eps]))
         return y
 
 
-def _with_own(own: Tensor, result: Tensor, eps: Tensor) -> Tensor:
-    return (1 + eps) * own + result
+def _add_self(self_rows: Tensor, result: Tensor, eps: Tensor) -> Tensor:
+    return (1 + eps) * self_rows + result
 
 
 class AttentionConv(PhasedLayer):
-    """Attention over N(v) and v: y_v = sum of alpha_uv h_u + b with h = x W, alpha the softmax of logits by head.
+    """Base class of attention layers over N(v) and v: y_v = sum of alpha_uv h_u + b.
 
-    The heads' outputs are side by side (`concat`) or averaged; out_width is the result's. edge_width: the features of
-    an edge that take part in its logit, 0 for none; v's own edge, where the graph has none, has the mean of v's others.
-    dropout: of alpha in training, the same in all steps, as PyG's of that name.
+    Here h = x W, and alpha is the softmax of logits over the in-edges of v, by head. A self-loop that is added has the
+    mean edge features of the other in-edges of v.
+
+    Args:
+        in_width: Number of columns of the input.
+        out_width: Number of columns of the result, over all heads if `concat`.
+        heads: Number of attention heads.
+        concat: True concatenates the outputs of the heads, False averages them.
+        slope: Slope of the logits' leaky ReLU for negative arguments.
+        update: False leaves out W.
+        bias: False leaves out b.
+        edge_width: Number of edge features on which logits depend; 0: none.
+        dropout: Dropout probability of alpha in training, the same mask in all steps.
     """
 
     def __init__(
@@ -145,26 +187,26 @@ class AttentionConv(PhasedLayer):
         return f"{self.in_width}, {self.out_width}, heads={self.heads}"
 
     def make_logits(self, in_width: int) -> None:
-        """Draws what else logits are made with, of rows [n, in_width]."""
+        """Create the remaining parameters of the logits, for input rows [n, in_width]."""
         raise NotImplementedError
 
     def mask_key(self, view: View) -> MaskKey | None:
-        """That of alpha."""
+        """Return the key of alpha's dropout mask; None: no dropout."""
         return view.mask_key(self.dropout if self.training else 0.0)
 
     def resume(self, view: View, state: BoundaryState) -> Tensor:
-        """The rows from the heads' outputs [n, H D]."""
         del view
-        a = state.result
+        a = state.result  # outputs of the heads, [n, H D]
         if not self.concat:
             a = a.view(len(a), self.heads, self.head_width).mean(1)
         return plus(a, self.bias)
 
 
 class GATConv(AttentionConv):
-    """The logit is leaky_relu(a_src h_u + a_dst h_v), with edge features f_e also + a_edge (f_e W_edge), as in PyG.
+    """GAT layer: attention with the logits leaky_relu(a_src . h_u + a_dst . h_v), by head.
 
-    (Velickovic et al. 2018, eq. 1-6.)
+    With edge features f_e, the argument of leaky_relu has the further term a_edge . (f_e W_edge), as in PyG.
+    Source: Velickovic et al. 2018, eqs. 1-6.
     """
 
     def make_logits(self, in_width: int) -> None:
@@ -175,6 +217,8 @@ class GATConv(AttentionConv):
 
     def begin(self, view: View, x: Tensor) -> Boundary:
         h = x if self.weight is None else view.linear(x, self.weight)
+        # a . h_u by head is linear in h: one product gives both parts of the logits of all heads. The edges' part is
+        # f_e (W_edge a_edge), so the weights of edge features are combined before they meet the edges.
         vectors = torch.cat([by_head(self.attention_src), by_head(self.attention_dst)], 1)
         logit_src, logit_dst = linear(h, vectors).split(self.heads, 1)
         slope, dropout = self.slope, self.mask_key(view)
@@ -186,9 +230,10 @@ class GATConv(AttentionConv):
 
 
 class GATv2Conv(AttentionConv):
-    """The logit is a . leaky_relu(h_u + x_v W_right), with edge features f_e also + f_e W_edge.
+    """GATv2 layer: attention with the logits a . leaky_relu(h_u + x_v W_right), by head.
 
-    (Brody et al. 2022, eq. 7.)
+    With edge features f_e, the argument of leaky_relu has the further term f_e W_edge.
+    Source: Brody et al. 2022, eq. 7.
     """
 
     def make_logits(self, in_width: int) -> None:
@@ -199,7 +244,7 @@ class GATv2Conv(AttentionConv):
         if self.weight is None:
             h, right = x, linear(x, self.weight_right)
         else:
-            both = view.linear(x, torch.cat([self.weight, self.weight_right], 1))  # as in SAGEConv
+            both = view.linear(x, torch.cat([self.weight, self.weight_right], 1))  # one product, as in LinearConv
             h, right = both.split(self.weight.shape[1], 1)
         slope, dropout = self.slope, self.mask_key(view)
         request = AttendEdges.of(
@@ -209,22 +254,38 @@ class GATv2Conv(AttentionConv):
 
 
 def by_head(attention: Tensor) -> Tensor:
-    """Vectors [H, D] as a matrix [H D, H], so that a product with it gives a number per head."""
+    """Return vectors [H, D] as a matrix [H D, H]: rows [n, H D] times this matrix are the dot products by head."""
     matrix: Tensor = torch.block_diag(*attention[:, :, None])
     return matrix
 
 
 def glorot(rows: int, columns: int) -> nn.Parameter:
-    """A weight matrix drawn uniformly as in Glorot and Bengio 2010, eq. 16."""
+    """Return a random weight matrix with the uniform distribution of Glorot and Bengio 2010, eq. 16.
+
+    Args:
+        rows: Number of input columns.
+        columns: Number of output columns.
+    """
     return nn.Parameter(nn.init.xavier_uniform_(torch.empty(rows, columns)))
 
 
 def uniform(*shape: int, fan_in: int) -> nn.Parameter:
-    """A weight matrix or bias as nn.Linear begins: uniform within one over the root of fan_in."""
+    """Return a weight matrix or bias with the initial values of nn.Linear: uniform in +-1 / sqrt(fan_in).
+
+    Args:
+        *shape: Shape of the parameter.
+        fan_in: Number of input columns.
+    """
     bound = max(fan_in, 1) ** -0.5
     return nn.Parameter(nn.init.uniform_(torch.empty(shape), -bound, bound))
 
 
 def mlp(in_width: int, out_width: int, *, bias: bool = True) -> nn.Sequential:
-    """The two-layer perceptron of GIN."""
+    """Return the two-layer perceptron of GIN.
+
+    Args:
+        in_width: Number of columns of the input.
+        out_width: Number of columns of the hidden layer and of the result.
+        bias: False leaves out the bias of the second layer.
+    """
     return nn.Sequential(Linear(in_width, out_width), nn.ReLU(), Linear(out_width, out_width, bias=bias))

@@ -1,7 +1,7 @@
-"""Decoders of link prediction: the score of a link from the rows of its two ends.
+"""Decoders for link prediction: they score a link from the rows of its two endpoints.
 
-Each makes a query of one end, and the score is the query's dot product with the other end. Both are symmetric: it does
-not matter which end the query is made of. p links, D columns, R relations.
+A decoder computes a query from one endpoint; the score is the dot product of the query and the other endpoint. All
+decoders are symmetric: either endpoint can give the query. Shapes: p links, D columns, R relations.
 """
 
 from __future__ import annotations
@@ -18,16 +18,31 @@ from weft.utils.errors import InputError, unknown
 
 
 class Dot(nn.Module):
-    """`s(u, v) = z_u . z_v` (Kipf and Welling 2016, variational graph auto-encoders); knows no relations."""
+    """Dot-product decoder, `s(u, v) = z_u . z_v`, which ignores relations.
+
+    Source: Kipf and Welling 2016, variational graph auto-encoders.
+    """
 
     def query(self, rows: Tensor, relation: Tensor) -> Tensor:
-        """The queries [p, D] of rows [p, D]."""
+        """Return queries [p, D].
+
+        Args:
+            rows: Rows of one endpoint of each link, [p, D].
+            relation: Ignored.
+        """
         del relation
         return rows
 
 
 class DistMult(nn.Module):
-    """`s(u, r, v) = sum_d z_ud w_rd z_vd` (Yang et al. 2015, eq. 2). weight: [R, D], a vector for each relation."""
+    """DistMult decoder, `s(u, r, v) = sum_d z_ud w_rd z_vd`, with a learned vector w_r for each relation.
+
+    Source: Yang et al. 2015, eq. 2.
+
+    Args:
+        num_relations: Number of relations R.
+        width: Number of columns D of the rows.
+    """
 
     def __init__(self, num_relations: int, width: int) -> None:
         super().__init__()
@@ -35,7 +50,12 @@ class DistMult(nn.Module):
         nn.init.xavier_uniform_(self.weight)
 
     def query(self, rows: Tensor, relation: Tensor) -> Tensor:
-        """The queries [p, D] of rows [p, D] under relations, int64 [p]."""
+        """Return queries [p, D].
+
+        Args:
+            rows: Rows of one endpoint of each link, [p, D].
+            relation: Relation of each link, int64 [p].
+        """
         return rows * self.weight[relation]
 
 
@@ -43,9 +63,13 @@ Decoder = Dot | DistMult
 
 
 class LinkModel(PhasedModel):
-    """Any model as an encoder, with a decoder whose parameters are trained and kept with its own.
+    """Model for link prediction: an encoder, which computes rows [n, D], and a decoder, which scores links.
 
-    Called as the encoder is: it gives rows [n, D]; the decoder is for whoever has the links.
+    A call runs only the encoder. The task calls the decoder with the links. Parameters of both are trained and saved.
+
+    Args:
+        encoder: Any model over views.
+        decoder: The decoder.
     """
 
     def __init__(self, encoder: nn.Module, decoder: Decoder) -> None:
@@ -62,17 +86,29 @@ class LinkModel(PhasedModel):
 
     def _checked(self, reached: Boundary | Tensor) -> Boundary | Tensor:
         if isinstance(reached, Tensor) and isinstance(self.decoder, DistMult):
-            width, wanted = reached.shape[1], self.decoder.weight.shape[1]
-            if width != wanted:
-                raise InputError(f"the model gives {width} columns, its decoder has {wanted}: --hidden {width}")
+            width, expected = reached.shape[1], self.decoder.weight.shape[1]
+            if width != expected:
+                raise InputError(
+                    f"the model returns {width} columns, but its decoder needs {expected}: use --hidden {width}"
+                )
         return reached
 
 
 def make_decoder(name: str, num_relations: int, width: int) -> Decoder:
-    """The decoder of that name; InputError with the nearest name if there is none."""
+    """Return a decoder.
+
+    Args:
+        name: One of `DECODERS`.
+        num_relations: Number of relations of the graph.
+        width: Number of columns of the rows that are scored.
+
+    Raises:
+        InputError: There is no decoder of this name; the message names the nearest one.
+    """
     if name not in DECODERS:
         raise unknown("decoder", name, DECODERS)
     return DistMult(num_relations, width) if name == "distmult" else Dot()
 
 
 DECODERS = ("dot", "distmult")
+"""Names of the decoders."""

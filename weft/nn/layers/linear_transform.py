@@ -1,4 +1,8 @@
-"""Maps of rows, `x W + b`, by whichever library is the faster one here (`weft.runtime.kernel_selection`), also of narrow rows."""
+"""Linear transforms of rows, `x W + b`, by the fastest library on this machine (`weft.runtime.kernel_selection`).
+
+Rows may have lower precision (bfloat16) than weights (float32). They are then transformed part by part in float32, so
+that no float32 copy of all rows exists.
+"""
 
 from __future__ import annotations
 
@@ -15,116 +19,147 @@ from weft.runtime.alignment import empty_aligned, needs_padding, row_stride
 from weft.runtime.kernel_selection import selected_kernel
 from weft.utils.dtypes import is_low_precision, sum_dtype
 
-PART_ROWS = 16  # from measuring 4 to 256
-PARTS = 8
-"""In which narrow rows are widened, so that there is no wide copy of all of them."""
+ROW_MULTIPLE = 16
+"""Number of rows passed to oneDNN's weight gradient is a multiple of this, the best of 4 to 256 as measured."""
+NUM_PARTS = 8
+"""Number of parts in which low-precision rows are converted to float32."""
 _inner_product = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
 
 
 def has_onednn() -> bool:
-    """Whether PyTorch has oneDNN's inner product here."""
+    """Return whether this PyTorch has oneDNN's inner product."""
     return _inner_product is not None
 
 
 def linear(x: Tensor, weight: Tensor, added: Tensor | None = None, *, summed: bool = False) -> Tensor:
-    """`x W` and what is added to it: x [n, in_width], weight [in_width, out_width] -> [n, out_width].
+    """Return `x W + added` [n, out_width].
 
-    added: rows [n, out_width], or one bias [out_width] for all. Where x is narrower than W, the result is as x is: made
-    in W's type and rounded once. summed: sums over edges read the result, whose rows may have gaps then
-    (`weft.runtime.alignment`).
+    PyTorch's matrix product calls MKL, which is slow for few output columns and, on some processors, does not use the
+    widest vector instructions. oneDNN's inner product, which torch.compile uses, has neither problem.
 
-    PyTorch's matrix product goes to MKL, which is slow where few columns come out, and on some processors leaves the
-    widest vectors unused. oneDNN's inner product, by which PyTorch's compiler has such maps done, is not.
+    Args:
+        x: Rows [n, in_width]. If their precision is lower than W's, the result is computed in the type of W and rounded
+            once to the type of x.
+        weight: W, [in_width, out_width].
+        added: Rows [n, out_width], or a bias [out_width]; None: nothing is added.
+        summed: True if the result is only summed over edges; its rows may then be padded to cache lines
+            (`weft.runtime.alignment`).
     """
     if weight.dtype != torch.float32 or x.device.type != "cpu":
         return linear_by("torch", "mkl", x, weight, added, summed=summed)
-    parts = PARTS if is_low_precision(x.dtype) else 1
+    parts = NUM_PARTS if is_low_precision(x.dtype) else 1
     sizes = (torch.get_num_threads(), x.numel() * weight.shape[1] / parts, *weight.shape)
-    return linear_by(selected_kernel("map", *sizes), selected_kernel("map_weights", *sizes), x, weight, added, summed=summed)
+    return linear_by(
+        selected_kernel("map", *sizes), selected_kernel("map_weights", *sizes), x, weight, added, summed=summed
+    )
 
 
 def linear_by(
-    by: str, weights_by: str, x: Tensor, weight: Tensor, added: Tensor | None = None, *, summed: bool = False
+    kernel: str, weight_kernel: str, x: Tensor, weight: Tensor, added: Tensor | None = None, *, summed: bool = False
 ) -> Tensor:
-    """`linear` by some implementations of `map` and `map_weights`, see `weft.runtime.kernel_selection`."""
-    narrow = is_lower_precision(x, weight)
-    gaps = summed and added is None and not narrow and needs_padding(x, weight.shape[1])
-    if by == "torch" and not narrow and not gaps:
+    """Return the result of `linear`, computed by given implementations (see `weft.runtime.kernel_selection`).
+
+    Args:
+        kernel: Implementation of the product, and of the gradient of x.
+        weight_kernel: Implementation of the gradient of the weight.
+        x: Rows [n, in_width].
+        weight: [in_width, out_width].
+        added: Rows [n, out_width], or a bias [out_width]; None: nothing is added.
+        summed: True if the result is only summed over edges, so that its rows may be padded.
+    """
+    low_precision = is_lower_precision(x, weight)
+    padded = summed and added is None and not low_precision and needs_padding(x, weight.shape[1])
+    if kernel == "torch" and not low_precision and not padded:
         return x @ weight if added is None else torch.addmm(added, x, weight)
-    if narrow:
-        y: Tensor = _NarrowMap.apply(x, weight, added, by, weights_by)  # type: ignore[no-untyped-call]
+    if low_precision:
+        y: Tensor = _LowPrecisionLinear.apply(x, weight, added, kernel, weight_kernel)  # type: ignore[no-untyped-call]
     else:
-        y = _Map.apply(x, weight, added, by, weights_by, gaps)  # type: ignore[no-untyped-call]
+        y = _LinearFunction.apply(x, weight, added, kernel, weight_kernel, padded)  # type: ignore[no-untyped-call]
     return y
 
 
 def apply_rowwise(run: Callable[..., Tensor], rows: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
-    """`run(*rows, *parameters)` of rows [n, .], each by itself, to rows [n, out_width].
+    """Return `run(*rows, *parameters)` [n, out_width], for a function that computes each row by itself.
 
-    Where rows are narrower than the parameters, so is the result: made in the parameters' type and rounded once. Its
-    gradient makes it again, so that no wider rows are kept. run: without effects; closes over no tensor that wants one.
+    If rows have lower precision than the parameters, the function runs in the parameters' type, and its result is
+    rounded once to the type of the rows. The backward pass runs it again, so no rows of higher precision are saved.
+
+    Args:
+        run: The function. It has no side effects and uses no other tensors that need a gradient.
+        rows: Tensors [n, .].
+        parameters: Tensors that all rows use.
     """
     if not is_lower_precision(rows[0], parameters[0]):
         return run(*rows, *parameters)
-    y: Tensor = _Widened.apply(run, len(rows), *rows, *parameters)  # type: ignore[no-untyped-call]
+    y: Tensor = _UpcastRowwise.apply(run, len(rows), *rows, *parameters)  # type: ignore[no-untyped-call]
     return y
 
 
 def plus(x: Tensor, added: Tensor | None) -> Tensor:
-    """Rows x and what is added to them, if anything: rows of their type, or one bias for all. As narrow as x is."""
+    """Return `x + added`, in the type of x.
+
+    Args:
+        x: Rows [n, F].
+        added: Rows [n, F] of the same type, or a bias [F]; None: nothing is added.
+    """
     if added is None or not is_lower_precision(x, added):
         return x if added is None else x + added
-    y: Tensor = _NarrowPlus.apply(x, added)  # type: ignore[no-untyped-call]
+    y: Tensor = _LowPrecisionPlus.apply(x, added)  # type: ignore[no-untyped-call]
     return y
 
 
 def is_lower_precision(rows: Tensor, parameter: Tensor) -> bool:
-    """Whether rows are narrow, and a parameter is of the type that they are widened to."""
+    """Return whether rows have a low-precision type, and a parameter has the type in which these are summed.
+
+    Args:
+        rows: Rows of any type.
+        parameter: A parameter that they are combined with.
+    """
     return is_low_precision(rows.dtype) and parameter.dtype == sum_dtype(rows.dtype)
 
 
 def sum_rows(x: Tensor) -> Tensor:
-    """The sum [F] of rows [n, F], in the type of sums."""
+    """Return the sum [F] of rows [n, F], in float32 if the rows have lower precision."""
     dtype = sum_dtype(x.dtype)
     return x.sum(0) if x.dtype == dtype else torch.stack([x[part].to(dtype).sum(0) for part in _parts(x)]).sum(0)
 
 
 class Linear(nn.Linear):
-    """nn.Linear by `linear`."""
+    """nn.Linear that computes with `linear`."""
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight.t(), self.bias)
 
 
-def _keep(ctx: Any, x: Tensor, weight: Tensor, added: Tensor | None, by: str, weights_by: str) -> None:
-    """What the gradient of a map asks for."""
+def _save(ctx: Any, x: Tensor, weight: Tensor, added: Tensor | None, kernel: str, weight_kernel: str) -> None:
+    """Save for backward what the gradient of a linear transform needs."""
     ctx.save_for_backward(x, weight)
-    ctx.one_for_all = added is not None and added.dim() == 1
-    ctx.by = by, weights_by
+    ctx.has_bias = added is not None and added.dim() == 1
+    ctx.kernels = kernel, weight_kernel
 
 
-class _Map(torch.autograd.Function):
+class _LinearFunction(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, added: Tensor | None, by: str, weights_by: str, gaps: bool
+        ctx: Any, x: Tensor, weight: Tensor, added: Tensor | None, kernel: str, weight_kernel: str, padded: bool
     ) -> Tensor:
-        _keep(ctx, x, weight, added, by, weights_by)
-        if gaps:
-            return _product_on_lines(x, weight, by)
-        if ctx.one_for_all or added is None:
-            return _product(x, weight, added, by)
-        return _product(x, weight, None, by).add_(added)
+        _save(ctx, x, weight, added, kernel, weight_kernel)
+        if padded:
+            return _aligned_product(x, weight, kernel)
+        if ctx.has_bias or added is None:
+            return _product(x, weight, added, kernel)
+        return _product(x, weight, None, kernel).add_(added)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-        (x, weight), (by, weights_by) = ctx.saved_tensors, ctx.by
+        (x, weight), (kernel, weight_kernel) = ctx.saved_tensors, ctx.kernels
         needs_x, needs_weight, needs_added = ctx.needs_input_grad[:3]
-        grad_y = grad_y.contiguous()  # once for all that it is multiplied with
-        grad_added = grad_y.sum(0) if ctx.one_for_all else grad_y
+        grad_y = grad_y.contiguous()  # one copy for both products
+        grad_added = grad_y.sum(0) if ctx.has_bias else grad_y
         return (
-            _product(grad_y, weight.t(), None, by) if needs_x else None,
-            _weight_gradient(x, grad_y, weights_by) if needs_weight else None,
+            _product(grad_y, weight.t(), None, kernel) if needs_x else None,
+            _weight_gradient(x, grad_y, weight_kernel) if needs_weight else None,
             grad_added if needs_added else None,
             None,
             None,
@@ -133,40 +168,40 @@ class _Map(torch.autograd.Function):
 
 
 def _parts(x: Tensor) -> list[slice]:
-    """The rows that are widened together."""
-    step = max(-(-len(x) // PARTS), 1)
+    """Return the ranges of rows that are converted to float32 together."""
+    step = max(-(-len(x) // NUM_PARTS), 1)
     return [slice(first, min(first + step, len(x))) for first in range(0, max(len(x), 1), step)]
 
 
-class _NarrowMap(torch.autograd.Function):
+class _LowPrecisionLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, added: Tensor | None, by: str, weights_by: str) -> Tensor:
-        _keep(ctx, x, weight, added, by, weights_by)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, added: Tensor | None, kernel: str, weight_kernel: str) -> Tensor:
+        _save(ctx, x, weight, added, kernel, weight_kernel)
         y = x.new_empty(len(x), weight.shape[1])
         for part in _parts(x):
-            wide = _product(x[part].to(weight.dtype), weight, added if ctx.one_for_all else None, by)
-            if added is not None and not ctx.one_for_all:
-                wide += added[part]
-            y[part] = wide
+            upcast = _product(x[part].to(weight.dtype), weight, added if ctx.has_bias else None, kernel)
+            if added is not None and not ctx.has_bias:
+                upcast += added[part]
+            y[part] = upcast
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-        (x, weight), (by, weights_by) = ctx.saved_tensors, ctx.by
+        (x, weight), (kernel, weight_kernel) = ctx.saved_tensors, ctx.kernels
         needs_x, needs_weight, needs_added = ctx.needs_input_grad[:3]
         grad_x, grad_weight = torch.empty_like(x) if needs_x else None, torch.zeros_like(weight)
         for part in _parts(x):
-            wide = grad_y[part].to(weight.dtype)
+            upcast = grad_y[part].to(weight.dtype)
             if grad_x is not None:
-                grad_x[part] = _product(wide, weight.t(), None, by)
+                grad_x[part] = _product(upcast, weight.t(), None, kernel)
             if needs_weight:
-                grad_weight += _weight_gradient(x[part].to(weight.dtype), wide, weights_by)
-        grad_added = sum_rows(grad_y) if ctx.one_for_all else grad_y
+                grad_weight += _weight_gradient(x[part].to(weight.dtype), upcast, weight_kernel)
+        grad_added = sum_rows(grad_y) if ctx.has_bias else grad_y
         return grad_x, grad_weight if needs_weight else None, grad_added if needs_added else None, None, None
 
 
-class _NarrowPlus(torch.autograd.Function):
+class _LowPrecisionPlus(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, added: Tensor) -> Tensor:  # noqa: ARG004
         y = torch.empty_like(x)
@@ -180,73 +215,75 @@ class _NarrowPlus(torch.autograd.Function):
         return grad_y, sum_rows(grad_y)
 
 
-class _Widened(torch.autograd.Function):
+class _UpcastRowwise(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, run: Callable[..., Tensor], num_rows: int, *given: Tensor) -> Tensor:
+    def forward(ctx: Any, run: Callable[..., Tensor], num_rows: int, *tensors: Tensor) -> Tensor:
         ctx.run, ctx.num_rows = run, num_rows
-        ctx.save_for_backward(*given)
-        rows, parameters = given[:num_rows], given[num_rows:]
-        parts = (run(*_widened(rows, part), *parameters).to(rows[0].dtype) for part in _parts(rows[0]))
+        ctx.save_for_backward(*tensors)
+        rows, parameters = tensors[:num_rows], tensors[num_rows:]
+        parts = (run(*_upcast(rows, part), *parameters).to(rows[0].dtype) for part in _parts(rows[0]))
         return torch.cat([*parts])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-        """Part by part: parameters' gradients are added up in the type of sums."""
-        given, needs = ctx.saved_tensors, ctx.needs_input_grad[2:]
-        rows, parameters = given[: ctx.num_rows], given[ctx.num_rows :]
-        found = [torch.zeros_like(one) if needed else None for one, needed in zip(given, needs, strict=True)]
-        grads, num_row_grads = [one for one in found if one is not None], sum(needs[: ctx.num_rows])
+        # Part by part: run again on a part of the rows in float32 and differentiate. Gradients of rows are written to
+        # their part, in low precision; gradients of parameters are summed over the parts, in float32.
+        tensors, needs = ctx.saved_tensors, ctx.needs_input_grad[2:]
+        rows, parameters = tensors[: ctx.num_rows], tensors[ctx.num_rows :]
+        all_grads = [
+            torch.zeros_like(tensor) if needed else None for tensor, needed in zip(tensors, needs, strict=True)
+        ]
+        grads, num_row_grads = [grad for grad in all_grads if grad is not None], sum(needs[: ctx.num_rows])
         for part in _parts(grad_y):
             with torch.enable_grad():
-                leaves = [one.detach().requires_grad_() for one in (*_widened(rows, part), *parameters)]
+                leaves = [tensor.detach().requires_grad_() for tensor in (*_upcast(rows, part), *parameters)]
                 y = ctx.run(*leaves)
-            wanted = [leaf for leaf, needed in zip(leaves, needs, strict=True) if needed]
-            made = torch.autograd.grad(y, wanted, grad_y[part].to(y.dtype))
-            for number, (into, grad) in enumerate(zip(grads, made, strict=True)):
+            inputs = [leaf for leaf, needed in zip(leaves, needs, strict=True) if needed]
+            part_grads = torch.autograd.grad(y, inputs, grad_y[part].to(y.dtype))
+            for number, (total, grad) in enumerate(zip(grads, part_grads, strict=True)):
                 if number < num_row_grads:
-                    into[part] = grad
+                    total[part] = grad
                 else:
-                    into += grad
-        return None, None, *found
+                    total += grad
+        return None, None, *all_grads
 
 
-def _widened(rows: Sequence[Tensor], part: slice) -> list[Tensor]:
-    return [one[part].to(sum_dtype(one.dtype)) for one in rows]
+def _upcast(rows: Sequence[Tensor], part: slice) -> list[Tensor]:
+    return [tensor[part].to(sum_dtype(tensor.dtype)) for tensor in rows]
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None, by: str) -> Tensor:
-    if by == "onednn" and _inner_product is not None:
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, kernel: str) -> Tensor:
+    if kernel == "onednn" and _inner_product is not None:
         y: Tensor = _inner_product(x.contiguous(), weight.t().contiguous(), bias, "none", [], "")
         return y
     return x @ weight if bias is None else torch.addmm(bias, x, weight)
 
 
-def _product_on_lines(x: Tensor, weight: Tensor, by: str) -> Tensor:
-    """`x W` in rows that begin at cache lines, see `weft.runtime.alignment`."""
+def _aligned_product(x: Tensor, weight: Tensor, kernel: str) -> Tensor:
+    """Return `x W` in rows that begin at cache lines (see `weft.runtime.alignment`)."""
     width = weight.shape[1]
-    if by != "onednn":
+    if kernel != "onednn":
         return torch.mm(x, weight, out=empty_aligned(x, len(x), width))
-    gap = row_stride(width, x.itemsize) - width
-    return _product(x, pad(weight, (0, gap)), None, by)[:, :width]
+    padding = row_stride(width, x.itemsize) - width
+    return _product(x, pad(weight, (0, padding)), None, kernel)[:, :width]
 
 
-def _weight_gradient(x: Tensor, grad_y: Tensor, by: str) -> Tensor:
-    """The gradient `x^T grad_y` of the weight: x [n, in_width], grad_y [n, out_width] -> [in_width, out_width].
-
-    oneDNN's is that of a 1 x 1 convolution's weight, which takes up to four times as long where n has no equal parts: a
-    few rows are apart. One side is the image, the other its gradient, and either way may be the faster one. In MKL's
-    product the narrower one goes first: it takes up to twenty times as long where eight columns come last.
-    """
-    if by == "onednn_transposed":
+def _weight_gradient(x: Tensor, grad_y: Tensor, kernel: str) -> Tensor:
+    """Return the weight's gradient `x^T grad_y` [in_width, out_width], from x [n, in_width] and grad_y [n, out_width]."""
+    # onednn: the weight gradient of a 1 x 1 convolution on an image x with n pixels. It is up to 4 times as slow if n
+    # is no multiple of ROW_MULTIPLE, so the last rows are added by a product. onednn_transposed: x and grad_y exchange
+    # roles, which is faster for some sizes. mkl: the tensor with fewer columns comes first, because a product with
+    # eight output columns is up to 20 times as slow.
+    if kernel == "onednn_transposed":
         return _weight_gradient(grad_y, x, "onednn").t()
-    if by != "onednn" or _inner_product is None or len(x) < PART_ROWS:
+    if kernel != "onednn" or _inner_product is None or len(x) < ROW_MULTIPLE:
         return (grad_y.t() @ x).t() if grad_y.shape[1] < x.shape[1] else x.t() @ grad_y
-    even, size = len(x) // PART_ROWS * PART_ROWS, (grad_y.shape[1], x.shape[1])
-    found: Tensor = conv2d_weight(_pixels(x[:even]), (*size, 1, 1), _pixels(grad_y[:even]))
-    return found.view(size).t() + x[even:].t() @ grad_y[even:]
+    even, size = len(x) // ROW_MULTIPLE * ROW_MULTIPLE, (grad_y.shape[1], x.shape[1])
+    grad: Tensor = conv2d_weight(_pixels(x[:even]), (*size, 1, 1), _pixels(grad_y[:even]))
+    return grad.view(size).t() + x[even:].t() @ grad_y[even:]
 
 
 def _pixels(x: Tensor) -> Tensor:
-    """Rows [n, width] as an image of n x 1 pixels, [1, width, n, 1], each pixel's channels side by side."""
+    """Return rows [n, width] as an image [1, width, n, 1] of n x 1 pixels, whose channels are contiguous."""
     return x.contiguous().view(1, len(x), 1, x.shape[1]).permute(0, 3, 1, 2)

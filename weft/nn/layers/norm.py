@@ -1,4 +1,4 @@
-"""Normalisations of hidden rows. Each takes the view, because a batch's statistics couple the rows of all ranks."""
+"""Normalizations of hidden rows. They are called with the view, since a batch norm needs the rows of all ranks."""
 
 from __future__ import annotations
 
@@ -16,36 +16,51 @@ from weft.utils.errors import InputError, unknown
 
 
 class NoNorm(nn.Module):
-    """Rows as they are."""
+    """Identity, for a model without normalization."""
 
     def forward(self, _view: View, x: Tensor) -> Tensor:
         return x
 
 
 class LayerNorm(nn.Module):
-    """Each row to mean 0 and variance 1 (Ba, Kiros, Hinton 2016)."""
+    """Normalization of each row to mean 0 and variance 1, with learned scale and shift (Ba, Kiros, Hinton 2016).
+
+    Called as `norm(view, x)`, with rows x [n, width].
+
+    Args:
+        width: Number of columns.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
 
     def forward(self, _view: View, x: Tensor) -> Tensor:
-        return apply_rowwise(self._normalised, [x], [self.norm.weight, self.norm.bias])
+        return apply_rowwise(self._normalize, [x], [self.norm.weight, self.norm.bias])
 
-    def _normalised(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def _normalize(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return torch.nn.functional.layer_norm(x, self.norm.normalized_shape, weight, bias, self.norm.eps)
 
 
 class BatchNorm(PhasedLayer):
-    """Each column to mean 0 and variance 1 over all vertices, each counted once (Ioffe and Szegedy 2015).
+    """Normalization of each column to mean 0 and variance 1 over the vertices of all ranks (Ioffe and Szegedy 2015).
 
-    Leave out the bias of the layer in front: nothing depends on it, so its gradient is rounding noise, which Adam would
-    blow up to full steps, another one under every strategy.
+    Called as `norm(view, x)`, with rows x [n, width]. Give the layer before it no bias: the result does not depend on
+    that bias, so its gradient is only rounding noise. Adam scales this up to full steps, which differ between
+    strategies.
+
+    Args:
+        width: Number of columns.
+        momentum: Weight of the current statistics in the running ones.
+        eps: Number added to the variance.
     """
 
     running_mean: Tensor
+    """Running mean [width], used in evaluation."""
     running_var: Tensor
+    """Running variance [width], unbiased, used in evaluation."""
     num_batches_tracked: Tensor
+    """Number of training steps so far, int64."""
 
     def __init__(self, width: int, *, momentum: float = 0.1, eps: float = 1e-5) -> None:
         super().__init__()
@@ -58,46 +73,63 @@ class BatchNorm(PhasedLayer):
 
     @classmethod
     def of(cls, norm: _BatchNorm) -> BatchNorm:
-        """PyTorch's, whose parameters and statistics it shares. InputError for one without some of these."""
+        """Return a batch norm that shares the parameters and statistics of PyTorch's `norm`.
+
+        Raises:
+            InputError: `norm` has no weights, running statistics or momentum.
+        """
         if not (norm.affine and norm.track_running_stats and norm.momentum is not None):
             raise InputError(
-                f"{norm} is without weights, running statistics or momentum: make it with affine=True, "
+                f"{norm} has no weights, running statistics or momentum: create it with affine=True, "
                 "track_running_stats=True and a momentum"
             )
-        made = cls(norm.num_features, momentum=norm.momentum, eps=norm.eps)
-        made.weight, made.bias = norm.weight, norm.bias
+        result = cls(norm.num_features, momentum=norm.momentum, eps=norm.eps)
+        result.weight, result.bias = norm.weight, norm.bias
         for name, buffer in norm.named_buffers():
-            setattr(made, name, buffer)
-        return made
+            setattr(result, name, buffer)
+        return result
 
     def begin(self, view: View, x: Tensor) -> Boundary | Tensor:
         del view
         if not self.training:
-            return self.normalised(x, self.running_mean, self.running_var)
+            return self.normalize(x, self.running_mean, self.running_var)
         return Boundary(request=Request(Total(), {"x": x}), rows={"x": x})
 
     def resume(self, view: View, state: BoundaryState) -> Boundary | Tensor:
-        """Behind the first total to the squared distances from the mean, behind the second to the result."""
+        # 1. After the total of the rows: compute the mean, and request the total of the squared distances from it.
+        # 2. After that: normalize. Of these two states, only the second has a mean.
         x, count = state.rows["x"], view.num_vertices
         if "mean" in state.shared:
-            return self.normalised(x, state.shared["mean"], state.result / count)
+            return self.normalize(x, state.shared["mean"], state.result / count)
         mean = state.result / count
-        learn = partial(self.learn, mean.detach(), count)
+        on_result = partial(self.update_running_stats, mean.detach(), count)
         squares = Request(Total(), {"x": apply_rowwise(_squares, [x], [mean])})
-        return Boundary(request=squares, rows={"x": x}, shared={"mean": mean}, on_result=learn)
+        return Boundary(request=squares, rows={"x": x}, shared={"mean": mean}, on_result=on_result)
 
     @torch.no_grad()
-    def learn(self, mean: Tensor, count: int, squares: Tensor) -> None:
-        """Takes into the running statistics those of a batch: its mean, and the sum of the squares, [F]."""
+    def update_running_stats(self, mean: Tensor, count: int, squares: Tensor) -> None:
+        """Update the running statistics with those of a training step.
+
+        Args:
+            mean: Mean of each column, [F].
+            count: Number of vertices.
+            squares: Sum of the squared distances from the mean, [F].
+        """
         self.running_mean.lerp_(mean, self.momentum)
-        self.running_var.lerp_(squares / max(count - 1, 1), self.momentum)  # without bias, as PyTorch
+        self.running_var.lerp_(squares / max(count - 1, 1), self.momentum)  # unbiased, like PyTorch
         self.num_batches_tracked += 1
 
-    def normalised(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        """Rows [n, F] by these statistics [F]."""
-        return apply_rowwise(self._normalised, [x], [mean, var, self.weight, self.bias])
+    def normalize(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        """Return rows normalized by given statistics.
 
-    def _normalised(self, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        Args:
+            x: Rows [n, F].
+            mean: Mean of each column, [F].
+            var: Variance of each column, [F].
+        """
+        return apply_rowwise(self._normalize, [x], [mean, var, self.weight, self.bias])
+
+    def _normalize(self, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return (x - mean) * (var + self.eps).rsqrt() * weight + bias
 
 
@@ -106,7 +138,15 @@ def _squares(x: Tensor, mean: Tensor) -> Tensor:
 
 
 def make_norm(name: str, width: int) -> nn.Module:
-    """The normalisation of that name for rows of that width."""
+    """Return a normalization layer.
+
+    Args:
+        name: 'none', 'layer' or 'batch'.
+        width: Number of columns of the rows.
+
+    Raises:
+        InputError: `name` is another word.
+    """
     if name == "none":
         return NoNorm()
     if name == "layer":

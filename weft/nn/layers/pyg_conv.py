@@ -1,4 +1,4 @@
-"""PyG's convolutions as layers, unchanged."""
+"""PyG convolutions as layers over views, without changes to the convolution."""
 
 from __future__ import annotations
 
@@ -13,132 +13,154 @@ from weft.nn.view import View
 from weft.utils.errors import InputError
 
 PADDED = ("GRUAggregation", "LSTMAggregation", "SetTransformerAggregation", "SortAggregation", "MLPAggregation")
-"""Aggregations whose result depends on the largest degree around, and so on what else a rank has."""
+"""Aggregations that pad neighbourhoods to the largest degree, so that their result depends on what else a rank
+stores."""
 
 
 class PyGConv(nn.Module):
-    """A PyG convolution over a view's block: sources, of which the targets are the first, and edges between them.
+    """Layer that calls a PyG convolution on a view's block: sources, of which the targets are the first, and edges.
 
-    It gets the graph's edge weights if its forward takes `edge_weight`. A convolution of PyG's gets the edge features
-    if it was made for some (`edge_dim`), a custom one if its forward takes `edge_attr`.
+    The convolution gets the graph's edge weights if its forward takes `edge_weight`. A convolution from PyG gets the
+    edge features if it was created for some (`edge_dim`), a custom one if its forward takes `edge_attr`.
 
     Args:
         conv: The convolution.
         out_width: Columns of its result.
-        reads_edge_attr: Whether the model calls it with edge features, which it then gets in any case.
+        reads_edge_attr: True if the model calls the convolution with edge features, which it then always gets.
     """
 
     def __init__(self, conv: Any, out_width: int, *, reads_edge_attr: bool = False) -> None:
         super().__init__()
         self.conv, self.out_width = conv, out_width
         self.needs_edge_attr = reads_edge_attr or requires_edge_attr(conv)
-        self.register_state_dict_post_hook(name_as_pyg)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_pre_hook(name_as_wrapped)  # type: ignore[no-untyped-call]
+        self.register_state_dict_post_hook(remove_conv_prefix)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(add_conv_prefix)  # type: ignore[no-untyped-call]
         self.takes_pair = takes_pair(conv)
         self.takes = frozenset(inspect.signature(conv.forward).parameters)
 
     def forward(self, view: View, x: Tensor) -> Tensor:
         sources, edge_index, num_targets = view.block(x)
-        known = self._known(view, sources.shape[1])
-        if sources.device.type == "meta":  # many convolutions look at the edges, which have no values there
-            map_ = sources.new_empty(sources.shape[1], self.out_width)
-            return sources[:num_targets] @ map_ + sum(t.sum() for t in (sources, *self.parameters()))
+        edge_arguments = self._edge_arguments(view, sources.shape[1])
+        if sources.device.type == "meta":  # many convolutions read ids of edges, which meta tensors do not have
+            weight = sources.new_empty(sources.shape[1], self.out_width)
+            return sources[:num_targets] @ weight + sum(t.sum() for t in (sources, *self.parameters()))
         if self.takes_pair:
-            y: Tensor = self.conv((sources, sources[:num_targets]), edge_index, **known)
+            y: Tensor = self.conv((sources, sources[:num_targets]), edge_index, **edge_arguments)
             return y
-        whole: Tensor = self.conv(sources, edge_index, **known)
+        whole: Tensor = self.conv(sources, edge_index, **edge_arguments)
         return whole[:num_targets]
 
-    def _known(self, view: View, in_width: int) -> dict[str, Tensor]:
-        """What the convolution is given of the edges, by the name of its argument."""
-        known = {}
+    def _edge_arguments(self, view: View, in_width: int) -> dict[str, Tensor]:
+        """Return the convolution's arguments with edge weights and features."""
+        arguments = {}
         if "edge_weight" in self.takes and view.edge_weight is not None:
-            known["edge_weight"] = view.edge_weight
+            arguments["edge_weight"] = view.edge_weight
         if "edge_attr" in self.takes:
             features = view.edge_features
-            found = 0 if features is None else features.shape[1]
-            wanted = edge_width(self.conv, in_width, found) if is_pygs(self.conv) else found
+            available = 0 if features is None else features.shape[1]
+            wanted = edge_width(self.conv, in_width, available) if is_from_pyg(self.conv) else available
             if self.needs_edge_attr:
-                wanted = wanted or found or 1
+                wanted = wanted or available or 1
             if wanted and features is None:
                 raise InputError(
                     f"{type(self.conv).__name__} needs edge features, and the graph has none: give the graph "
-                    "edge_features [edges, features], or take a convolution without"
+                    "edge_features [edges, features], or use a convolution without them"
                 )
-            if wanted and wanted != found:
+            if wanted and wanted != available:
                 raise InputError(
-                    f"{type(self.conv).__name__} takes {wanted} edge features, and the graph has {found}: "
-                    f"make it with edge_dim={found}"
+                    f"{type(self.conv).__name__} takes {wanted} edge features, and the graph has {available}: "
+                    f"create it with edge_dim={available}"
                 )
             if wanted and features is not None:
-                known["edge_attr"] = features
-        return known
+                arguments["edge_attr"] = features
+        return arguments
 
 
-def name_as_pyg(layer: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:  # noqa: ARG001
-    """Tensors of a PyG convolution are saved under its own names."""
-    for name in [one for one in state if one.startswith(prefix + "conv.")]:
+def remove_conv_prefix(layer: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:  # noqa: ARG001
+    """Rename the convolution's tensors in a state dict as PyG does; a state-dict hook.
+
+    Args:
+        layer: The `PyGConv`.
+        state: The state dict, which is changed.
+        prefix: Path of the layer, with a dot.
+        metadata: Ignored.
+    """
+    for name in [key for key in state if key.startswith(prefix + "conv.")]:
         state[prefix + name.removeprefix(prefix + "conv.")] = state.pop(name)
 
 
-def name_as_wrapped(layer: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """And found by these."""
+def add_conv_prefix(layer: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Undo `remove_conv_prefix` in a state dict that is to be loaded.
+
+    Args:
+        layer: The `PyGConv`.
+        state: The state dict, which is changed.
+        prefix: Path of the layer, with a dot.
+        *_: Ignored.
+    """
     for name in [name for name, _ in [*layer.conv.named_parameters(), *layer.conv.named_buffers()]]:
         if prefix + name in state:
             state[prefix + "conv." + name] = state.pop(prefix + name)
 
 
 def from_pyg(conv: Any, *, reads_edge_attr: bool = False) -> PyGConv:
-    """A layer for weft.nn.Stack from a PyG convolution such as SAGEConv, GATv2Conv or TransformerConv.
+    """Return a layer for weft.nn.Stack from a PyG convolution such as SAGEConv, GATv2Conv or TransformerConv.
 
-    It runs under every strategy that gives a rank all in-edges of its vertices, with the numbers of one device.
-    reads_edge_attr: whether the model calls it with edge features.
+    The layer runs under every strategy that stores all in-edges of a rank's vertices there, with the same results as on
+    one device.
 
-    Raises InputError for a convolution that reads more of the graph than that (GCNConv: the degrees of sources), and
-    for dropout or a batch norm of its own, which would depend on the number of ranks.
+    Args:
+        conv: The convolution.
+        reads_edge_attr: True if the model calls the convolution with edge features.
+
+    Raises:
+        InputError: The convolution reads more of the graph than the in-edges of its targets (GCNConv: the degrees of
+            sources), contains dropout or a batch norm, or depends on the largest degree.
     """
     name = type(conv).__name__
     if getattr(conv, "cached", False):
-        raise InputError(f"{name} with cached=True keeps the first edges that it sees: leave cached out")
+        raise InputError(f"{name} with cached=True reuses the edges of its first call: remove cached=True")
     needs_edge_attr = reads_edge_attr or requires_edge_attr(conv)
     tried = None if takes_pair(conv) and out_width_of(conv) else Trial.of(conv, needs_edge_attr=needs_edge_attr)
     if not takes_pair(conv) and not (tried and tried.reads_sources_alone):
         raise InputError(
-            f"{name} reads more of the graph than the rows of in-neighbours, such as their degrees, and a rank has a "
-            "part of it: give weft.nn.convert the model (it has GCNConv, GCN2Conv, APPNP, SGConv), or take one that "
-            "takes (x_source, x_target)"
+            f"{name} uses vertex degrees or self-loops, which cannot be computed on a partition: convert the whole "
+            "model with weft.nn.convert (it supports GCNConv, GCN2Conv, APPNP, SGConv), or let message() depend on "
+            "x_i, x_j and edge_attr only"
         )
     for part in conv.modules():
         p = dropout_of(part)
         if p:
             raise InputError(
-                f"{name} has dropout={p} of its own, drawn anew by every rank: have it between layers, or "
-                "of attention give weft.nn.convert a model of GATConv or GATv2Conv, or take those of weft.nn"
+                f"{name} has dropout={p}, whose masks would differ between ranks: use dropout between layers. For "
+                "attention dropout, convert a model of GATConv or GATv2Conv with weft.nn.convert, or use weft.nn.GAT"
             )
     padded = [type(part).__name__ for part in conv.modules() if type(part).__name__ in PADDED]
     if padded:
         raise InputError(
-            f"{name} has a {padded[0]}, whose result depends on the largest degree that a rank sees: take a sum, mean, "
-            "maximum or softmax"
+            f"{name}: {padded[0]} is not supported, because its result depends on padding, which differs between "
+            "ranks: use a sum, mean, maximum or softmax"
         )
     if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in conv.modules()):
-        raise InputError(f"{name} has a batch norm of its own, which a rank would take over its rows: have it outside")
+        raise InputError(
+            f"{name} contains a batch norm, which would normalize over one rank's rows: move it between layers"
+        )
     width = out_width_of(conv) or (tried.out_width if tried else 0)
     if not width:
-        raise InputError(f"{name} names no out_channels: use weft.nn.PyGConv(conv, out_width)")
+        raise InputError(f"{name} has no attribute out_channels: use weft.nn.PyGConv(conv, out_width)")
     return PyGConv(conv, width, reads_edge_attr=reads_edge_attr)
 
 
 def out_width_of(conv: Any) -> int:
-    """The columns of a convolution's result, as it says them or its maps do; 0 where neither does."""
+    """Return the number of columns of a convolution's result, from its attributes or its MLP; 0 if unknown."""
     if isinstance(getattr(conv, "out_channels", None), int):
         return int(conv.out_channels * (conv.heads if getattr(conv, "concat", False) and hasattr(conv, "heads") else 1))
-    maps = [part for part in getattr(conv, "nn", nn.Identity()).modules() if isinstance(part, nn.Linear)]
-    return maps[-1].out_features if maps else 0
+    linears = [part for part in getattr(conv, "nn", nn.Identity()).modules() if isinstance(part, nn.Linear)]
+    return linears[-1].out_features if linears else 0
 
 
 def dropout_of(part: nn.Module) -> float:
-    """The dropout that a module draws by itself."""
+    """Return the dropout probability of a module; 0 if it has no dropout."""
     p = part.p if isinstance(part, nn.modules.dropout._DropoutNd) else getattr(part, "dropout", 0.0)
     if isinstance(p, list):  # PyG's MLP, layer by layer
         p = max(p, default=0.0)
@@ -146,73 +168,103 @@ def dropout_of(part: nn.Module) -> float:
 
 
 def takes_pair(conv: nn.Module) -> bool:
-    """Whether a PyG convolution takes (x_source, x_target) for x."""
+    """Return whether a PyG convolution accepts a pair (x_source, x_target) as x."""
     parameter = inspect.signature(conv.forward).parameters.get("x")
     return parameter is not None and "Tuple" in str(parameter.annotation)
 
 
 class Trial(NamedTuple):
-    """What a convolution does, found by running it on a few random rows and edges."""
+    """Properties of a convolution, from running it on a few random rows and edges."""
 
     reads_sources_alone: bool
-    """Whether a target's row is the same where in-edges of other vertices are missing."""
+    """True if a target's row does not change when in-edges of other vertices are removed."""
     out_width: int
+    """Number of columns of the result."""
 
     @classmethod
     def of(cls, conv: Any, *, needs_edge_attr: bool = False) -> Trial | None:
-        """None where it cannot be run on rows of any width that its parameters' first two dimensions tell."""
+        """Run a convolution on random rows whose width is taken from the shapes of its parameters.
+
+        Args:
+            conv: The convolution, which is not changed.
+            needs_edge_attr: True if it must be called with edge features.
+
+        Returns:
+            The result, or None if it fails for every candidate width.
+        """
+        # 1. Draw random edges, and a copy with only the in-edges of the first vertices, the targets.
+        # 2. For each candidate width of rows and of edge features, run the convolution on both.
+        # 3. At the first width that works, compare the rows of the targets.
         random = torch.Generator().manual_seed(0)
         targets, num_vertices = 6, 12
         edge_index = torch.randint(num_vertices, (2, 5 * num_vertices), generator=random)
-        few = edge_index[:, edge_index[1] < targets]
+        partial_edges = edge_index[:, edge_index[1] < targets]
         conv = copy.deepcopy(conv).to("cpu").eval()
-        dtype = next((one.dtype for one in conv.parameters()), torch.float32)
-        sizes = [size for one in conv.parameters() for size in reversed(one.shape[:2])]
-        widths = [size // rows for rows in (1, 2, 3) for size in sizes]  # a map may read both ends of an edge
+        dtype = next((parameter.dtype for parameter in conv.parameters()), torch.float32)
+        sizes = [size for parameter in conv.parameters() for size in reversed(parameter.shape[:2])]
+        widths = [size // rows for rows in (1, 2, 3) for size in sizes]  # it may read both endpoints of an edge
         in_channels = getattr(conv, "in_channels", 0)  # a pair in some convolutions
         in_widths = dict.fromkeys([in_channels, *widths] if isinstance(in_channels, int) else widths)
-        tries = ((width, n) for width in in_widths for n in edge_widths(conv, width, sizes, needed=needs_edge_attr))
+        tries = (
+            (width, num_edge_features)
+            for width in in_widths
+            for num_edge_features in edge_widths(conv, width, sizes, needed=needs_edge_attr)
+        )
         for width, columns in tries:
             if width < 1:
                 continue
             x = torch.randn(num_vertices, width, dtype=dtype, generator=random)
-            graphs = [(edges, x.new_ones(edges.shape[1], columns)) for edges in (edge_index, few)]
+            graphs = [(edges, x.new_ones(edges.shape[1], columns)) for edges in (edge_index, partial_edges)]
             try:
                 with torch.no_grad():
-                    whole, part = (conv(x, edges, **({"edge_attr": f} if columns else {})) for edges, f in graphs)
+                    whole, part = (
+                        conv(x, edges, **({"edge_attr": features} if columns else {})) for edges, features in graphs
+                    )
             except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
                 continue
             return cls(torch.allclose(whole[:targets], part[:targets], rtol=1e-4, atol=1e-6), whole.shape[1])
         return None
 
 
-def is_pygs(conv: Any) -> bool:
-    """Return whether a convolution is one of PyG's, or of a class derived from one."""
+def is_from_pyg(conv: Any) -> bool:
+    """Return whether a convolution's class is from PyG, or derives from one that is."""
     bases = (base for base in type(conv).__mro__ if base.__name__ != "MessagePassing")
     return any(base.__module__.startswith("torch_geometric.nn.conv.") for base in bases)
 
 
 def requires_edge_attr(conv: Any) -> bool:
-    """Return whether a custom convolution's forward has an argument edge_attr without a default."""
+    """Return whether the forward of a custom convolution has an argument edge_attr without a default."""
     parameter = inspect.signature(conv.forward).parameters.get("edge_attr")
-    return parameter is not None and parameter.default is parameter.empty and not is_pygs(conv)
+    return parameter is not None and parameter.default is parameter.empty and not is_from_pyg(conv)
 
 
 def edge_widths(conv: Any, in_width: int, sizes: list[int], *, needed: bool) -> list[int]:
-    """Return the widths of edge features to try a convolution with; 0: without any.
+    """Return candidate numbers of edge features for a trial; 0: none.
 
-    A custom one does not tell: one column, as many as rows have, and the sizes of its parameters are tried.
+    A custom convolution does not say: candidates are 1, the width of the rows, and the sizes of its parameters.
+
+    Args:
+        conv: The convolution.
+        in_width: Number of columns of the rows.
+        sizes: Sizes of the parameters' dimensions.
+        needed: True if it must be called with edge features.
     """
-    stated = edge_width(conv, in_width, 0) if is_pygs(conv) else 0
+    stated = edge_width(conv, in_width, 0) if is_from_pyg(conv) else 0
     if stated or not needed:
         return [stated]
     return [*dict.fromkeys([1, in_width, *sizes])]
 
 
-def edge_width(conv: Any, in_width: int, found: int) -> int:
-    """How many features of an edge a convolution asks for, 0 for none, on rows of in_width and `found` edge features.
+def edge_width(conv: Any, in_width: int, available: int) -> int:
+    """Return the number of edge features that a PyG convolution needs; 0: none.
 
-    It says so by a map of them, or by an option; GENConv adds them as they are where they are as wide as its result.
+    The number is that of its transform of edge features, or of an option. GENConv adds untransformed features if they
+    are as wide as its result.
+
+    Args:
+        conv: The convolution.
+        in_width: Number of columns of the rows.
+        available: Number of edge features of the graph.
     """
     name = type(conv).__name__
     mapped = getattr(conv, "lin" if name == "GINEConv" else "lin_edge", None)
@@ -221,7 +273,7 @@ def edge_width(conv: Any, in_width: int, found: int) -> int:
     if name == "GINEConv":
         return in_width
     if name == "NNConv":
-        return max(found, 1)
+        return max(available, 1)
     if name == "GENConv":
-        return found if found == conv.out_channels else 0
+        return available if available == conv.out_channels else 0
     return next((n for field in ("edge_dim", "in_edge_channels", "dim") if (n := getattr(conv, field, None))), 0)

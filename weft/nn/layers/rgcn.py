@@ -12,11 +12,20 @@ from weft.utils.errors import InputError
 
 
 class RGCNConv(nn.Module):
-    """y_v = x_v W_0 + sum over relations r of the mean of x_u W_r over N_r(v) + b (Schlichtkrull et al. 2018, eq. 2).
+    """R-GCN layer: y_v = x_v W_0 + sum over relations r of the mean of x_u W_r over u in N_r(v) + b.
 
-    N_r(v): the in-neighbours of v by r, of R relations. W_r is a matrix of its own; or, with bases, a mixture
-    sum_b c_rb V_b of B matrices that all relations share (eq. 3); or, with blocks, block-diagonal (eq. 4).
-    InputError where blocks do not divide both widths.
+    N_r(v) are the in-neighbours of v by relation r. Source: Schlichtkrull et al. 2018, eq. 2.
+
+    Args:
+        in_width: Number of columns of the input.
+        out_width: Number of columns of the result.
+        num_relations: Number of relations R.
+        bases: Number of matrices V_b that all relations share, W_r = sum_b c_rb V_b (eq. 3). 0: one W_r per relation.
+        blocks: Number of blocks of block-diagonal matrices W_r (eq. 4). 0: full matrices.
+        bias: False leaves out b.
+
+    Raises:
+        InputError: `blocks` does not divide both widths, or `bases` and `blocks` are both given.
     """
 
     def __init__(
@@ -31,10 +40,10 @@ class RGCNConv(nn.Module):
     ) -> None:
         super().__init__()
         if bases and blocks:
-            raise InputError(f"bases={bases} and blocks={blocks}: give one of them")
+            raise InputError(f"bases={bases} and blocks={blocks} exclude each other: give one of them")
         if blocks and (in_width % blocks or out_width % blocks):
             raise InputError(
-                f"blocks={blocks} do not divide the widths {in_width} and {out_width}: give another number"
+                f"blocks={blocks} does not divide the widths {in_width} and {out_width}: give a common divisor of both"
             )
         self.in_width, self.out_width, self.num_relations = in_width, out_width, num_relations
         num_blocks = blocks or 1
@@ -50,15 +59,21 @@ class RGCNConv(nn.Module):
         return f"{self.in_width}, {self.out_width}, num_relations={self.num_relations}"
 
     def forward(self, view: View, x: Tensor) -> Tensor:
-        return related(view, x, self.weight, self.mixture, self.weight_self, self.bias)
+        return relational_update(view, x, self.weight, self.mixture, self.weight_self, self.bias)
 
 
-def related(
+def relational_update(
     view: View, x: Tensor, weight: Tensor, mixture: Tensor | None, weight_self: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    """The rows [n, o] of relational convolution. weight: [R or B, blocks, i, o]; mixture: [R, B], of B bases.
+    """Return the rows [n, out_width] of a relational graph convolution.
 
-    weight_self: of own rows, which are left out where it is None.
+    Args:
+        view: The graph.
+        x: Rows [n, in_width].
+        weight: Block-diagonal matrices [R, blocks, i, o] of the relations, or [B, blocks, i, o] of the bases.
+        mixture: Coefficient [R, B] of each basis in the matrix of each relation; None: `weight` is by relation.
+        weight_self: Matrix [in_width, out_width] of the target's own row; None: that row is not added.
+        bias: [out_width], or None.
     """
     if mixture is not None:
         weight = linear(mixture, weight.flatten(1)).view(-1, *weight.shape[1:])
@@ -67,11 +82,17 @@ def related(
 
 
 class OneHotRGCNConv(nn.Module):
-    """RGCNConv on one-hot vertices, whose matrices have a row for each: y_v = W_0[v] + sum_r mean of W_r[u] + b.
+    """R-GCN layer on one-hot vertices: y_v = W_0[v] + sum over relations r of the mean of W_r[u] over u in N_r(v) + b.
 
-    It maps rows [n, (B + 1) out_width] that a TypedInput trains: those of W_0, then for each column those of B bases
-    (Schlichtkrull et al. 2018, section 4.1). Without bases there is one for each relation, so rows are R + 1 times as
-    wide as the result.
+    The matrices have a row for each vertex, so they are the embeddings that a `TypedInput` trains: its rows
+    [n, (B + 1) out_width] contain W_0[v], then for each output column the values of B bases. Without bases, B = R.
+    Source: Schlichtkrull et al. 2018, section 4.1.
+
+    Args:
+        out_width: Number of columns of the result.
+        num_relations: Number of relations R.
+        bases: Number of bases B; 0: one for each relation.
+        bias: False leaves out b.
     """
 
     def __init__(self, out_width: int, *, num_relations: int, bases: int = 0, bias: bool = True) -> None:
@@ -84,6 +105,8 @@ class OneHotRGCNConv(nn.Module):
         self.bias = nn.Parameter(torch.zeros(out_width)) if bias else None
 
     def forward(self, view: View, x: Tensor) -> Tensor:
-        own, rows = x.split([self.out_width, self.out_width * self.num_bases], 1)
-        weight = self.mixture[:, None, :, None].expand(-1, self.out_width, -1, 1)  # a column takes its own B ones
-        return view.relate(rows, weight) + plus(view.targets(own), self.bias)
+        self_rows, rows = x.split([self.out_width, self.out_width * self.num_bases], 1)
+        weight = self.mixture[:, None, :, None].expand(
+            -1, self.out_width, -1, 1
+        )  # column j of the result combines the B values of column j
+        return view.relate(rows, weight) + plus(view.targets(self_rows), self.bias)

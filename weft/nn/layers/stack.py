@@ -1,4 +1,4 @@
-"""Models as layers in a row, each with the view of its stage."""
+"""Models as sequences of layers, with a view for each layer."""
 
 from __future__ import annotations
 
@@ -17,13 +17,19 @@ from weft.nn.layers.typed_input import TypedInput
 from weft.nn.view import View
 
 Activation = Callable[[Tensor], Tensor]
+"""Function that is applied to each element of a tensor."""
 
 PYG_NAME = re.compile(r"\.(lin|lin_l|lin_r|att|att_src|nn)(\.|$)")
-"""What parameters of PyG's convolutions are called, behind the name of their module."""
+"""Pattern of the parameter names of PyG's convolutions, after the name of their module."""
 
 
 class RowLayer(nn.Module):
-    """A layer that maps each row by itself, such as nn.Linear, in a place where a view is handed over."""
+    """Adapter for a module that computes each row by itself, such as nn.Linear, as a layer that is called with a view.
+
+    Args:
+        update: The module, from rows [n, in_width] to rows [n, out_width].
+        out_width: Number of columns of its result.
+    """
 
     def __init__(self, update: nn.Module, out_width: int) -> None:
         super().__init__()
@@ -37,9 +43,16 @@ class RowLayer(nn.Module):
 
 
 class Stack(PhasedModel):
-    """Layers in a row; between two of them normalisation, activation, the residual and keyed dropout.
+    """Sequence of layers; between two of them normalization, activation, residual connection and keyed dropout.
 
-    A layer is called as `layer(view, x)` and names its `out_width`. input: makes the first rows of a graph without x.
+    Args:
+        layers: The layers, called as `layer(view, x)`; each has an attribute `out_width`.
+        dropout: Dropout probability between layers.
+        input_dropout: Dropout probability of the features.
+        norm: Normalization between layers: 'none', 'layer' or 'batch'.
+        residual: True adds the input of a layer to its activated output, if both have the same width.
+        activation: Activation between layers.
+        input: Computes the first rows, for a graph without x.
     """
 
     def __init__(
@@ -63,18 +76,21 @@ class Stack(PhasedModel):
 
     @property
     def num_layers(self) -> int:
-        """Its layers."""
+        """Number of layers."""
         return len(self.layers)
 
     @property
     def is_plain(self) -> bool:
-        """Whether its layers, and what is between them, are all that it does: not with phases or hooks of its own."""
-        own = (type(self).begin, type(self).resume) != (Stack.begin, Stack.resume)
-        return not own and phases_of(self) is not None
+        """True if it has no hooks, and neither `begin`, `resume` nor `forward` is overridden."""
+        overrides = (type(self).begin, type(self).resume) != (Stack.begin, Stack.resume)
+        return not overrides and phases_of(self) is not None
 
     def up_to(self, layers: int) -> Stack:
-        """The first so many layers, which it shares: its rows are theirs, before what follows the last of them."""
-        made = Stack(
+        """Return a model that shares the first `layers` layers and returns the output of the last of them.
+
+        That output is before normalization and activation.
+        """
+        result = Stack(
             list(self.layers)[:layers],
             dropout=self.dropout,
             input_dropout=self.input_dropout,
@@ -82,16 +98,17 @@ class Stack(PhasedModel):
             activation=self.activation,
             input=self.input,
         )
-        made.norms, made.row_dtype = self.norms[: layers - 1], self.row_dtype
-        return made
+        result.norms, result.row_dtype = self.norms[: layers - 1], self.row_dtype
+        return result
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *told: Any) -> None:
-        """torch's, with an error more where all tensors are of PyG's layers."""
-        super()._load_from_state_dict(state_dict, prefix, *told)
-        known = {f"{prefix}{name}" for name in self.state_dict()}
-        if known.isdisjoint(state_dict) and any(map(PYG_NAME.search, state_dict)):
-            told[-1].append(
-                "these are tensors of a PyG model: load them into that, and give it to weft.train or weft.nn.convert"
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Load as PyTorch does, with a further error if the tensors are those of a PyG model."""
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        names = {f"{prefix}{name}" for name in self.state_dict()}
+        if names.isdisjoint(state_dict) and any(map(PYG_NAME.search, state_dict)):
+            args[-1].append(
+                "these are tensors of a PyG model: load them into that model, and give the model to weft.train or "
+                "weft.nn.convert"
             )
 
     def begin(self, views: Sequence[View], x: Tensor) -> Boundary | Tensor:
@@ -109,12 +126,17 @@ class Stack(PhasedModel):
     def _advance(
         self, views: Sequence[View], position: int, reached: Boundary | Tensor, x: Tensor | None
     ) -> Boundary | Tensor:
-        """From what the module at a position has reached to the next boundary, or to the logits.
+        """Run on to the next boundary, or to the logits.
 
-        position: 2 s for the layer of stage s, 2 s + 1 for the norm behind it. x: what that layer has read, where it is
-        at hand.
+        Args:
+            views: The view of each stage.
+            position: Module that has run: 2 s for the layer of stage s, 2 s + 1 for the norm after it.
+            reached: Boundary or result of that module.
+            x: Input of the layer of this stage, for the residual connection, if it is known.
         """
         stage, in_norm = divmod(position, 2)
+        # 1. As long as modules return rows, run the next one: the norm of this stage, or the layer of the next.
+        # 2. Return a boundary with this model's state added: its position, and the input of a layer with a residual.
         while isinstance(reached, Tensor) and stage < len(self.norms):
             if in_norm:
                 reached = x = self._between(views[stage + 1], reached, x)
@@ -124,11 +146,11 @@ class Stack(PhasedModel):
         if isinstance(reached, Tensor):
             return reached
         adds = self.residual and stage < len(self.norms)
-        kept = {"residual": x} if adds and x is not None and x.shape[1] == self.layers[stage].out_width else {}
-        return replace(reached, stage=stage, rows={**reached.rows, **kept}, context=(position, reached.context))
+        residual = {"residual": x} if adds and x is not None and x.shape[1] == self.layers[stage].out_width else {}
+        return replace(reached, stage=stage, rows={**reached.rows, **residual}, context=(position, reached.context))
 
     def _begin(self, view: View, position: int, x: Tensor) -> Boundary | Tensor:
-        """The first phase of the module at a position."""
+        """Run the first phase of the module at a position."""
         stage, in_norm = divmod(position, 2)
         if in_norm:
             return begin(self.norms[stage], view, x)
@@ -136,7 +158,7 @@ class Stack(PhasedModel):
         return begin(layer, view, x) if isinstance(layer, RowLayer) else begin_layer(layer, view, x)
 
     def _between(self, view: View, y: Tensor, x: Tensor | None) -> Tensor:
-        """The next layer's input under its view, from this layer's normalised result and what it has read."""
+        """Return the next layer's input, from the normalized result y and the input x of this layer."""
         p = self.dropout if self.training else 0.0
         if self.residual and x is not None and x.shape == y.shape:
             return view.dropout(self.activation(y) + x, p)
@@ -146,9 +168,14 @@ class Stack(PhasedModel):
 
 
 class Decoupled(PhasedModel):
-    """L updates of every row, then L propagations of the result (NeutronTP, section 4.1, eq. 7-9).
+    """Decoupled model: L updates of every row, then L propagations of the result (NeutronTP, section 4.1, eqs. 7-9).
 
-    One split and one gather forward, whatever L. With attention, the weights are computed once, after the updates.
+    Under `tensor`, it needs one split and one gather forward, whatever L is. Attention weights are computed once, after
+    the updates.
+
+    Args:
+        updates: The L updates, a stack of row layers.
+        propagation: Layer without a linear transform, which is applied L times.
     """
 
     num_stages = 1
@@ -172,7 +199,13 @@ class Decoupled(PhasedModel):
         return [view] * self.updates.num_stages
 
     def _advance(self, views: Sequence[View], propagating: bool, reached: Boundary | Tensor) -> Boundary | Tensor:
-        """From what the updates or the propagation have reached to the next boundary, or to the logits."""
+        """Run on to the next boundary, or to the logits.
+
+        Args:
+            views: The view of the only stage.
+            propagating: True if the propagation has begun.
+            reached: Boundary or result of the updates or of the propagation.
+        """
         if isinstance(reached, Tensor) and not propagating:
             propagating, reached = True, begin_layer(self.propagation, views[0], reached)
         if isinstance(reached, Tensor):

@@ -1,4 +1,4 @@
-"""The first rows of vertices of several types: features of any width are mapped, rows without any are trained."""
+"""First rows of vertices of several types: transformed features, or trained embeddings for types without features."""
 
 from __future__ import annotations
 
@@ -14,42 +14,51 @@ from weft.nn.layers.linear_transform import Linear
 from weft.nn.view import TypedRows, View
 from weft.utils.errors import InputError
 
-INITIAL_SPREAD = 0.02  # of trained rows: what they are to be is learned, and little of chance stays in them
+INITIAL_STD = 0.02
+"""Standard deviation of initial embeddings; small, so that little of the random values remains after training."""
 
 
 class RowTable(Protocol):
-    """Rows [m, F] that can be taken by number: a tensor, or a cache before one."""
+    """Rows [m, F] that can be read by index: a tensor, or a cache in front of one."""
 
     def __getitem__(self, wanted: Tensor, /) -> Tensor: ...
 
 
 class FeatureTables(NamedTuple):
-    """Where the features of a graph's vertices are read."""
+    """Tables from which the features of a graph's vertices are read."""
 
     x: RowTable | None
-    """By vertex; None where they have no features of one width."""
+    """Features by vertex; None if vertex types have different features."""
     features: Mapping[str, RowTable]
-    """By vertex type, and place among its vertices."""
+    """Features by vertex type, with a row for each vertex of the type."""
 
 
 class Embedding(nn.Module):
-    """A row to train for each vertex without features: [num_embedded, width], drawn whole, then placed.
+    """Embedding table [num_embedded, width] with a trained row for each vertex without features.
 
-    A rank keeps those of the vertices that it answers for; the rows of all ranks together are in checkpoints.
+    Under a strategy, each rank stores the rows of its vertices. Checkpoints contain the whole table.
+
+    Args:
+        num_embedded: Number of vertices without features.
+        width: Number of columns.
     """
 
     def __init__(self, num_embedded: int, width: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(nn.init.normal_(torch.empty(num_embedded, width), std=INITIAL_SPREAD))
+        self.weight = nn.Parameter(nn.init.normal_(torch.empty(num_embedded, width), std=INITIAL_STD))
 
     def forward(self, view: View) -> Tensor:
         return view.embed(self.weight)
 
 
 class TypedInput(nn.Module):
-    """Rows [n, width] of all vertices: `x_v W_t + b_t` by v's type t, or a trained row where the type has no features.
+    """Input layer for typed vertices: `x_v W_t + b_t` by type t, or an embedding if the type has no features.
 
-    typed: that of the graph (`Graph.typed`).
+    Called as `input(view)`; returns rows [n, width].
+
+    Args:
+        typed: Types of the graph (`Graph.typed`).
+        width: Number of columns of the result.
     """
 
     def __init__(self, typed: TypedShape, width: int) -> None:
@@ -68,49 +77,61 @@ class TypedInput(nn.Module):
 
 
 def embeddings(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The model's parameters of which a rank keeps only some rows, by name."""
+    """Return the embedding tables of a model, which are split over ranks by row, by parameter name."""
     modules = {name: module for name, module in model.named_modules() if isinstance(module, Embedding)}
     return {f"{name}.weight".removeprefix("."): module.weight for name, module in modules.items()}
 
 
 def shared_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that every rank has whole, and whose gradients are summed over the ranks."""
-    apart = set(embeddings(model).values())
-    return [parameter for parameter in model.parameters() if parameter not in apart]
+    """Return the replicated parameters of a model, whose gradients are summed over the ranks."""
+    sharded = set(embeddings(model).values())
+    return [parameter for parameter in model.parameters() if parameter not in sharded]
 
 
 def with_own_rows(model: nn.Module, graph: Graph, vertices: slice | Tensor) -> tuple[nn.Module, Tensor]:
-    """A copy of a model whose embeddings have the rows of some vertices alone, and which rows those are: int64 [k].
+    """Copy a model, with only the embedding rows of some vertices.
 
-    The model itself stays as it is. InputError where an embedding has not one row for each of the graph's vertices
-    without features.
+    Args:
+        model: The model, which is not changed.
+        graph: The graph.
+        vertices: The vertices, a range or int64.
+
+    Returns:
+        The copy, and the position of its k embedding rows in the whole table: int64 [k].
+
+    Raises:
+        InputError: The number of rows of an embedding is not the number of vertices without features.
     """
     rows, num_embedded = embedding_rows(graph, vertices), graph.typed.num_embedded
     copied: dict[int, nn.Parameter] = {}
     for name, parameter in embeddings(model).items():
         if len(parameter) != num_embedded:
             raise InputError(
-                f"{name} has {len(parameter)} rows, and the graph has {num_embedded} vertices without features: make "
-                "the model anew with the graph's graph.typed"
+                f"{name} has {len(parameter)} rows, but the graph has {num_embedded} vertices without features: build "
+                "the model with typed=graph.typed of this graph"
             )
-        own = parameter.detach().index_select(0, rows.to(parameter.device))
-        copied[id(parameter)] = nn.Parameter(own, requires_grad=parameter.requires_grad)
+        local = parameter.detach().index_select(0, rows.to(parameter.device))
+        copied[id(parameter)] = nn.Parameter(local, requires_grad=parameter.requires_grad)
     return copy.deepcopy(model, dict(copied)), rows
 
 
 def is_embedded(graph: Graph) -> Tensor:
-    """The vertices that a model learns a row each for, because they have no features: bool [N]."""
-    found = torch.full((graph.num_vertices,), graph.x is None)
+    """Return a mask of the vertices without features, for which a model trains embeddings: bool [N]."""
+    embedded = torch.full((graph.num_vertices,), graph.x is None)
     for name in graph.features:
         span = graph.type_range(name)
-        found[span.start : span.stop] = False
-    return found
+        embedded[span.start : span.stop] = False
+    return embedded
 
 
 def embedding_rows(graph: Graph, vertices: slice | Tensor) -> Tensor:
-    """Which rows of an embedding belong to those of the vertices that are embedded: int64 [k].
+    """Return the rows of the embedding table that belong to some vertices: int64 [k].
 
-    By original ids, so that another order of them changes no number.
+    The table is sorted by original vertex id, so renumbering the graph does not change it.
+
+    Args:
+        graph: The graph.
+        vertices: The vertices, a range or int64; those with features are skipped.
     """
     embedded = is_embedded(graph)
     order = torch.arange(graph.num_vertices) if graph.ids is None else graph.ids.argsort()
@@ -126,9 +147,14 @@ def typed_rows(
     dtype: torch.dtype,
     tables: Mapping[str, RowTable] | None = None,
 ) -> TypedRows | None:
-    """What is known of some vertices of a graph without x; None for one with x.
+    """Return the features by type of some vertices; None if the graph has x.
 
-    tables: where the features of its vertex types are read; None: in the graph.
+    Args:
+        graph: The graph.
+        vertices: The vertices, a range or int64 [n].
+        device: Device of the result.
+        dtype: Type of the features in the result.
+        tables: Tables of the features of each vertex type; None: those of the graph.
     """
     if graph.x is not None:
         return None
