@@ -106,7 +106,7 @@ def test_random_features_and_classes(tmp_path: Path) -> None:
         path = small(tmp_path, **arrays)
         with pytest.raises(InputError) as error:
             load(path, **{f"random_{option}": 3})
-        assert_one_line(error, "small has", "of its own", f"leave out --random-{option}")
+        assert_one_line(error, "small already has", f"leave out --random-{option}")
 
 
 @pytest.mark.parametrize("name", LOADERS)

@@ -352,8 +352,8 @@ def write_gz(path: Path, rows: np.ndarray) -> None:
     [
         ("edge", np.array([[0, 1], [2, 6]]), ["edge.csv.gz: line 2 '2,6'", "largest vertex id is 5"]),
         ("edge-feat", np.ones((3, 1)), ["edge-feat.csv.gz: has fewer rows"]),
-        ("node-feat", np.ones((5, 2)), ["features has 5 rows, and the graph 6 vertices"]),
-        ("num-node-list", np.array([[3], [3]]), ["holds 2 graphs"]),
+        ("node-feat", np.ones((5, 2)), ["features has 5 rows, but the graph has 6 vertices"]),
+        ("num-node-list", np.array([[3], [3]]), ["contains 2 graphs"]),
         ("triplet-type-list", np.array([[0, 1, 2]]), ["several vertex types", "from_pyg"]),
     ],
 )

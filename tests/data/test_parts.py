@@ -115,7 +115,7 @@ def test_what_ends_early_leaves_nothing(error: BaseException, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"x": lambda: iter([torch.zeros(3, 2)])}, "features has 3 rows, and the graph 2 vertices"),
+        ({"x": lambda: iter([torch.zeros(3, 2)])}, "features has 3 rows, but the graph has 2 vertices"),
         ({"y": torch.tensor([0, -2])}, "y[1] is -2: classes count from 0"),
         ({"y": torch.tensor([0])}, "y has shape [1]"),
         ({"edges": lambda: iter([EdgesOfPart(source=torch.tensor([2**33]), target=torch.tensor([0]))])}, "2 vertices"),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from weft.data import Adjacency
-from weft.data.sampling import ALL, Fanout, Turn
+from weft.data.sampling import ALL, Fanout, KeyTransition
 from weft.utils.random import MASK64, mix64
 
 Edge = tuple[int, float]  # position in the graph, 1 / probability
@@ -23,12 +23,12 @@ def floyd(d: int, k: int, word: int) -> list[int]:
     return sorted(set(range(d)) - chosen if k > d - k else chosen)
 
 
-def variate(key: int, vertex: int, turn: Turn | None) -> float:
+def variate(key: int, vertex: int, transition: KeyTransition | None) -> float:
     """LABOR's number in [0, 1) of a source."""
-    if turn is None:
+    if transition is None:
         return mix64(key ^ vertex) / 2**64
-    angle = math.pi / 2 * turn.share
-    z = math.cos(angle) * normal(key, vertex) + math.sin(angle) * normal(turn.next_key, vertex)
+    angle = math.pi / 2 * transition.share
+    z = math.cos(angle) * normal(key, vertex) + math.sin(angle) * normal(transition.next_key, vertex)
     return math.erfc(-z / math.sqrt(2)) / 2
 
 
@@ -57,7 +57,7 @@ def sample(
     *,
     key: int,
     method: str,
-    turn: Turn | None = None,
+    transition: KeyTransition | None = None,
     ids: Sequence[int] | None = None,
     edge_type: Sequence[int] | None = None,
 ) -> list[list[Edge]]:
@@ -83,7 +83,7 @@ def sample(
             elif method == "uniform":
                 edges += [(group[i], d / k) for i in floyd(d, k, draws)]
             elif method == "labor":
-                edges += [(e, d / k) for e in group if variate(key, named(indices[e]), turn) < k / d]
+                edges += [(e, d / k) for e in group if variate(key, named(indices[e]), transition) < k / d]
             else:
                 for e, p in zip(group, probabilities([weight[e] for e in group], k), strict=True):
                     if (mix64(word ^ (e - row.start)) >> 11) / 2**53 < p:

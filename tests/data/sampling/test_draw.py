@@ -14,11 +14,11 @@ from torch import Tensor
 from tests.data.sampling.reference import sample
 from tests.lib.graph_checks import CALM
 from weft.data import Adjacency
-from weft.data.sampling import ALL, METHODS, SampledEdges, Turn, sample_layer, turning
+from weft.data.sampling import ALL, METHODS, KeyTransition, SampledEdges, dependent_batch_key, sample_layer
 from weft.utils.errors import InputError
 
 KEY = 0xC0FFEE_0123_4567_89
-TURN = Turn(next_key=99, share=0.3)
+TRANSITION = KeyTransition(next_key=99, share=0.3)
 RELATIONS = 3
 
 
@@ -64,7 +64,7 @@ def test_draws_of_the_reference(method: str, k: int) -> None:
     for given_ids in (None, ids):
         assert_equals_reference(graph(), targets, k, key=KEY, method=method, ids=given_ids)
     if method == "labor":
-        assert_equals_reference(graph(), targets, k, key=KEY, method=method, turn=TURN, ids=ids)
+        assert_equals_reference(graph(), targets, k, key=KEY, method=method, transition=TRANSITION, ids=ids)
 
 
 @pytest.mark.parametrize("k", [1, 5, 20, 32, 33, 300, 2000, 19_999])
@@ -100,10 +100,10 @@ def test_any_graph(key: int, vertices: int, edges: int, k: int, method: str) -> 
     assert_equals_reference(whole, torch.arange(vertices + 3), k, key=key, method=method)
 
 
-@pytest.mark.parametrize(("method", "turn"), [*((method, None) for method in METHODS), ("labor", TURN)])
-def test_same_bits_for_any_threads_and_split(method: str, turn: Turn | None) -> None:
+@pytest.mark.parametrize(("method", "transition"), [*((method, None) for method in METHODS), ("labor", TRANSITION)])
+def test_same_bits_for_any_threads_and_split(method: str, transition: KeyTransition | None) -> None:
     whole = graph(vertices=5000, edges=100_000, dtype=torch.float32)
-    options: dict[str, Any] = {"key": KEY, "method": method, "turn": turn}
+    options: dict[str, Any] = {"key": KEY, "method": method, "transition": transition}
     targets = torch.randperm(5000, generator=torch.Generator().manual_seed(3))
     expected = sample_layer(whole, targets, 9, num_threads=1, **options)
     for threads in (2, 3):
@@ -158,15 +158,17 @@ def test_dependent_batches_turn_slowly() -> None:
     whole, targets = graph(vertices=2000, edges=60_000), torch.arange(2000)
     samples = []
     for batch in range(9):
-        key, turn = turning(5, 1, batch=batch, kappa=8)
-        samples.append(set(sample_layer(whole, targets, 5, key=key, method="labor", turn=turn).edge_ids.tolist()))
+        key, transition = dependent_batch_key(5, 1, batch=batch, kappa=8)
+        samples.append(
+            set(sample_layer(whole, targets, 5, key=key, method="labor", transition=transition).edge_ids.tolist())
+        )
     apart = [len(samples[0] ^ one) for one in samples]
     assert apart == sorted(apart)
     assert 5 * apart[1] < 2 * apart[8]
-    (key, turn), (next_key, _) = (turning(5, batch=batch, kappa=8) for batch in (7, 8))
-    assert turn == Turn(next_key=next_key, share=7 / 8)
-    assert key == turning(5, batch=0, kappa=8)[0]
-    assert turning(5, batch=3, kappa=1)[1].share == 0
+    (key, transition), (next_key, _) = (dependent_batch_key(5, batch=batch, kappa=8) for batch in (7, 8))
+    assert transition == KeyTransition(next_key=next_key, share=7 / 8)
+    assert key == dependent_batch_key(5, batch=0, kappa=8)[0]
+    assert dependent_batch_key(5, batch=3, kappa=1)[1].share == 0
 
 
 def test_mistakes_are_named() -> None:
@@ -178,8 +180,8 @@ def test_mistakes_are_named() -> None:
         (lambda: sample_layer(whole, targets, -2, key=1), "fanout"),
         (lambda: sample_layer(whole, targets, (2, 2), key=1), "edge_type"),
         (lambda: sample_layer(bare, targets, 2, key=1, method="weighted"), "weights"),
-        (lambda: sample_layer(bare, targets, 2, key=1, turn=TURN), "labor"),
-        (lambda: turning(1, batch=0, kappa=0), "kappa"),
+        (lambda: sample_layer(bare, targets, 2, key=1, transition=TRANSITION), "labor"),
+        (lambda: dependent_batch_key(1, batch=0, kappa=0), "kappa"),
         (lambda: sample_layer(bare.with_weight(-whole.weight), targets, 2, key=1, method="weighted"), "negative"),
         (lambda: sample_layer(bare.with_weight(whole.weight / 0), targets, 2, key=1, method="weighted"), "finite"),
         (

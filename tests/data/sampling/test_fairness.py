@@ -13,7 +13,7 @@ from torch import Tensor
 import weft
 from tests.data.sampling.reference import probabilities
 from weft.data import Adjacency
-from weft.data.sampling import METHODS, Turn, sample_layer, turning
+from weft.data.sampling import METHODS, KeyTransition, dependent_batch_key, sample_layer
 from weft.utils.random import key
 
 LEAST = 1e-3  # of the tail on either side; keys are fixed, so that what passed once does so always
@@ -137,8 +137,8 @@ def test_estimates_are_unbiased(name: str, method: str, turned: bool, weft_data:
     whole = whole.with_weight(weight)
     estimates = torch.zeros(len(targets), dtype=torch.float64)
     for batch in range(count):
-        draw, turn = turning(1, batch=16 * batch + 3, kappa=8) if turned else (key(batch), None)
-        estimates += estimate(whole, targets, k, draw, method, turn, x) / count
+        draw, transition = dependent_batch_key(1, batch=16 * batch + 3, kappa=8) if turned else (key(batch), None)
+        estimates += estimate(whole, targets, k, draw, method, transition, x) / count
     true, variance = (torch.empty(len(targets), dtype=torch.float64) for _ in range(2))
     for i, v in enumerate(targets.tolist()):
         row = slice(int(whole.indptr[v]), int(whole.indptr[v + 1]))
@@ -152,8 +152,10 @@ def test_estimates_are_unbiased(name: str, method: str, turned: bool, weft_data:
     assert 0.8 < float(z.square().mean()) < 1.25
 
 
-def estimate(whole: Adjacency, targets: Tensor, k: int, draw: int, method: str, turn: Turn | None, x: Tensor) -> Tensor:
-    found = sample_layer(whole, targets, k, key=draw, method=method, turn=turn)
+def estimate(
+    whole: Adjacency, targets: Tensor, k: int, draw: int, method: str, transition: KeyTransition | None, x: Tensor
+) -> Tensor:
+    found = sample_layer(whole, targets, k, key=draw, method=method, transition=transition)
     assert whole.weight is not None
     values = found.scale() * x[found.sources.long()] * whole.weight[found.edge_ids.long()]
     rows = torch.arange(len(targets)).repeat_interleave(found.indptr.diff())

@@ -1,1 +1,1 @@
-"""Readers and writers of graphs. A reader returns GraphFields, unchecked; Graph checks and wraps them."""
+"""Readers and writers of graphs. A reader returns unchecked GraphFields; Graph checks and wraps them."""

@@ -1,4 +1,4 @@
-"""Graphs by name, path or recipe."""
+"""Loading of graphs by name, path or recipe."""
 
 from __future__ import annotations
 
@@ -40,22 +40,31 @@ def load(
     order: str = "none",
     verify: bool | None = None,
 ) -> Graph:
-    """A graph by name, path or recipe; the first of these that fits:
+    """Load a graph by name, path or recipe.
 
-    1. a recipe, `rmat:...` or `sbm:...` (see weft.data.io.generate);
-    2. a path: has a separator or a known suffix, or is a store folder. A folder is a store (`verify` as in Graph.open),
-       or one of OGB's (weft.data.io.ogb); .npz see weft.data.io.npz; .txt .csv .tsv (also .gz), .npy see read_edges;
-    3. a built-in name: `digits`;
-    4. the name of an .npz file in the folder that the environment variable WEFT_DATA names;
-    5. a public data set through PyG, fetched into `root` (default ~/.cache/weft); see weft.data.io.downloads.LOADERS.
+    The first of these that fits decides:
 
-    random_features and random_classes draw that many features per vertex, or classes with a random split, for a graph
-    that has none. `seed` is for these, for splits of labelled graphs that come without, and for recipes that state
-    none. `split` picks one of several public splits. normalize_features divides every vertex's features by the sum of
-    their absolute values. inverse_relations adds an edge against every one (see weft.data.inverse_relations). `order` renumbers
-    the vertices last of all (see weft.data.vertex_order).
+    1. A recipe, `rmat:...` or `sbm:...`; see weft.data.io.generate.
+    2. A path: it contains a separator, has a known suffix, or is a graph folder. A folder is a graph folder or one of
+       OGB's (weft.data.io.ogb). Files: .npz (weft.data.io.npz); .txt, .csv, .tsv, also .gz, and .npy (`read_edges`).
+    3. The built-in graph `digits`.
+    4. The name of an .npz file in the folder that the environment variable WEFT_DATA names.
+    5. A public data set through PyG, downloaded into `root`; see weft.data.io.downloads.LOADERS.
 
-    Raises InputError for an unknown name, with the nearest known one, and for everything that makes a file no graph.
+    Args:
+        name_or_path: name, path or recipe.
+        random_features: number of random features per vertex, for a graph without features.
+        random_classes: number of random classes, with a random split, for a graph without labels.
+        seed: seed of the random features, classes and splits, and of recipes that state none.
+        root: folder of downloads. Default: ~/.cache/weft.
+        split: number of the public split, if there are several.
+        normalize_features: divide the features of each vertex by the sum of their absolute values.
+        inverse_relations: add an inverse edge for every edge; see weft.data.inverse_relations.
+        order: renumber the vertices, after all other changes; see weft.data.vertex_order.
+        verify: whether to verify checksums; see `Graph.open`.
+
+    Raises:
+        InputError: for an unknown name, with the nearest known one, and for files that contain no valid graph.
     """
     graph = find(str(name_or_path), seed, root, split, verify)
     return as_asked(
@@ -79,7 +88,20 @@ def as_asked(
     inverse_relations: bool = False,
     order: str = "none",
 ) -> Graph:
-    """A graph with what these options of `load` say of it. InputError where it has what it is to be given."""
+    """Return a graph after the changes that options of `load` request.
+
+    Args:
+        graph: the graph.
+        random_features: number of random features per vertex.
+        random_classes: number of random classes.
+        seed: seed of the random features and classes.
+        normalize_features: divide the features of each vertex by the sum of their absolute values.
+        inverse_relations: add an inverse edge for every edge.
+        order: renumber the vertices.
+
+    Raises:
+        InputError: if the graph already has what an option would add.
+    """
     if random_features:
         graph = with_random_features(graph, random_features, seed)
     if random_classes:
@@ -92,26 +114,40 @@ def as_asked(
 
 
 def find(name: str, seed: int, root: str | Path | None, split: int, verify: bool | None) -> Graph:
-    """The graph itself, as it is stored, fetched or generated."""
+    """Return a graph as it is stored, downloaded or generated.
+
+    Args:
+        name: name, path or recipe.
+        seed: seed of splits and recipes.
+        root: folder of downloads.
+        split: number of the public split.
+        verify: whether to verify checksums.
+
+    Raises:
+        InputError: if there is no such graph.
+    """
     if name.partition(":")[0] in generate.GENERATORS and ":" in name:
         refuse_split(name, split)
         return Graph.of(generate.generate(name, seed))
     if is_described(name):
-        raise InputError(f"{KIND}: is known by its numbers alone: weft plan tells of it; to train, write '{RECIPE}'")
+        raise InputError(
+            f"{KIND}: describes a graph by its sizes, which only weft plan can use: to train, give a graph such as "
+            f"'{RECIPE}'"
+        )
     path = Path(name).expanduser()
     with readable(name, "check the path"):
         if is_path(name, path):
             return load_path(path, seed, split, verify)
-    known = name.lower().replace("-", "_")
+    dataset = name.lower().replace("-", "_")
     files = data_files()
-    if known not in BUILT_IN and (name in files or known in files):
-        return load_npz(files.get(name) or files[known], seed, split)
+    if dataset not in BUILT_IN and (name in files or dataset in files):
+        return load_npz(files.get(name) or files[dataset], seed, split)
     refuse_split(name, split)
-    if known in BUILT_IN:
-        return Graph.of(BUILT_IN[known]())
-    if known in LOADERS:
+    if dataset in BUILT_IN:
+        return Graph.of(BUILT_IN[dataset]())
+    if dataset in LOADERS:
         folder = Path(root or Path.home() / ".cache" / "weft").expanduser()
-        return Graph.of(download(known, folder, seed=seed))
+        return Graph.of(download(dataset, folder, seed=seed))
     if path.is_dir():
         return load_path(path, seed, split, verify)
     require_not_set_aside(path)
@@ -119,14 +155,29 @@ def find(name: str, seed: int, root: str | Path | None, split: int, verify: bool
 
 
 def is_path(name: str, path: Path) -> bool:
-    """Whether a name means a file or a folder."""
+    """Return whether a name means a file or a folder.
+
+    Args:
+        name: the name as given.
+        path: the same as a path, with the home folder expanded.
+    """
     separators = {os.sep, os.altsep or os.sep}
-    known = any(s in name for s in separators) or path.suffix in SUFFIXES
-    return known or is_store(path) or ogb.is_ogb(path)
+    looks_like_path = any(s in name for s in separators) or path.suffix in SUFFIXES
+    return looks_like_path or is_store(path) or ogb.is_ogb(path)
 
 
 def load_path(path: Path, seed: int, split: int, verify: bool | None) -> Graph:
-    """The graph in a file or a store folder."""
+    """Return the graph in a file or a folder.
+
+    Args:
+        path: the file or folder.
+        seed: seed of a split.
+        split: number of the public split.
+        verify: whether to verify checksums of a graph folder.
+
+    Raises:
+        InputError: if it contains no graph.
+    """
     if path.is_dir() and ogb.is_ogb(path):
         return Graph.of(gather_parts(ogb.ogb_parts(path, split=split)))
     if path.suffix != ".npz":
@@ -140,8 +191,8 @@ def load_path(path: Path, seed: int, split: int, verify: bool | None) -> Graph:
         return load_npz(path, seed, split)
     if path.suffix in (".pt", ".pth"):
         raise InputError(
-            f"{path}: would have to be unpickled, which weft never does: save its graph in a script that has "
-            "loaded it, by weft.Graph.from_pyg(data).save(folder)"
+            f"{path}: would have to be unpickled, which weft never does: load it in a script and call "
+            "weft.Graph.from_pyg(data).save(folder)"
         )
     if is_edge_list(path):
         return read_edges(path)
@@ -152,23 +203,37 @@ def load_path(path: Path, seed: int, split: int, verify: bool | None) -> Graph:
 
 
 def is_edge_list(path: Path) -> bool:
-    """Whether a file's name is one of an edge list's."""
+    """Return whether a file's name has the suffix of an edge list."""
     return path.suffix == ".npy" or suffix_of(path) in edge_list.TEXT_SUFFIXES
 
 
 def suffix_of(path: Path) -> str:
-    """What a file is by its name, packed or not."""
+    """Return the suffix of a file's name, without .gz."""
     return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
 
 
 def refuse_split(name: str, split: int) -> None:
-    """InputError for a split where there are not several."""
+    """Check that no split is requested from a graph that has only one.
+
+    Args:
+        name: name of the graph.
+        split: number of the requested split; 0: none requested.
+
+    Raises:
+        InputError: if one is requested.
+    """
     if split:
         raise InputError(f"--split {split}: {name} has no splits to choose from: leave it out")
 
 
 def load_npz(path: Path, seed: int, split: int) -> Graph:
-    """The graph in an .npz file."""
+    """Return the graph in an .npz file.
+
+    Args:
+        path: the file.
+        seed: seed of a split.
+        split: number of the public split.
+    """
     fields = npz.read_npz(path, split=split, seed=seed)
     with readable(path, REMEDY), located(path):
         return Graph.of(fields)
@@ -186,18 +251,24 @@ def read_edges(
     name: str | None = None,
     seed: int = 0,
 ) -> Graph:
-    """A directed graph from an edge list: a pair `source target` for each edge. No edge is reversed or dropped.
+    """Return a directed graph from an edge list, one pair `source target` per edge. No edge is reversed or dropped.
 
-    path: .txt, .csv or .tsv, also with .gz: two columns, or three with a weight; comment lines (# or %) and one header
-    line are skipped. Or .npy, integers (2, E) or (E, 2), memory-mapped where they are int32 or int64; (2, 2) is read as
-    (2, E).
-    features: .npy or a text table, one row per vertex.
-    labels: the same with one column of classes (-1 unlabelled), or one column of 0 and 1 per class; labelled vertices
-    get a seeded 60/20/20 split.
-    split: .npy or a text table with train, val or test (or 0, 1 or 2) for each vertex; or shares of a split to draw.
-    undirected: joins the ends of each edge in both directions, once (see weft.data.io.graph_parts.GraphParts).
+    Args:
+        path: .txt, .csv or .tsv, also with .gz: two columns, or three with a weight; comment lines (# or %) and one
+            header line are skipped. Or .npy: integers (2, E) or (E, 2), memory-mapped if int32 or int64; (2, 2) is read
+            as (2, E).
+        num_vertices: number of vertices. Default: the rows of features or labels, else one more than the largest id.
+        features: .npy or a text table, one row per vertex.
+        labels: .npy or a text table: one column of classes (-1: unlabelled), or one column of 0 and 1 per class.
+            Labelled vertices get a seeded 60/20/20 split.
+        split: .npy or a text table with train, val or test (or 0, 1 or 2) for each vertex.
+        shares: fractions of a random split, instead of `split`.
+        undirected: add the reverse of each edge and merge duplicates; see GraphParts.
+        name: name of the graph in messages. Default: the file's name.
+        seed: seed of a random split.
 
-    Raises InputError with file, line and content for what is no edge list, and for ids out of range.
+    Raises:
+        InputError: with file, line and content if a line is no edge or an id is out of range.
     """
     with readable(path, "give a text table of numbers, or an array saved by numpy.save"):
         parts = edge_list.edge_list_parts(
@@ -217,6 +288,6 @@ def read_edges(
 
 
 def data_files() -> dict[str, Path]:
-    """The .npz files in the folder that WEFT_DATA names, by name."""
+    """Return the .npz files in the folder that WEFT_DATA names, by name."""
     folder = os.environ.get("WEFT_DATA")
     return {path.stem: path for path in sorted(Path(folder).glob("*.npz"))} if folder else {}

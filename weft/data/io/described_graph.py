@@ -1,4 +1,4 @@
-"""A graph of which only numbers are known, from a short line, and smaller ones that are like it."""
+"""Graphs that are described by their sizes in one line, and smaller generated graphs that resemble them."""
 
 from __future__ import annotations
 
@@ -14,40 +14,52 @@ from weft.data.splits import SHARES, Masks, balanced_classes
 from weft.utils.errors import InputError
 
 KIND = "stats"
-LEAST_FIRST = 0.1
-"""Of R-MAT's chances: with less, hardly an edge falls between the vertices that there are."""
+MIN_FIRST_QUADRANT = 0.1
+"""Smallest R-MAT probability of the first quadrant; below, hardly any edge falls between the existing vertices."""
 GOLDEN = (math.sqrt(5) - 1) / 2
-"""Of whose multiples the fractions are spread evenly, however many are taken."""
+"""Golden ratio: the fractional parts of its multiples are spread evenly, however many are taken."""
 EXAMPLE = "stats:vertices=111m,edges=1.6b,features=128,classes=172"
+"""Example of a description, for errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DescribedGraph:
-    """What is known of a graph that is not there."""
+    """Sizes that describe a graph which does not exist as data."""
 
     num_vertices: int
+    """Number of vertices, N."""
     num_edges: int
-    """Stored: of an undirected graph, both ways."""
+    """Number of stored edges, E; an undirected edge counts twice."""
     num_features: int
+    """Number of features per vertex."""
     num_classes: int
+    """Number of classes."""
     train_share: float = SHARES[0]
-    """Of the vertices, those that train; a third of them validate, and as many test, where there are so many."""
+    """Fraction of the vertices to train on. Validation and test get a third of it each, if so many vertices remain."""
     quadrants: tuple[float, float, float, float] = QUADRANTS
-    """Of R-MAT: see `weft.data.io.generate.QUADRANTS`."""
+    """R-MAT probabilities; see `weft.data.io.generate.QUADRANTS`."""
     seed: int = 0
+    """Seed of generated graphs."""
 
     @classmethod
     def parse(cls, spec: str, seed: int = 0) -> DescribedGraph:
-        """`stats:vertices=111m,edges=1.6b,features=128,classes=172[,train=0.01][,rmat=0.57/0.19/0.19][,seed=0]`.
+        """Parse a description of a graph.
 
-        InputError, in one line, for what no graph has.
+        `stats:vertices=111m,edges=1.6b,features=128,classes=172[,train=0.01][,rmat=0.57/0.19/0.19][,seed=0]`
+
+        Args:
+            spec: the description.
+            seed: seed if the description has none.
+
+        Raises:
+            InputError: if no graph can have these sizes.
         """
         items = spec.partition(":")[2].split(",")
         chances = [item.partition("=")[2] for item in items if item.partition("=")[0].strip() == "rmat"]
         text = ",".join(item for item in items if item.partition("=")[0].strip() != "rmat")
         needed: dict[str, float | None] = dict.fromkeys(("vertices", "edges", "features", "classes"))
         values = parse(KIND, text, {**needed, "train": SHARES[0], "seed": seed}, example=EXAMPLE)
-        found = cls(
+        described = cls(
             num_vertices=whole_number(KIND, values, "vertices"),
             num_edges=whole_number(KIND, values, "edges"),
             num_features=whole_number(KIND, values, "features"),
@@ -56,20 +68,22 @@ class DescribedGraph:
             quadrants=_quadrants(chances[-1]) if chances else QUADRANTS,
             seed=whole_number(KIND, values, "seed"),
         )
-        found._require_possible()
-        return found
+        described._require_possible()
+        return described
 
     def _require_possible(self) -> None:
         if self.num_vertices < 1 or self.num_features < 1 or self.num_classes < 1:
             raise InputError(f"{KIND}: vertices, features and classes are at least 1: for example '{EXAMPLE}'")
         if self.num_edges > self.num_vertices**2:
-            most = f"{self.num_vertices:,} vertices have at most {self.num_vertices**2:,}"
-            raise InputError(f"{KIND}: edges={self.num_edges:,}, and {most}: check both numbers")
+            limit = f"{self.num_vertices:,} vertices have at most {self.num_vertices**2:,}"
+            raise InputError(f"{KIND}: edges={self.num_edges:,}, but {limit}: check both numbers")
         if not 0 < self.train_share <= 1:
-            raise InputError(f"{KIND}: train={self.train_share:g} is a share of the vertices: give it above 0, up to 1")
+            raise InputError(
+                f"{KIND}: train={self.train_share:g} is a fraction of the vertices: give a number above 0, at most 1"
+            )
 
     def generate(self, halvings: int) -> Graph:
-        """A graph with half as many vertices and edges, so many times, as R-MAT has them."""
+        """Return an R-MAT graph with vertices and edges halved `halvings` times."""
         count = max(1, self.num_vertices >> halvings)
         edges = round(self.num_edges * count / self.num_vertices)
         fields = rmat(vertices=count, edges=edges, seed=self.seed, quadrants=self.quadrants)
@@ -79,14 +93,15 @@ class DescribedGraph:
         return Graph.of(replace(fields, x=x, y=y, name=KIND, **masks._asdict()))
 
     def _masks(self, degree: Tensor) -> Masks:
-        """Splits that are spread evenly over the vertices' in-degrees, int64 [N], at least one vertex to train on.
+        """Return splits that are spread evenly over the in-degrees, int64 [N], with at least one vertex to train on.
 
-        By chance, whether a hub is among the few that train would decide what a step of a small graph reads.
+        In a random split of a small graph, it would be chance whether a hub trains, and a step would read much more or
+        less.
         """
-        turn = (torch.arange(len(degree), dtype=torch.float64) * GOLDEN).frac().argsort()
-        spread = degree.argsort(stable=True)[turn]
-        beside = min(self.train_share * SHARES[1] / SHARES[0], (1 - self.train_share) / 2)
-        counts = max(1, round(self.train_share * len(degree))), round(beside * len(degree))
+        sequence = (torch.arange(len(degree), dtype=torch.float64) * GOLDEN).frac().argsort()
+        spread = degree.argsort(stable=True)[sequence]
+        eval_share = min(self.train_share * SHARES[1] / SHARES[0], (1 - self.train_share) / 2)
+        counts = max(1, round(self.train_share * len(degree))), round(eval_share * len(degree))
         masks = torch.zeros(3, len(degree), dtype=torch.bool)
         first = 0
         for mask, count in zip(masks, (*counts, counts[1]), strict=True):
@@ -96,20 +111,20 @@ class DescribedGraph:
 
 
 def is_described(name: str) -> bool:
-    """Whether a graph's name is a line of numbers."""
+    """Return whether a graph's name is a description by sizes."""
     return name.partition(":")[0] == KIND and ":" in name
 
 
 def _quadrants(text: str) -> tuple[float, float, float, float]:
-    """Those of 'a/b/c'."""
+    """Return the four R-MAT probabilities from 'a/b/c'; the fourth is the rest to 1."""
     try:
         first, second, third = map(float, text.split("/"))
     except ValueError:
         first = second = third = -1.0
     fourth = 1 - first - second - third
-    if not (min(first - LEAST_FIRST, second, third) >= 0 and fourth >= -1e-9):
+    if not (min(first - MIN_FIRST_QUADRANT, second, third) >= 0 and fourth >= -1e-9):
         raise InputError(
-            f"{KIND}: rmat={text}: give three chances that add up to at most 1, the first of at least {LEAST_FIRST}, "
-            "such as 0.57/0.19/0.19"
+            f"{KIND}: rmat={text}: give three probabilities that add up to at most 1, the first at least "
+            f"{MIN_FIRST_QUADRANT}, such as 0.57/0.19/0.19"
         )
     return first, second, third, max(fourth, 0.0)

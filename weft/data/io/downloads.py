@@ -1,7 +1,7 @@
-"""Public data sets through PyG's own loaders, which fetch, unpack and convert.
+"""Public data sets through PyG's loaders, which download, unpack and convert.
 
-weft unpickles nothing. PyG does: its Planetoid loader unpickles the raw files that it fetched, and all its loaders keep
-a processed copy as a torch file. Where that is not wanted, give an .npz file instead.
+weft never unpickles files. PyG does: its Planetoid loader unpickles the raw files that it downloaded, and all its
+loaders keep a processed copy as a torch file. To avoid that, give an .npz file instead.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from weft.utils.optional_packages import import_extra
 
 @dataclass(frozen=True, kw_only=True)
 class Loader:
-    """A class of torch_geometric.datasets and how to use it."""
+    """A class of torch_geometric.datasets and its arguments."""
 
     kind: str
-    """The name of the class."""
+    """Name of the class."""
     argument: str | None = None
-    """Its name argument; None: it takes none."""
+    """Name of the data set as the class takes it; None: it takes none."""
     raw: str = "raw"
-    """The folder of its raw files, under the root."""
+    """Folder of the raw files, below the root."""
 
 
 LOADERS = {
@@ -48,10 +48,18 @@ LOADERS = {
 
 
 def download(name: str, root: Path, *, seed: int = 0) -> GraphFields:
-    """The data set that LOADERS calls `name`, fetched into `root`/`name` unless it is there already.
+    """Download a data set, unless it is there already, and return its fields.
 
-    Data sets without a public split get a seeded 60/20/20 one. Raises InputError with the address and the folder to
-    fill by hand where the network does not answer, and where the files in that folder cannot be read.
+    Data sets without a public split get a seeded 60/20/20 split.
+
+    Args:
+        name: name of the data set in LOADERS.
+        root: folder of all downloads; the data set is in `root`/`name`.
+        seed: seed of a split.
+
+    Raises:
+        InputError: if the network does not answer, with the address and the folder to fill by hand, or if the files in
+            that folder cannot be read.
     """
     datasets = import_extra("torch_geometric.datasets", name)
     loader = LOADERS[name]
@@ -75,12 +83,17 @@ def download(name: str, root: Path, *, seed: int = 0) -> GraphFields:
 
 
 def unreachable(error: Exception) -> bool:
-    """Whether an error came from the network: urllib's and most of aiohttp's are OSErrors, a refused request is not."""
+    """Return whether an error came from the network: errors of urllib and most of aiohttp are OSErrors."""
     return isinstance(error, OSError) or type(error).__module__.partition(".")[0] in ("aiohttp", "http")
 
 
 def address(kind: Any, loader: Loader) -> str:
-    """Where a loader's raw files come from: PyG states an address, or the id of a first file on Google Drive."""
+    """Return where a loader's raw files come from: PyG has an address, or the id of a first file on Google Drive.
+
+    Args:
+        kind: the class of torch_geometric.datasets.
+        loader: its arguments.
+    """
     if hasattr(kind, "url"):
         return str(kind.url).format(loader.argument)
     return f"https://drive.usercontent.google.com/download?id={kind.adj_full_id}"

@@ -1,4 +1,4 @@
-"""Features and labels for a graph that lacks them, and features normalized."""
+"""Random features and labels for a graph that has none, and normalized features."""
 
 from __future__ import annotations
 
@@ -13,40 +13,64 @@ from weft.data.splits import balanced_classes, random_matrix, random_split
 from weft.utils.errors import InputError
 
 
-def placed(drawn: Tensor, graph: Graph) -> Tensor:
-    """What was drawn for the vertices by their original ids, in the order in which the graph has them."""
-    return drawn if graph.ids is None else drawn[graph.ids]
+def in_graph_order(tensor: Tensor, graph: Graph) -> Tensor:
+    """Return rows that are ordered by original vertex id in the order of the graph's vertices.
+
+    Args:
+        tensor: one row for each vertex, by original id.
+        graph: the graph.
+    """
+    return tensor if graph.ids is None else tensor[graph.ids]
 
 
 def with_random_features(graph: Graph, width: int, seed: int) -> Graph:
-    """The graph with standard normal features of `width` columns where it has none.
+    """Return the graph with standard normal features for all vertices, or for the vertex types without features.
 
-    All vertices get them, or those vertex types that lack any. Raises InputError if nothing is lacking.
+    Args:
+        graph: the graph.
+        width: number of features.
+        seed: seed of the features.
+
+    Raises:
+        InputError: if no features are missing.
     """
     if not graph.features and graph.x is None:
-        return replace(graph, x=placed(random_matrix(graph.num_vertices, width, seed), graph), trusted=True)
+        return replace(graph, x=in_graph_order(random_matrix(graph.num_vertices, width, seed), graph), trusted=True)
     missing = [] if graph.x is not None else [name for name in graph.vertex_types if name not in graph.features]
     if not missing:
-        raise InputError(f"{graph.name} has features of its own: leave out --random-features")
-    drawn = {
+        raise InputError(f"{graph.name} already has features: leave out --random-features")
+    features = {
         name: random_matrix(len(graph.type_range(name)), width, seed, 1 + graph.vertex_types.index(name))
         for name in missing
     }
-    return replace(graph, features={**graph.features, **drawn}, trusted=True)
+    return replace(graph, features={**graph.features, **features}, trusted=True)
 
 
 def with_random_classes(graph: Graph, num_classes: int, seed: int) -> Graph:
-    """The graph with random labels and a random 60/20/20 split. Raises InputError if it has labels."""
+    """Return the graph with random labels and a random 60/20/20 split.
+
+    Args:
+        graph: the graph.
+        num_classes: number of classes.
+        seed: seed of labels and split.
+
+    Raises:
+        InputError: if it has labels.
+    """
     if graph.y is not None:
-        raise InputError(f"{graph.name} has labels of its own: leave out --random-classes")
+        raise InputError(f"{graph.name} already has labels: leave out --random-classes")
     y = balanced_classes(graph.num_vertices, num_classes, seed)
-    drawn = {"y": y, **random_split(torch.ones(len(y), dtype=torch.bool), seed)._asdict()}
-    fields: dict[str, Any] = {name: placed(tensor, graph) for name, tensor in drawn.items()}
+    arrays = {"y": y, **random_split(torch.ones(len(y), dtype=torch.bool), seed)._asdict()}
+    fields: dict[str, Any] = {name: in_graph_order(tensor, graph) for name, tensor in arrays.items()}
     return replace(graph, **fields, trusted=True)
 
 
 def with_normalized_features(graph: Graph) -> Graph:
-    """A copy whose rows of x have absolute values that sum to 1; a row of zeros stays. InputError without x."""
+    """Return the graph with each row of x divided by the sum of its absolute values; rows of zeros are unchanged.
+
+    Raises:
+        InputError: if it has no x.
+    """
     if graph.x is None:
         raise InputError(f"{graph.name} has no features to normalize: leave out --normalize-features")
     total = graph.x.abs().sum(1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Graphs of any size from a short line: R-MAT for structure and speed, stochastic blocks where accuracy counts."""
+"""Generated graphs of any size from one line: R-MAT for structure and speed, stochastic blocks for accuracy."""
 
 from __future__ import annotations
 
@@ -17,33 +17,40 @@ from weft.data.splits import RMAT, SBM, Masks, balanced_classes, random_matrix, 
 from weft.runtime.memory import check_fits_memory
 from weft.utils.errors import InputError, unknown
 
-# Edges drawn together, from a random stream of their own: memory stays bounded, the result depends on the seed alone.
 BLOCK_EDGES = 1 << 20
+"""Edges drawn together, from one random stream per block: memory is bounded, and only the seed decides the result."""
 
-# Chances that an edge falls into the (low, low), (low, high), (high, low) and (high, high) halves of (sources,
-# targets), at every level: Chakrabarti, Zhan, Faloutsos 2004 with the values that Graph500 made usual.
 QUADRANTS = (0.57, 0.19, 0.19, 0.05)
+"""Probabilities that an edge falls into the (low, low), (low, high), (high, low), (high, high) halves of (sources,
+targets), at every level of the recursion: Chakrabarti, Zhan, Faloutsos 2004, with the values of Graph500.
+"""
 
-# Distance between two class means in units of the noise: features alone separate classes badly, neighbours' means well.
 CLASS_DISTANCE = 2.0
+"""Distance of two class means in units of the noise: features alone separate classes badly, neighbours' means well."""
 
-# Rows that get their class mean together.
 BLOCK_ROWS = 1 << 14
+"""Number of rows that get their class mean together."""
 
-# At least, while a graph is made: row pointers both ways; two drawn ids, and the stored source and position.
 VERTEX_BYTES, EDGE_BYTES = 16, 16
+"""Least memory while a graph is generated: per vertex row pointers both ways; per edge two ids, source, position."""
 
 SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
 
 
 def generate(spec: str, seed: int = 0) -> GraphFields:
-    """A graph from `rmat:...` or `sbm:...`, with `seed` where the line gives none.
+    """Return a graph from a recipe of one line.
 
     `rmat:vertices=100k,edges=1m[,features=128][,classes=16][,seed=0][,undirected=1]`
     `sbm:vertices=10k,degree=10,classes=8[,homophily=0.8][,features=64][,seed=0]`
-    Values may stand without their key, in this order. k, m and g (or b) are thousands, millions and billions.
 
-    Raises InputError that names the key, and the nearest known one.
+    Values may stand without their keys, in this order. k, m and g (or b) are thousands, millions and billions.
+
+    Args:
+        spec: the recipe.
+        seed: seed if the recipe has none.
+
+    Raises:
+        InputError: with the key, and the nearest known one.
     """
     kind, _, text = spec.partition(":")
     if kind not in GENERATORS:
@@ -52,7 +59,12 @@ def generate(spec: str, seed: int = 0) -> GraphFields:
 
 
 def rmat_spec(text: str, seed: int) -> GraphFields:
-    """The R-MAT graph that a line describes."""
+    """Return the R-MAT graph of a recipe.
+
+    Args:
+        text: the recipe after `rmat:`.
+        seed: seed if the recipe has none.
+    """
     defaults = {"vertices": None, "edges": None, "features": 0, "classes": 0, "seed": seed, "undirected": 0}
     values = parse("rmat", text, defaults)
     return rmat(
@@ -66,7 +78,12 @@ def rmat_spec(text: str, seed: int) -> GraphFields:
 
 
 def sbm_spec(text: str, seed: int) -> GraphFields:
-    """The stochastic block model that a line describes."""
+    """Return the stochastic block model of a recipe.
+
+    Args:
+        text: the recipe after `sbm:`.
+        seed: seed if the recipe has none.
+    """
     defaults = {"vertices": None, "degree": None, "classes": None, "homophily": 0.8, "features": 64, "seed": seed}
     values = parse("sbm", text, defaults)
     return sbm(
@@ -84,7 +101,17 @@ GENERATORS: dict[str, Callable[[str, int], GraphFields]] = {"rmat": rmat_spec, "
 
 
 def parse(kind: str, text: str, defaults: Mapping[str, float | None], *, example: str = "") -> dict[str, float]:
-    """The numbers of `key=value,...`, keys optional for leading values. None as a default: the key must be given."""
+    """Return the numbers of a recipe `key=value,...`, in which leading values need no keys.
+
+    Args:
+        kind: name of the generator, for errors.
+        text: the recipe after `kind:`.
+        defaults: default of each key, in order; None: the key is required.
+        example: example of a recipe, for errors.
+
+    Raises:
+        InputError: for an unknown or missing key, and for a value that is no number.
+    """
     values: dict[str, float | None] = dict(defaults)
     named = False
     for i, item in enumerate(part.strip() for part in text.split(",")):
@@ -98,14 +125,23 @@ def parse(kind: str, text: str, defaults: Mapping[str, float | None], *, example
         if key not in defaults:
             raise unknown(f"{kind} key", key, defaults)
         values[key] = number(kind, key, value)
-    for key, given in values.items():
-        if given is None:
+    for key, optional in values.items():
+        if optional is None:
             raise InputError(f"{kind}: '{key}' is missing: add {key}=..., for example '{example or EXAMPLES[kind]}'")
-    return {key: given for key, given in values.items() if given is not None}
+    return {key: optional for key, optional in values.items() if optional is not None}
 
 
 def number(kind: str, key: str, text: str) -> float:
-    """A number that is not negative, with a suffix k, m or g if need be."""
+    """Return a nonnegative number, which may have a suffix k, m, g or b.
+
+    Args:
+        kind: name of the generator, for errors.
+        key: key of the value, for errors.
+        text: the number.
+
+    Raises:
+        InputError: if it is none.
+    """
     factor = SUFFIXES.get(text[-1:].lower(), 1)
     try:
         value = float(Decimal(text[:-1] if factor > 1 else text) * factor)
@@ -117,7 +153,16 @@ def number(kind: str, key: str, text: str) -> float:
 
 
 def whole_number(kind: str, values: dict[str, float], key: str) -> int:
-    """A value as an integer; InputError if it is none."""
+    """Return a value as an int.
+
+    Args:
+        kind: name of the generator, for errors.
+        values: values by key.
+        key: key of the value.
+
+    Raises:
+        InputError: if it has a fraction.
+    """
     if values[key] != int(values[key]):
         raise InputError(f"{kind}: {key}={values[key]:g} is no whole number: round it")
     return int(values[key])
@@ -133,29 +178,40 @@ def rmat(
     undirected: bool = False,
     quadrants: Sequence[float] = QUADRANTS,
 ) -> GraphFields:
-    """A recursive-matrix graph with exactly `edges` stored edges; duplicates and self loops stay, as they fall.
+    """Return a recursive-matrix (R-MAT) graph with exactly `edges` stored edges, duplicates and self-loops included.
 
-    `undirected` stores every edge both ways (and counts it twice). Low ids have the high degrees. Features and labels
-    are random, labels with a 60/20/20 split; 0 leaves them out. quadrants: see QUADRANTS.
-    Raises InputError for no vertices, or an odd undirected count.
+    Low ids have high degrees. Features and labels are random; the split is 60/20/20.
+
+    Args:
+        vertices: number of vertices.
+        edges: number of stored edges.
+        features: number of features; 0: none.
+        classes: number of classes; 0: no labels.
+        seed: seed of everything.
+        undirected: store every edge in both directions, and count it twice.
+        quadrants: probabilities; see QUADRANTS.
+
+    Raises:
+        InputError: if there are no vertices, or an odd number of undirected edges.
     """
     if vertices < 1:
-        raise InputError("rmat: vertices=0 leaves nowhere to put edges: ask for one or more")
+        raise InputError("rmat: vertices=0: give at least 1")
     if undirected and edges % 2:
         raise InputError(f"rmat: edges={edges} is odd, but undirected edges are stored both ways: make it even")
     require_room(vertices, edges)
-    wanted = edges // 2 if undirected else edges
+    num_drawn = edges // 2 if undirected else edges
+    # Draw edges over 2^levels ids, and drop those with an id that is no vertex, until there are enough.
     levels = (vertices - 1).bit_length()
     dtype = np.int32 if levels < 32 else np.int64
     pairs = np.empty((2, edges), dtype=dtype)
     filled = block = 0
-    while filled < wanted:
-        drawn = rmat_block(levels, min(BLOCK_EDGES, 2 * wanted), stream(seed, RMAT, block), dtype, quadrants)
-        kept = drawn[:, (drawn < vertices).all(0)][:, : wanted - filled]
-        pairs[:, filled : filled + kept.shape[1]] = kept
-        filled, block = filled + kept.shape[1], block + 1
+    while filled < num_drawn:
+        drawn = rmat_block(levels, min(BLOCK_EDGES, 2 * num_drawn), stream(seed, RMAT, block), dtype, quadrants)
+        accepted = drawn[:, (drawn < vertices).all(0)][:, : num_drawn - filled]
+        pairs[:, filled : filled + accepted.shape[1]] = accepted
+        filled, block = filled + accepted.shape[1], block + 1
     if undirected:
-        pairs[:, wanted:] = pairs[::-1, :wanted]
+        pairs[:, num_drawn:] = pairs[::-1, :num_drawn]
     y = balanced_classes(vertices, classes, seed) if classes else None
     x = random_matrix(vertices, features, seed) if features else None
     return labelled(pairs, vertices, x, y, f"rmat-{vertices}-{edges}", seed)
@@ -168,41 +224,68 @@ def rmat_block(
     dtype: type[np.signedinteger],
     quadrants: Sequence[float] = QUADRANTS,
 ) -> NDArray[np.signedinteger]:
-    """`size` edges (2, size) over 2**levels vertices. One 16-bit draw settles two levels, to 1 in 65,536."""
-    ends = np.zeros((2, size), dtype=dtype)
+    """Draw edges over 2^levels vertices.
+
+    One 16-bit random number decides two levels at once, so probabilities are rounded to multiples of 1 / 65,536.
+
+    Args:
+        levels: number of bits of an id.
+        size: number of edges.
+        random: the random generator.
+        dtype: dtype of the ids.
+        quadrants: probabilities; see QUADRANTS.
+
+    Returns:
+        Sources and targets, [2, size].
+    """
+    ids = np.zeros((2, size), dtype=dtype)
     for bits in (1,) * (levels % 2) + (2,) * (levels // 2):
-        drawn = quadrant_table(bits, quadrants)[:, random.integers(0, 1 << 16, size, dtype=np.uint16)]
-        ends <<= bits
-        ends |= drawn
-    return ends
+        next_bits = quadrant_table(bits, quadrants)[:, random.integers(0, 1 << 16, size, dtype=np.uint16)]
+        ids <<= bits
+        ids |= next_bits
+    return ids
 
 
 def quadrant_table(bits: int, quadrants: Sequence[float] = QUADRANTS) -> NDArray[np.uint8]:
-    """Source and target bits (2, 65536) of `bits` levels: each combination as often as it is likely."""
-    chances = np.ones((1, 1))
+    """Return a table from 16-bit random numbers to source and target bits of one or two levels, uint8 [2, 65536].
+
+    Args:
+        bits: number of levels.
+        quadrants: probabilities; see QUADRANTS.
+    """
+    probabilities = np.ones((1, 1))
     for _ in range(bits):
-        chances = np.kron(chances, np.reshape(quadrants, (2, 2)))
-    edges = np.rint(np.cumsum(chances.reshape(-1)) * (1 << 16)).astype(np.int64)
-    codes = np.repeat(np.arange(chances.size), np.diff(edges, prepend=0))
+        probabilities = np.kron(probabilities, np.reshape(quadrants, (2, 2)))
+    edges = np.rint(np.cumsum(probabilities.reshape(-1)) * (1 << 16)).astype(np.int64)
+    codes = np.repeat(np.arange(probabilities.size), np.diff(edges, prepend=0))
     return np.stack(np.divmod(codes, 1 << bits)).astype(np.uint8)
 
 
 def sbm(
     *, vertices: int, degree: float, classes: int, homophily: float = 0.8, features: int = 64, seed: int = 0
 ) -> GraphFields:
-    """A stochastic block model, undirected, with `degree` in-edges per vertex on average and one block per class.
+    """Return a stochastic block model: undirected, with one block of equal size per class.
 
-    An edge stays within its class with chance `homophily`, else it ends at a vertex of any other class. Classes are
-    equally large; features are their class's mean plus noise; the split is 60/20/20. No self loops; duplicates stay, as
-    they fall.
-    Raises InputError for fewer than two classes, or two vertices per class, or a homophily above 1.
+    Features are the mean of the vertex's class plus noise; the split is 60/20/20. There are no self-loops; duplicates
+    stay.
+
+    Args:
+        vertices: number of vertices.
+        degree: mean number of in-edges per vertex.
+        classes: number of classes.
+        homophily: probability that an edge stays within its class; else it ends at a vertex of another class.
+        features: number of features; 0: none.
+        seed: seed of everything.
+
+    Raises:
+        InputError: if there are fewer than two classes or two vertices per class, or homophily is above 1.
     """
     if classes < 2 or vertices < 2 * classes:
         raise InputError(
-            f"sbm: classes={classes} of vertices={vertices}: ask for two classes or more, of two vertices or more"
+            f"sbm: classes={classes}, vertices={vertices}: give at least two classes, and two vertices per class"
         )
     if homophily > 1:
-        raise InputError(f"sbm: homophily={homophily:g} is a chance: choose it from 0 to 1")
+        raise InputError(f"sbm: homophily={homophily:g} is a probability: give a number from 0 to 1")
     num_pairs = round(vertices * degree / 2)
     require_room(vertices, 2 * num_pairs)
     y = balanced_classes(vertices, classes, seed)
@@ -223,23 +306,44 @@ def sbm(
 def sbm_block(
     y: NDArray[np.int64], classes: int, homophily: float, size: int, random: np.random.Generator
 ) -> NDArray[np.int64]:
-    """`size` edges (2, size), each from a uniformly drawn vertex to another one."""
+    """Draw edges, each from a uniformly drawn vertex to another one.
+
+    Args:
+        y: class of each vertex, int64 [N].
+        classes: number of classes.
+        homophily: probability that an edge stays within its class.
+        size: number of edges.
+        random: the random generator.
+
+    Returns:
+        Sources and targets, [2, size].
+    """
     members = np.argsort(y, kind="stable")  # one class after the other
-    place = np.empty_like(members)
-    place[members] = np.arange(len(y))
+    position = np.empty_like(members)
+    position[members] = np.arange(len(y))
     sizes = np.bincount(y, minlength=classes)
     starts = np.cumsum(sizes) - sizes
     source = random.integers(0, len(y), size)
     start, count = starts[y[source]], sizes[y[source]]
-    chance = random.random(size)
-    within = start + (place[source] - start + 1 + (chance * (count - 1)).astype(np.int64)) % count
-    outside = (chance * (len(y) - count)).astype(np.int64)
+    uniform = random.random(size)
+    # The vertices of a class are consecutive in `members`. Within the class: a later member, cyclically, so that no
+    # vertex draws itself. Outside: a position among all others, moved past the class's range.
+    within = start + (position[source] - start + 1 + (uniform * (count - 1)).astype(np.int64)) % count
+    outside = (uniform * (len(y) - count)).astype(np.int64)
     outside += (outside >= start) * count
     return np.stack([source, members[np.where(random.random(size) < homophily, within, outside)]])
 
 
 def require_room(num_vertices: int, num_edges: int) -> None:
-    """Raises InputError for vertices and edges that take more memory than there is."""
+    """Check that a graph fits in memory.
+
+    Args:
+        num_vertices: number of vertices.
+        num_edges: number of edges.
+
+    Raises:
+        InputError: if it does not.
+    """
     num_bytes = VERTEX_BYTES * num_vertices + EDGE_BYTES * num_edges
     check_fits_memory(num_bytes, f"{num_vertices} vertices and {num_edges} edges", "ask for fewer")
 
@@ -247,7 +351,16 @@ def require_room(num_vertices: int, num_edges: int) -> None:
 def labelled(
     pairs: NDArray[np.signedinteger], num_vertices: int, x: Tensor | None, y: Tensor | None, name: str, seed: int
 ) -> GraphFields:
-    """The generated graph, with a random split where it has labels."""
+    """Return the fields of a generated graph, with a random split if it has labels.
+
+    Args:
+        pairs: sources and targets, [2, E].
+        num_vertices: number of vertices.
+        x: features, or None.
+        y: labels, or None.
+        name: name of the graph.
+        seed: seed of the split.
+    """
     masks = Masks() if y is None else random_split(torch.ones(num_vertices, dtype=torch.bool), seed)
     edges = build(torch.from_numpy(pairs[0]), torch.from_numpy(pairs[1]), num_vertices=num_vertices)
     return replace(edges, x=x, y=y, name=name, **masks._asdict())

@@ -1,4 +1,4 @@
-"""A graph as its source gives it: edges and features in parts. Gathered here, or written part by part."""
+"""A graph whose edges and features come in parts, to be gathered in memory or written part by part."""
 
 from __future__ import annotations
 
@@ -20,51 +20,62 @@ Part = TypeVar("Part")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EdgesOfPart:
-    """Some edges, between vertices by number; checked."""
+    """Some edges between vertex numbers, checked."""
 
     source: Tensor
-    """int32 or int64 [e]."""
+    """int32 or int64 [e]: source of each edge."""
     target: Tensor
-    """int32 or int64 [e]."""
+    """int32 or int64 [e]: target of each edge."""
     weight: Tensor | None = None
-    """float32 [e]."""
+    """float32 [e]: edge weights."""
     features: Tensor | None = None
-    """float32 [e, K]."""
+    """float32 [e, K]: edge features."""
 
     def rows(self, first: int, last: int) -> EdgesOfPart:
-        """Those from one place up to another."""
-        found = {name: getattr(self, name) for name in ("source", "target", "weight", "features")}
-        return EdgesOfPart(**{name: rows[first:last] for name, rows in found.items() if rows is not None})
+        """Return a range of the edges.
+
+        Args:
+            first: position of the first edge.
+            last: position after the last edge.
+        """
+        tensors = {name: getattr(self, name) for name in ("source", "target", "weight", "features")}
+        return EdgesOfPart(**{name: rows[first:last] for name, rows in tensors.items() if rows is not None})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GraphParts:
-    """A graph of N vertices whose edges and features are read when they are asked for, each time from the start."""
+    """A graph of N vertices whose edges and features are read on request, each time from the start."""
 
     name: str
+    """Name of the graph."""
     edges: Callable[[], Iterator[EdgesOfPart]]
-    """The edges; all parts have weights, or features of one width, or none has."""
-    num_vertices: int | None = None
-    """N; None: one more than the largest number in the edges."""
-    x: Callable[[], Iterator[Tensor]] | None = None
-    """Features, float32 [n, F] of the next n vertices each."""
-    y: Tensor | None = None
-    """As in GraphFields."""
-    masks: Masks = field(default_factory=Masks)
-    vertex_names: VertexNames | None = None
-    undirected: bool = False
-    """Whether an edge also leads back: each pair that an edge joins is joined once in either direction then.
+    """Function that yields the edges in parts.
 
-    Of several edges from one vertex to another, the first that is given stays, and one given before one turned round.
+    All parts have weights or none; all have features of one width or none.
+    """
+    num_vertices: int | None = None
+    """N; None: one more than the largest id in the edges."""
+    x: Callable[[], Iterator[Tensor]] | None = None
+    """Function that yields the features in parts, float32 [n, F] for the next n vertices each; None: no features."""
+    y: Tensor | None = None
+    """Labels as in GraphFields."""
+    masks: Masks = field(default_factory=Masks)
+    """Vertices to train, validate and test on."""
+    vertex_names: VertexNames | None = None
+    """Names of the vertices, if they have any."""
+    undirected: bool = False
+    """If True, the reverse of each edge is added and duplicates are merged.
+
+    The first of several equal edges is kept; an edge as given wins over a reversed one.
     """
 
 
 def gather_parts(parts: GraphParts) -> GraphFields:
-    """The graph in memory."""
-    found, none = list(parts.edges()), torch.empty(0, dtype=torch.int64)
-    ends = (concatenate_parts(getattr(part, end) for part in found) for end in ("source", "target"))
-    source, target = (none if ids is None else ids for ids in ends)
-    weight, features = (concatenate_parts(getattr(part, name) for part in found) for name in ("weight", "features"))
+    """Return the fields of the whole graph in memory."""
+    pieces, none = list(parts.edges()), torch.empty(0, dtype=torch.int64)
+    endpoints = (concatenate_parts(getattr(part, side) for part in pieces) for side in ("source", "target"))
+    source, target = (none if ids is None else ids for ids in endpoints)
+    weight, features = (concatenate_parts(getattr(part, name) for part in pieces) for name in ("weight", "features"))
     edges = build(
         source,
         target,
@@ -84,12 +95,23 @@ def gather_parts(parts: GraphParts) -> GraphFields:
 
 
 def concatenate_parts(parts: Iterable[Tensor | None]) -> Tensor | None:
-    """The rows of all parts; None where there are none."""
-    found = [part for part in parts if part is not None]
-    return (found[0] if len(found) == 1 else torch.cat(found)) if found else None
+    """Return the rows of all parts that are not None, concatenated; None if there are none."""
+    present = [part for part in parts if part is not None]
+    return (present[0] if len(present) == 1 else torch.cat(present)) if present else None
 
 
 def require_rows(field: str, num_rows: int, num_vertices: int) -> None:
-    """InputError unless there is a row for each vertex."""
+    """Check that there is a row for each vertex.
+
+    Args:
+        field: name of the rows in errors.
+        num_rows: number of rows.
+        num_vertices: number of vertices.
+
+    Raises:
+        InputError: if there is not.
+    """
     if num_rows != num_vertices:
-        raise InputError(f"{field} has {num_rows} rows, and the graph {num_vertices} vertices: give a row for each")
+        raise InputError(
+            f"{field} has {num_rows} rows, but the graph has {num_vertices} vertices: give one row per vertex"
+        )

@@ -1,12 +1,12 @@
-"""Graphs from .npz files: the names that PyG and this project's data sets use, never a pickled object.
+"""Graphs from .npz files with the keys that PyG and this project's data sets use. No object is unpickled.
 
-Plain and knowledge graphs: `edge_index` (2, E), source row first; `num_nodes`; optional `edge_weight`, `edge_type` with
-`relation_names`. Typed graphs: `node_types`, `num_nodes` per type, `edge_types` "source|name|target", `edge_index|...`
-of each, `target_type`. Features `x` or its CSR parts `x_data`, `x_indices`, `x_indptr`, `x_shape`, in typed graphs
-`x|type` and so on. `y`; `train_mask` and so on, or `train_masks` (k, N) with k splits. Edges are taken as stored, none
-is reversed. Held out for link prediction: `valid_triples` and `test_triples` (m, 3) with rows head, relation, tail, or,
-where there is at most one relation, `valid_edge_index` and `test_edge_index` (2, m). Any other
-array but NOTES is refused.
+Plain and knowledge graphs: `edge_index` (2, E), source row first; `num_nodes`; optional `edge_weight`, and `edge_type`
+with `relation_names`. Typed graphs: `node_types`, `num_nodes` per type, `edge_types` "source|name|target",
+`edge_index|...` for each of these, `target_type`. Features: `x`, or its CSR parts `x_data`, `x_indices`, `x_indptr`,
+`x_shape`; in typed graphs `x|type` and so on. Labels: `y`. Splits: `train_mask` and so on, or `train_masks` (k, N) with
+k splits. Edges are taken as stored; none is reversed. Held-out edges for link prediction: `valid_triples` and
+`test_triples` (m, 3) with rows head, relation, tail; or, with at most one relation, `valid_edge_index` and
+`test_edge_index` (2, m). Any other array is refused, except for those that NOTES matches.
 """
 
 from __future__ import annotations
@@ -46,14 +46,21 @@ HELD_OUT = ("valid_triples", "test_triples", "valid_edge_index", "test_edge_inde
 PLAIN = ("edge_index", "edge_weight", "edge_type", "relation_names", "num_relations")
 TYPED = ("node_types", "edge_types", "target_type")
 NOTES = re.compile(r"meta|both_directions|is_literal|(train|val|test)_idx_\d+")
-"""What this project's data sets tell besides, of which a graph needs nothing."""
+"""Keys in this project's data sets that a graph does not need."""
 
 
 def read_npz(path: str | Path, *, split: int = 0, seed: int = 0) -> GraphFields:
-    """The fields of a graph in an .npz file; `split` picks one of several public splits.
+    """Return the fields of a graph in an .npz file.
 
     Labels without any mask get a seeded 60/20/20 split over the labelled vertices.
-    Raises InputError with file, key and remedy where keys are missing, unknown or disagree.
+
+    Args:
+        path: the file.
+        split: number of the public split, if there are several.
+        seed: seed of a split.
+
+    Raises:
+        InputError: with file, key and remedy if keys are missing, unknown or inconsistent.
     """
     path = Path(path)
     arrays = read_all(path)
@@ -67,7 +74,14 @@ def read_npz(path: str | Path, *, split: int = 0, seed: int = 0) -> GraphFields:
 
 
 def plain_fields(arrays: Arrays, name: str, split: int, seed: int) -> GraphFields:
-    """A graph with one kind of vertices, with or without relations."""
+    """Return the fields of a graph with one vertex type, with or without relations.
+
+    Args:
+        arrays: arrays of the file by key.
+        name: name of the graph.
+        split: number of the public split.
+        seed: seed of a split.
+    """
     source, target = edge_rows(arrays, "edge_index")
     x, y, edge_type = read_features(arrays, "x"), optional_tensor(arrays, "y"), optional_tensor(arrays, "edge_type")
     edge_type = None if edge_type is None else as_integers("edge_type", edge_type)
@@ -97,51 +111,73 @@ def plain_fields(arrays: Arrays, name: str, split: int, seed: int) -> GraphField
 
 
 def check_names(arrays: Arrays, fields: GraphFields) -> None:
-    """Raises InputError at the first array of the file that the fields were not read from, and no note."""
-    known = {"num_nodes", *LABELS, *HELD_OUT}
+    """Check that the file has no unknown keys.
+
+    Args:
+        arrays: arrays of the file by key.
+        fields: fields that were read from them.
+
+    Raises:
+        InputError: at the first key that is neither read nor a note.
+    """
+    allowed = {"num_nodes", *LABELS, *HELD_OUT}
     if "node_types" in arrays:
-        known |= {*TYPED, *(f"edge_index|{name}" for name in fields.relations)}
-        known |= {key for name in fields.vertex_types for key in feature_names(f"x|{name}")}
+        allowed |= {*TYPED, *(f"edge_index|{name}" for name in fields.relations)}
+        allowed |= {key for name in fields.vertex_types for key in feature_names(f"x|{name}")}
     else:
-        known |= {*PLAIN, *feature_names("x")}
+        allowed |= {*PLAIN, *feature_names("x")}
     for name in sorted(arrays):
-        if name not in known and not NOTES.fullmatch(name):
-            raise InputError(f"{unknown('array', name, known)} (or leave it out of the file)")
+        if name not in allowed and not NOTES.fullmatch(name):
+            raise InputError(f"{unknown('array', name, allowed)} (or leave it out of the file)")
 
 
 def feature_names(key: str) -> tuple[str, ...]:
-    """The arrays that features may be in."""
+    """Return the keys that features can be stored under."""
     return (key, *(f"{key}_{part}" for part in CSR_PARTS))
 
 
 def relation_names(arrays: Arrays, edge_type: Tensor) -> tuple[str, ...]:
-    """The relations of a graph with one kind of vertices: their names where the file has them, else their numbers."""
+    """Return the relations of a graph with one vertex type: by their names in the file, else by number.
+
+    Args:
+        arrays: arrays of the file by key.
+        edge_type: relation of each edge.
+    """
     if "relation_names" in arrays:
         return vertex_relations(name_list(arrays, "relation_names"))
     return numbered_relations(edge_type, whole_number(arrays, "num_relations") if "num_relations" in arrays else None)
 
 
 def typed_fields(arrays: Arrays, name: str, split: int, seed: int) -> GraphFields:
-    """A graph with several kinds of vertices, one after the other in one range of ids."""
+    """Return the fields of a graph with several vertex types, each of which becomes a range of ids.
+
+    Args:
+        arrays: arrays of the file by key.
+        name: name of the graph.
+        split: number of the public split.
+        seed: seed of a split.
+    """
     types, relations = name_list(arrays, "node_types"), name_list(arrays, "edge_types")
     counts = whole_numbers(arrays, "num_nodes", len(types))
     offsets = (0, *itertools.accumulate(counts))
     sources: list[Tensor] = []
     targets: list[Tensor] = []
     for relation in relations:
-        ends = relation.split("|")
-        if len(ends) != 3 or ends[0] not in types or ends[2] not in types:
+        parts = relation.split("|")
+        if len(parts) != 3 or parts[0] not in types or parts[2] not in types:
             raise InputError(f"edge_types: '{relation}' is not 'source type|name|target type' over {', '.join(types)}")
-        for ids, row, end, out in zip(
-            edge_rows(arrays, f"edge_index|{relation}"), (0, 1), ends[::2], (sources, targets), strict=True
+        for ids, row, vertex_type, merged in zip(
+            edge_rows(arrays, f"edge_index|{relation}"), (0, 1), parts[::2], (sources, targets), strict=True
         ):
-            check_ids(f"edge_index|{relation}[{row}]", ids, counts[types.index(end)])
-            out.append(ids.long() + offsets[types.index(end)])
+            check_ids(f"edge_index|{relation}[{row}]", ids, counts[types.index(vertex_type)])
+            merged.append(ids.long() + offsets[types.index(vertex_type)])
     sizes = torch.tensor([len(source) for source in sources])
-    found = {name: read_features(arrays, f"x|{name}") for name in types}
-    x, features = merge_features(types, {name: part for name, part in found.items() if part is not None})
+    features_of_type = {name: read_features(arrays, f"x|{name}") for name in types}
+    x, features = merge_features(types, {name: part for name, part in features_of_type.items() if part is not None})
     y, masks = typed_labels(arrays, types, offsets, split, seed)
-    firsts = [offsets[types.index(end)] for end in relations[0].split("|")[::2]] if relations else [0, 0]
+    firsts = (
+        [offsets[types.index(vertex_type)] for vertex_type in relations[0].split("|")[::2]] if relations else [0, 0]
+    )
     none = torch.empty(0, dtype=torch.int64)
     edges = build(
         torch.cat([none, *sources]),
@@ -167,7 +203,15 @@ def typed_fields(arrays: Arrays, name: str, split: int, seed: int) -> GraphField
 def typed_labels(
     arrays: Arrays, types: tuple[str, ...], offsets: tuple[int, ...], split: int, seed: int
 ) -> tuple[Tensor | None, Masks]:
-    """Labels and masks of `target_type`, among all vertices: -1 (or no label at all) and False for the other types."""
+    """Return labels and masks over all vertices; types other than `target_type` are unlabelled and in no split.
+
+    Args:
+        arrays: arrays of the file by key.
+        types: names of the vertex types.
+        offsets: first id of each type, and N.
+        split: number of the public split.
+        seed: seed of a split.
+    """
     y = optional_tensor(arrays, "y")
     if y is None:
         return None, Masks()
@@ -177,35 +221,49 @@ def typed_labels(
         raise unknown("target_type", target_type, types)
     first, last = offsets[types.index(target_type) : types.index(target_type) + 2]
 
-    def place(field: str, part: Tensor | None, fill: float) -> Tensor | None:
+    def spread(field: str, part: Tensor | None, fill: float) -> Tensor | None:
         if part is None:
             return None
         check_length(field, part, last - first, f"vertices of type {target_type}")
         return put_rows({first: part}, offsets[-1], fill)
 
-    masks = Masks(*(place(mask, part, 0) for mask, part in read_masks(arrays, y, split, seed)._asdict().items()))
-    return place("y", y, no_label(y)), masks
+    masks = Masks(*(spread(mask, part, 0) for mask, part in read_masks(arrays, y, split, seed)._asdict().items()))
+    return spread("y", y, no_label(y)), masks
 
 
 def read_masks(arrays: Arrays, y: Tensor | None, split: int, seed: int) -> Masks:
-    """The public split, the `split`-th of several, or a seeded one where there are labels and no mask at all."""
+    """Return the public split, or a seeded one if there are labels but no mask.
+
+    Args:
+        arrays: arrays of the file by key.
+        y: labels, or None.
+        split: number of the public split, if there are several.
+        seed: seed of a split.
+
+    Raises:
+        InputError: if there is no such split.
+    """
     several = {mask: optional_tensor(arrays, f"{mask}s") for mask in MASKS}
     count = max((len(masks) for masks in several.values() if masks is not None), default=0)
     if not 0 <= split < max(count, 1):
         raise InputError(f"--split {split}: the file has {count or 'one'} split{'s, numbered from 0' if count else ''}")
     if count:
-        found = [None if masks is None else masks[split : split + 1].flatten() for masks in several.values()]
+        masks_of_split = [None if masks is None else masks[split : split + 1].flatten() for masks in several.values()]
     else:
-        found = [optional_tensor(arrays, mask) for mask in MASKS]
-    if y is not None and found == [None, None, None]:
+        masks_of_split = [optional_tensor(arrays, mask) for mask in MASKS]
+    if y is not None and masks_of_split == [None, None, None]:
         return split_labelled(y, seed)
-    return Masks(*found)
+    return Masks(*masks_of_split)
 
 
 def read_links(arrays: Arrays, split: str, relations: Sequence[str], firsts: Sequence[int] = (0, 0)) -> Tensor | None:
-    """The edges held out for a split, int64 [m, 3] (source, target, relation); None if the file has none.
+    """Return the edges that are held out for a split, int64 [m, 3] (source, target, relation); None if there are none.
 
-    firsts: the first vertex of the only relation's source type, and of its target type.
+    Args:
+        arrays: arrays of the file by key.
+        split: 'valid' or 'test'.
+        relations: names of the relations.
+        firsts: first ids of the only relation's source type and target type.
     """
     if f"{split}_triples" in arrays:
         triples = as_tensor(f"{split}_triples", required_array(arrays, f"{split}_triples"))

@@ -1,4 +1,4 @@
-"""The arrays of an .npz file, by key: numbers, names, features, edges; never a pickled object."""
+"""Arrays of an .npz file by key: numbers, names, features, edges. No object is unpickled."""
 
 from __future__ import annotations
 
@@ -19,26 +19,36 @@ from weft.utils.errors import InputError
 Arrays = dict[str, NDArray[Any]]
 
 REMEDY = "save it with numpy.savez, without objects"
-MAX_RATIO = 1032  # of bytes to those that deflate makes of them, at most
+MAX_RATIO = 1032
+"""Largest compression ratio of deflate; a file that promises more is damaged or malicious."""
 CSR_PARTS = ("data", "indices", "indptr", "shape")
-"""What follows the key of features in CSR form."""
+"""Suffixes of the keys of features in CSR form."""
 
 
 def read_all(path: Path) -> Arrays:
-    """Every array of the file. Raises InputError if it is no .npz file, or holds pickled objects."""
+    """Return every array of a file.
+
+    Raises:
+        InputError: if it is no .npz file, contains pickled objects, or does not fit in memory.
+    """
     if not path.is_file():
         raise InputError(f"{path}: no such file: check the path")
     with parsing(path, REMEDY), zipfile.ZipFile(path) as archive:
         members = archive.infolist()
-        packed, unpacked = sum(one.compress_size for one in members), sum(one.file_size for one in members)
+        packed, unpacked = sum(info.compress_size for info in members), sum(info.file_size for info in members)
         if packed > path.stat().st_size or unpacked > MAX_RATIO * packed:
-            raise ValueError(f"it cannot hold the {unpacked} bytes that it states")
+            raise ValueError(f"it cannot contain the {unpacked} bytes that its header states")
         check_fits_memory(unpacked, f"{path}: its arrays", "give fewer features, or their CSR parts")
-        return {one.filename.removesuffix(".npy"): read_member(archive, one) for one in members}
+        return {info.filename.removesuffix(".npy"): read_member(archive, info) for info in members}
 
 
 def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
-    """One array of the file."""
+    """Return one array of a file.
+
+    Args:
+        archive: the file.
+        member: entry of the array.
+    """
     with archive.open(member) as file:
         read_header(file, member.file_size)
         file.seek(0)
@@ -47,7 +57,15 @@ def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[An
 
 
 def read_features(arrays: Arrays, key: str) -> Tensor | None:
-    """Features [n, F], dense, from `key` or its CSR parts; None if the file has neither."""
+    """Return dense features [n, F]; None if the file has none.
+
+    Args:
+        arrays: arrays of the file by key.
+        key: key of dense features, or prefix of the keys of their CSR parts.
+
+    Raises:
+        InputError: if CSR parts are missing or inconsistent.
+    """
     if key in arrays:
         return optional_tensor(arrays, key)
     if f"{key}_data" not in arrays:
@@ -60,8 +78,8 @@ def read_features(arrays: Arrays, key: str) -> Tensor | None:
     )
     if len(indptr) != rows + 1 or len(data) != len(indices):
         raise InputError(
-            f"{key}_indptr has {len(indptr)} entries, for {rows} rows and {len(data)} values at {len(indices)} places: "
-            "write the CSR parts again"
+            f"{key}_indptr has {len(indptr)} entries, for {rows} rows, {len(data)} values and {len(indices)} column "
+            "indices: write the CSR parts again"
         )
     check_pointers(f"{key}_indptr", indptr, len(indices), "write the CSR parts again")
     check_ids(f"{key}_indices", indices, columns)
@@ -70,7 +88,12 @@ def read_features(arrays: Arrays, key: str) -> Tensor | None:
 
 
 def edge_rows(arrays: Arrays, key: str) -> tuple[Tensor, Tensor]:
-    """Source and target [E] of a (2, E) array."""
+    """Return sources and targets [E] of a (2, E) array.
+
+    Args:
+        arrays: arrays of the file by key.
+        key: key of the edges.
+    """
     edges = as_tensor(key, required_array(arrays, key))
     if edges.dim() != 2 or len(edges) != 2:
         raise InputError(f"{key} has shape {list(edges.shape)}: save edges as (2, E), source row first")
@@ -78,19 +101,44 @@ def edge_rows(arrays: Arrays, key: str) -> tuple[Tensor, Tensor]:
 
 
 def required_array(arrays: Arrays, key: str) -> NDArray[Any]:
-    """An array by its key; InputError if the file lacks it."""
+    """Return an array that a file must contain.
+
+    Args:
+        arrays: arrays of the file by key.
+        key: key of the array.
+
+    Raises:
+        InputError: if it is missing.
+    """
     if key not in arrays:
-        raise InputError(f"lacks '{key}': it holds {', '.join(sorted(arrays))}")
+        raise InputError(f"no array '{key}' in the file: it contains {', '.join(sorted(arrays))}")
     return arrays[key]
 
 
 def whole_number(arrays: Arrays, key: str) -> int:
-    """A single whole number by its key; InputError if it is something else."""
+    """Return a single whole number of a file.
+
+    Args:
+        arrays: arrays of the file by key.
+        key: key of the number.
+
+    Raises:
+        InputError: if it is missing or something else.
+    """
     return whole_numbers(arrays, key, 1)[0]
 
 
 def whole_numbers(arrays: Arrays, key: str, size: int) -> list[int]:
-    """As many whole numbers from 0 on, by their key; InputError if it is something else."""
+    """Return several nonnegative whole numbers of a file.
+
+    Args:
+        arrays: arrays of the file by key.
+        key: key of the numbers.
+        size: how many they must be.
+
+    Raises:
+        InputError: if they are missing or something else.
+    """
     array = required_array(arrays, key)
     if array.size != size or array.dtype.kind not in "iu" or (array < 0).any():
         raise InputError(
@@ -101,7 +149,15 @@ def whole_numbers(arrays: Arrays, key: str, size: int) -> list[int]:
 
 
 def name_list(arrays: Arrays, key: str) -> tuple[str, ...]:
-    """A list of names by its key; InputError if it is something else."""
+    """Return a list of names of a file.
+
+    Args:
+        arrays: arrays of the file by key.
+        key: key of the names.
+
+    Raises:
+        InputError: if it is missing or something else.
+    """
     array = required_array(arrays, key)
     if array.ndim != 1:
         raise InputError(f"{key} has shape {list(array.shape)}: save one list of names")
@@ -109,5 +165,13 @@ def name_list(arrays: Arrays, key: str) -> tuple[str, ...]:
 
 
 def optional_tensor(arrays: Arrays, key: str) -> Tensor | None:
-    """An array as a tensor, or None if the file lacks it; InputError if it holds no numbers."""
+    """Return an array as a tensor; None if the file does not contain it.
+
+    Args:
+        arrays: arrays of the file by key.
+        key: key of the array.
+
+    Raises:
+        InputError: if it contains no numbers.
+    """
     return as_tensor(key, arrays[key]) if key in arrays else None

@@ -1,4 +1,4 @@
-"""Folders of OGB's node property data sets as they are downloaded: text tables or .npz files, read in parts."""
+"""Folders of OGB's node property data sets as downloaded: text tables or .npz files, read in parts."""
 
 from __future__ import annotations
 
@@ -32,22 +32,30 @@ Rows = Iterator[NDArray[Any]]
 
 
 def is_ogb(folder: Path) -> bool:
-    """Whether a folder is one of OGB's."""
+    """Return whether a folder is one of OGB's."""
     return any((folder / "raw" / name).is_file() for name in (EDGES, BINARY, "triplet-type-list.csv.gz"))
 
 
 def ogb_parts(folder: Path, *, split: int = 0, undirected: bool = False) -> GraphParts:
-    """The graph in a folder with raw/ and split/. split: which of several splits, by name in order.
+    """Return the graph in a folder with raw/ and split/.
 
-    Raises InputError where files are missing or disagree, and for several graphs or vertex types.
+    Args:
+        folder: the folder.
+        split: number of the split among several, in alphabetical order of their names.
+        undirected: add the reverse of each edge and merge duplicates.
+
+    Raises:
+        InputError: if files are missing or inconsistent, or contain several graphs or vertex types.
     """
     raw = folder / "raw"
     if (raw / "triplet-type-list.csv.gz").is_file():
-        raise InputError(f"{folder}: holds several vertex types: give its PyG data set to weft.Graph.from_pyg")
+        raise InputError(
+            f"{folder}: contains several vertex types: load it as OGB's PyG data set and call weft.Graph.from_pyg"
+        )
     counts = binary(raw, "num_nodes_list") if (raw / BINARY).is_file() else table(raw / "num-node-list.csv.gz")
     sizes = np.concatenate(list(counts)).reshape(-1)
     if len(sizes) != 1:
-        raise InputError(f"{raw}: holds {len(sizes)} graphs: weft trains on one, give a node property data set")
+        raise InputError(f"{raw}: contains {len(sizes)} graphs: weft trains on one, give a node property data set")
     num_vertices = int(sizes[0])
     labels = list(label_rows(raw))
     y = labels_of(np.concatenate(labels).astype(np.float64)) if labels else None
@@ -63,7 +71,7 @@ def ogb_parts(folder: Path, *, split: int = 0, undirected: bool = False) -> Grap
 
 
 def label_rows(raw: Path) -> Rows:
-    """The labels [n, C], if there are any."""
+    """Yield the labels in parts [n, C]; nothing if there are none."""
     if (raw / "node-label.npz").is_file():
         return binary(raw, "node_label", "node-label.npz")
     path = raw / "node-label.csv.gz"
@@ -71,7 +79,7 @@ def label_rows(raw: Path) -> Rows:
 
 
 def feature_reader(raw: Path) -> Callable[[], Iterator[Tensor]] | None:
-    """What reads the features of the vertices; None for none."""
+    """Return a function that yields the features of the vertices in parts; None if there are none."""
     if (raw / BINARY).is_file():
         with opened(raw / BINARY) as archive:
             if "node_feat.npy" not in archive.namelist():
@@ -82,7 +90,15 @@ def feature_reader(raw: Path) -> Callable[[], Iterator[Tensor]] | None:
 
 
 def finite(rows: Rows, path: Path) -> Iterator[Tensor]:
-    """Features, float32 [n, F]. InputError where one is not finite."""
+    """Yield features in parts, float32 [n, F].
+
+    Args:
+        rows: the features in parts.
+        path: their file, for errors.
+
+    Raises:
+        InputError: if one is not finite.
+    """
     for part in rows:
         with np.errstate(over="ignore"):
             x = torch.from_numpy(part.astype(np.float32))
@@ -92,29 +108,46 @@ def finite(rows: Rows, path: Path) -> Iterator[Tensor]:
 
 
 def read_edges(raw: Path, num_vertices: int) -> Iterator[EdgesOfPart]:
-    """The edges, with features where there are any. InputError for an id that no vertex has."""
+    """Yield the edges in parts, with features if there are any.
+
+    Args:
+        raw: folder of the files.
+        num_vertices: number of vertices.
+
+    Raises:
+        InputError: for an id that no vertex has, and if there are fewer features than edges.
+    """
     path = raw / (BINARY if (raw / BINARY).is_file() else EDGES)
-    given = binary_edges(raw, num_vertices) if path.name == BINARY else read_edge_table(path, num_vertices)
+    edge_parts = binary_edges(raw, num_vertices) if path.name == BINARY else read_edge_table(path, num_vertices)
     features = raw / "edge-feat.csv.gz"
-    more = finite(table(features, integral=False), features) if features.is_file() else None
-    held = torch.empty(0, 0)
-    for part in given:
-        if more is None:
+    feature_parts = finite(table(features, integral=False), features) if features.is_file() else None
+    # Features come in other parts than edges: collect them until there are enough for a part of edges.
+    pending = torch.empty(0, 0)
+    for part in edge_parts:
+        if feature_parts is None:
             yield part
             continue
-        while len(held) < len(part.source):
-            rows = next(more, None)
+        while len(pending) < len(part.source):
+            rows = next(feature_parts, None)
             if rows is None:
                 raise InputError(f"{features}: has fewer rows than {path} has edges: {REMEDY}")
-            held = torch.cat([held.reshape(-1, rows.shape[1]), rows])
-        yield replace(part, features=held[: len(part.source)])
-        held = held[len(part.source) :]
+            pending = torch.cat([pending.reshape(-1, rows.shape[1]), rows])
+        yield replace(part, features=pending[: len(part.source)])
+        pending = pending[len(part.source) :]
 
 
 def binary_edges(raw: Path, num_vertices: int) -> Iterator[EdgesOfPart]:
-    """The edges of an .npz file."""
-    for ends in zip(binary(raw, "edge_index", row=0), binary(raw, "edge_index", row=1), strict=True):
-        source, target = (torch.from_numpy(ids.astype(np.int64)) for ids in ends)
+    """Yield the edges of an .npz file in parts.
+
+    Args:
+        raw: folder of the file.
+        num_vertices: number of vertices.
+
+    Raises:
+        InputError: for an id that no vertex has.
+    """
+    for pair in zip(binary(raw, "edge_index", row=0), binary(raw, "edge_index", row=1), strict=True):
+        source, target = (torch.from_numpy(ids.astype(np.int64)) for ids in pair)
         with located(raw / BINARY):
             check_ids("edge_index[0]", source, num_vertices)
             check_ids("edge_index[1]", target, num_vertices)
@@ -122,8 +155,17 @@ def binary_edges(raw: Path, num_vertices: int) -> Iterator[EdgesOfPart]:
 
 
 def read_splits(folder: Path, num_vertices: int, split: int) -> Masks:
-    """The masks of one split, by its number in alphabetical order; none where there are no splits."""
-    names = sorted(one.name for one in folder.iterdir() if one.is_dir()) if folder.is_dir() else []
+    """Return the masks of one split; empty Masks if there are no splits.
+
+    Args:
+        folder: folder with a folder for each split.
+        num_vertices: number of vertices.
+        split: number of the split, in alphabetical order.
+
+    Raises:
+        InputError: if there is no such split.
+    """
+    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
     if not names and not split:
         return Masks()
     if not 0 <= split < len(names):
@@ -139,13 +181,25 @@ def read_splits(folder: Path, num_vertices: int, split: int) -> Masks:
 
 
 def table(path: Path, *, integral: bool = True) -> Rows:
-    """A text table in parts, int64 (or float64) [n, columns]."""
+    """Yield a text table in parts, int64 or float64 [n, columns].
+
+    Args:
+        path: the file.
+        integral: read integers instead of floats.
+    """
     for block in read_blocks(path, integral=integral):
         yield block.values
 
 
 def binary(raw: Path, key: str, name: str = BINARY, row: int | None = None) -> Rows:
-    """An array of an .npz file in parts of its rows, or of one of its rows, unpacked as it is read."""
+    """Yield an array of an .npz file in parts of its rows, unpacked while it is read.
+
+    Args:
+        raw: folder of the file.
+        key: key of the array.
+        name: name of the file.
+        row: read this row of the array only, in parts of its entries.
+    """
     path = raw / name
     with opened(path) as archive, member(archive, key, path) as (file, header):
         if header.fortran_order and len(header.shape) > 1:
@@ -162,15 +216,24 @@ def binary(raw: Path, key: str, name: str = BINARY, row: int | None = None) -> R
 
 @contextmanager
 def opened(path: Path) -> Iterator[zipfile.ZipFile]:
-    """An .npz file. InputError where it is none, or damaged."""
+    """Open an .npz file. Raises InputError if it is none, or damaged."""
     with parsing(path, REMEDY), zipfile.ZipFile(path) as archive:
         yield archive
 
 
 @contextmanager
 def member(archive: zipfile.ZipFile, key: str, path: Path) -> Iterator[tuple[IO[bytes], Header]]:
-    """An array of it, from its data on, and what its header says."""
+    """Open an array of an .npz file, positioned at its data, and read its header.
+
+    Args:
+        archive: the file.
+        key: key of the array.
+        path: path of the file, for errors.
+
+    Raises:
+        InputError: if it is missing.
+    """
     if f"{key}.npy" not in archive.namelist():
-        raise InputError(f"{path}: lacks '{key}': {REMEDY}")
+        raise InputError(f"{path}: no array '{key}' in the file: {REMEDY}")
     with archive.open(f"{key}.npy") as file:
         yield file, read_header(file, archive.getinfo(f"{key}.npy").file_size)

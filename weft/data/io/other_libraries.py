@@ -1,4 +1,4 @@
-"""Graphs from other libraries' objects: SciPy's sparse matrices, NetworkX and DGL. None of them is imported here."""
+"""Graphs from objects of other libraries: SciPy sparse matrices, NetworkX and DGL graphs. None is imported here."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ NODE, SOURCE, TARGET = "node", "source", "target"
 
 
 def matrix_edges(matrix: Any) -> dict[str, Any]:
-    """The edges of a sparse matrix [N, N], as Graph.from_edges takes them: entry [u, v] leads from u to v.
+    """Return the edges of a SciPy sparse matrix [N, N] as arguments of Graph.from_edges.
 
-    Entries are weights, unless all are 1. InputError for what is no square sparse matrix.
+    Entry [u, v] is an edge u -> v. Entries are weights, unless all are 1.
+
+    Raises:
+        InputError: if it is no square sparse matrix.
     """
     if not hasattr(matrix, "tocoo"):
         raise InputError(f"matrix is of type {type(matrix).__name__}: give a sparse matrix of SciPy")
@@ -25,40 +28,68 @@ def matrix_edges(matrix: Any) -> dict[str, Any]:
     return {"source": entries.row, "target": entries.col, "weight": weight, "num_vertices": entries.shape[0]}
 
 
-def network_tables(graph: Any, of_nodes: Sequence[str], of_edges: Sequence[str]) -> tuple[Any, Any]:
-    """The nodes and edges of a NetworkX graph as tables, with some attributes; an undirected edge leads both ways."""
+def network_tables(graph: Any, node_attributes: Sequence[str], edge_attributes: Sequence[str]) -> tuple[Any, Any]:
+    """Return nodes and edges of a NetworkX graph as tables; an undirected edge becomes two edges.
+
+    Args:
+        graph: the NetworkX graph.
+        node_attributes: attributes of nodes to include.
+        edge_attributes: attributes of edges to include.
+
+    Raises:
+        InputError: if it is no NetworkX graph.
+    """
     if not hasattr(graph, "is_directed"):
         raise InputError(f"graph is of type {type(graph).__name__}: give a graph of NetworkX")
     directed = graph if graph.is_directed() else graph.to_directed(as_view=True)
     nodes = dict(graph.nodes(data=True))
     edges = list(directed.edges(data=True))
-    vertices = {NODE: list(nodes)} | {name: [known.get(name) for known in nodes.values()] for name in of_nodes}
-    ends = {SOURCE: [edge[0] for edge in edges], TARGET: [edge[1] for edge in edges]}
-    return vertices, ends | {name: [edge[2].get(name) for edge in edges] for name in of_edges}
+    vertices = {NODE: list(nodes)} | {name: [data.get(name) for data in nodes.values()] for name in node_attributes}
+    endpoints = {SOURCE: [edge[0] for edge in edges], TARGET: [edge[1] for edge in edges]}
+    return vertices, endpoints | {name: [edge[2].get(name) for edge in edges] for name in edge_attributes}
 
 
 def dgl_fields(graph: Any, features: str, label: str, weight: str | None, edge_features: str | None) -> dict[str, Any]:
-    """What a DGL graph with one type of nodes and of edges holds, as Graph.from_edges takes it.
+    """Return the data of a DGL graph with one type of nodes and of edges as arguments of Graph.from_edges.
 
-    features and label are left out where it has no such data. InputError for several types, and for other data that it
-    does not have.
+    Features and labels are left out if the graph has none with these names.
+
+    Args:
+        graph: the DGL graph.
+        features: name of the features in ndata.
+        label: name of the labels in ndata.
+        weight: name of the edge weights in edata, or None.
+        edge_features: name of the edge features in edata, or None.
+
+    Raises:
+        InputError: if there are several types, or requested edge data is missing.
     """
     if not hasattr(graph, "ndata") or not hasattr(graph, "etypes"):
         raise InputError(f"graph is of type {type(graph).__name__}: give a graph of DGL")
     if len(graph.ntypes) > 1 or len(graph.etypes) > 1:
-        raise InputError("graph has several types of nodes or edges: give dgl.to_homogeneous(graph), or from_pyg's")
+        raise InputError(
+            "graph has several types of nodes or edges: give dgl.to_homogeneous(graph), or use Graph.from_pyg"
+        )
     source, target = graph.edges(order="eid")
-    found = {"source": source, "target": target, "num_vertices": graph.num_nodes()}
-    known = {"x": features, "y": label} | dict(zip(MASKS, MASKS, strict=True))
-    found |= {field: graph.ndata[name] for field, name in known.items() if name in graph.ndata}
+    fields = {"source": source, "target": target, "num_vertices": graph.num_nodes()}
+    names_in_ndata = {"x": features, "y": label} | dict(zip(MASKS, MASKS, strict=True))
+    fields |= {field: graph.ndata[name] for field, name in names_in_ndata.items() if name in graph.ndata}
     for field, name in (("weight", weight), ("edge_features", edge_features)):
         if name is not None:
-            found[field] = needed(graph.edata, name)
-    return found
+            fields[field] = edge_data(graph.edata, name)
+    return fields
 
 
-def needed(data: Mapping[str, Any], name: str) -> Any:
-    """What a graph's edges have by a name; InputError if they have none."""
+def edge_data(data: Mapping[str, Any], name: str) -> Any:
+    """Return an array of a DGL graph's edges.
+
+    Args:
+        data: the graph's edata.
+        name: name of the array.
+
+    Raises:
+        InputError: if it is missing.
+    """
     if name not in data:
         raise InputError(f"graph.edata has no '{name}': it has {', '.join(sorted(data)) or 'nothing'}")
     return data[name]

@@ -1,4 +1,4 @@
-"""To and from PyG's Data and HeteroData, every value kept; edges come back in weft's order (target, then source)."""
+"""Conversion from and to PyG's Data and HeteroData. All values are kept; edges return sorted by target, then source."""
 
 from __future__ import annotations
 
@@ -35,14 +35,19 @@ PygGraph: TypeAlias = "Data | HeteroData"
 
 
 def from_pyg(data: PygGraph, *, name: str = "graph") -> GraphFields:
-    """The fields of PyG's Data or HeteroData.
+    """Return the fields of a PyG Data or HeteroData.
 
     Reads `edge_index` (or `adj_t` as a torch.sparse matrix), `edge_weight` [E] or [E, 1], `edge_type`, `x` (dense or
-    sparse), `y` and the three masks. `edge_attr` of two or more columns becomes edge features; in a HeteroData every
-    relation must have as many. `edge_attr` of one column is left alone, and never taken for a weight: call it
-    `edge_weight` if it is one. In a HeteroData where only some relations have weights, the edges of the others weigh 1.
+    sparse), `y` and the three masks. `edge_attr` of two or more columns becomes edge features; in a HeteroData all
+    relations must have as many columns. `edge_attr` of one column is ignored, never taken for a weight: call it
+    `edge_weight` if it is one. In a HeteroData in which only some relations have weights, other edges weigh 1.
 
-    Raises InputError that names the attribute which does not fit.
+    Args:
+        data: the PyG graph.
+        name: name of the graph in messages.
+
+    Raises:
+        InputError: with the attribute that is wrong.
     """
     pyg = import_extra("torch_geometric.data", "from_pyg")
     if not isinstance(data, pyg.Data | pyg.HeteroData):
@@ -52,15 +57,20 @@ def from_pyg(data: PygGraph, *, name: str = "graph") -> GraphFields:
 
 
 def to_pyg(graph: GraphFields) -> PygGraph:
-    """PyG's HeteroData for a graph with vertex types, else Data, which keeps relation names in `data.relations`.
+    """Return a PyG HeteroData if there are several vertex types, else a Data with relation names in `data.relations`.
 
-    A reordered graph's original ids are in `data.n_id`, which `from_pyg` leaves alone.
+    The original ids of a reordered graph are in `data.n_id`, which `from_pyg` ignores.
     """
     return to_data(graph) if graph.vertex_types in ((), (VERTEX,)) else to_hetero(graph)
 
 
 def from_data(data: Data, name: str) -> GraphFields:
-    """The fields of PyG's Data."""
+    """Return the fields of a PyG Data.
+
+    Args:
+        data: the PyG graph.
+        name: name of the graph.
+    """
     source, target, weight = read_edges(data, "data")
     edge_type = read(data, "edge_type")
     num_vertices = read_size(data)
@@ -91,7 +101,12 @@ def from_data(data: Data, name: str) -> GraphFields:
 
 
 def from_hetero(data: HeteroData, name: str) -> GraphFields:
-    """The fields of PyG's HeteroData: its vertex types one after the other, in the order of `data.node_types`."""
+    """Return the fields of a PyG HeteroData; its vertex types become id ranges, in the order of `data.node_types`.
+
+    Args:
+        data: the PyG graph.
+        name: name of the graph.
+    """
     types = tuple(data.node_types)
     counts = []
     for vertex_type in types:
@@ -101,10 +116,10 @@ def from_hetero(data: HeteroData, name: str) -> GraphFields:
         counts.append(count)
     offsets = (0, *itertools.accumulate(counts))
     merged = merge_edges(data, types, counts, offsets)
-    found = {t: x for t in types if (x := read(data[t], "x")) is not None}
-    for t, x in found.items():
+    features_of_type = {t: x for t in types if (x := read(data[t], "x")) is not None}
+    for t, x in features_of_type.items():
         check_length(f"data['{t}'].x", x, counts[types.index(t)], f"vertices of type {t}")
-    x, features = merge_features(types, found)
+    x, features = merge_features(types, features_of_type)
     y, masks = merge_rows(data, "y", offsets), Masks(*(merge_rows(data, mask, offsets) for mask in MASKS))
     edges = build(
         merged.source,
@@ -128,45 +143,64 @@ def from_hetero(data: HeteroData, name: str) -> GraphFields:
 
 
 class MergedEdges(NamedTuple):
-    """The edges of all relations, over all vertices."""
+    """Edges of all relations, between ids over all vertices."""
 
     source: Tensor
-    """int64 [E]."""
+    """int64 [E]: source of each edge."""
     target: Tensor
-    """int64 [E]."""
+    """int64 [E]: target of each edge."""
     weight: Tensor | None
-    """[E], 1 for the edges of relations without weights; None: no relation has any."""
+    """[E]: edge weights, 1 in relations without; None if no relation has any."""
     edge_features: Tensor | None
-    """[E, K]; None unless every relation has as many."""
+    """[E, K]: edge features; None unless all relations have as many."""
     edge_type: Tensor | None
-    """int64 [E]: positions in `data.edge_types`; None where there are no relations."""
+    """int64 [E]: positions in `data.edge_types`; None without relations."""
 
 
 def merge_edges(data: HeteroData, types: Sequence[str], counts: Sequence[int], offsets: Sequence[int]) -> MergedEdges:
-    """All relations' edges in one; InputError for an id that its vertex type does not have."""
+    """Return the edges of all relations.
+
+    Args:
+        data: the PyG graph.
+        types: names of the vertex types.
+        counts: number of vertices of each type.
+        offsets: first id of each type, and N.
+
+    Raises:
+        InputError: for an id that its vertex type does not have.
+    """
     none = torch.empty(0, dtype=torch.int64)
     sources, targets, weights = [none], [none], []
     for relation in data.edge_types:
         place = f"data[{', '.join(relation)}]"
         source, target, weight = read_edges(data[relation], place)
-        for row, ids, end, merged in ((0, source, relation[0], sources), (1, target, relation[2], targets)):
-            check_ids(f"{place}.edge_index[{row}]", ids, counts[types.index(end)])
-            merged.append(ids.long() + offsets[types.index(end)])
+        for row, ids, vertex_type, merged in ((0, source, relation[0], sources), (1, target, relation[2], targets)):
+            check_ids(f"{place}.edge_index[{row}]", ids, counts[types.index(vertex_type)])
+            merged.append(ids.long() + offsets[types.index(vertex_type)])
         weights.append(weight)
     sizes = torch.tensor([len(source) for source in sources[1:]], dtype=torch.int64)
     weight = None
     if any(part is not None for part in weights):
         weight = torch.cat([torch.ones(n) if part is None else part for n, part in zip(sizes, weights, strict=True)])
     features = [read_edge_features(data[relation]) for relation in data.edge_types]
-    known = [part for part in features if part is not None]
-    one_width = len(known) == len(features) and len({part.shape[1] for part in known}) == 1
-    edge_features = torch.cat(known) if one_width else None
+    present = [part for part in features if part is not None]
+    one_width = len(present) == len(features) and len({part.shape[1] for part in present}) == 1
+    edge_features = torch.cat(present) if one_width else None
     edge_type = torch.arange(len(sizes)).repeat_interleave(sizes) if len(sizes) else None
     return MergedEdges(torch.cat(sources), torch.cat(targets), weight, edge_features, edge_type)
 
 
 def merge_rows(data: HeteroData, field: str, offsets: Sequence[int]) -> Tensor | None:
-    """Labels or masks of all types in one tensor; None if no type has any."""
+    """Return the labels or masks of all vertex types as one tensor; None if no type has any.
+
+    Args:
+        data: the PyG graph.
+        field: name of the attribute.
+        offsets: first id of each type, and N.
+
+    Raises:
+        InputError: if types have rows of different shapes.
+    """
     parts = {}
     for i, vertex_type in enumerate(data.node_types):
         part = read(data[vertex_type], field)
@@ -180,13 +214,13 @@ def merge_rows(data: HeteroData, field: str, offsets: Sequence[int]) -> Tensor |
     shapes = {tuple(part.shape[1:]) for part in parts.values()}
     if len(shapes) > 1:
         raise InputError(f"{field} has rows of different shapes {sorted(shapes)} per vertex type: make them one")
-    some = next((part for part in parts.values() if part.is_floating_point()), next(iter(parts.values())))
-    parts = {start: part.to(some.dtype) for start, part in parts.items()}
-    return put_rows(parts, offsets[-1], no_label(some) if field == "y" else 0)
+    example = next((part for part in parts.values() if part.is_floating_point()), next(iter(parts.values())))
+    parts = {start: part.to(example.dtype) for start, part in parts.items()}
+    return put_rows(parts, offsets[-1], no_label(example) if field == "y" else 0)
 
 
 def to_data(graph: GraphFields) -> Data:
-    """PyG's Data, edges in stored order."""
+    """Return a PyG Data with edges in stored order."""
     data: Data = import_extra("torch_geometric.data", "to_pyg").Data(
         edge_index=torch.stack(graph.in_edges.edges()), num_nodes=graph.in_edges.num_targets
     )
@@ -206,7 +240,7 @@ def to_data(graph: GraphFields) -> Data:
 
 
 def to_hetero(graph: GraphFields) -> HeteroData:
-    """PyG's HeteroData; types in which nothing is labelled or masked get no y and no masks."""
+    """Return a PyG HeteroData; types without labelled or masked vertices get no y and no masks."""
     data: HeteroData = import_extra("torch_geometric.data", "to_pyg").HeteroData()
     for vertex_type in graph.vertex_types:
         span = type_range(graph, vertex_type)
@@ -234,7 +268,15 @@ def to_hetero(graph: GraphFields) -> HeteroData:
 
 
 def read_edges(store: Any, place: str) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Source, target and weight [E] of a Data or of one relation; InputError if there are no edges to read."""
+    """Return source, target and weight [E] of a Data or of one relation.
+
+    Args:
+        store: the Data, or the store of a relation.
+        place: name of the store in errors.
+
+    Raises:
+        InputError: if it has no edges.
+    """
     edge_index = read(store, "edge_index")
     if edge_index is not None:
         if edge_index.dim() != 2 or len(edge_index) != 2:
@@ -252,27 +294,35 @@ def read_edges(store: Any, place: str) -> tuple[Tensor, Tensor, Tensor | None]:
     entries = adj_t.detach().cpu().to_sparse(layout=torch.sparse_coo)
     target, source = entries._indices()
     weight = entries._values()
-    return source, target, None if (weight == 1).all() else weight  # PyG fills in ones where there are no weights
+    return source, target, None if (weight == 1).all() else weight  # PyG writes ones if there are no weights
 
 
 def read_edge_features(store: Any) -> Tensor | None:
-    """`edge_attr` [E, K] of a Data or of one relation, in the order of its edge_index, where K is 2 or more."""
-    found = store["edge_attr"] if "edge_index" in store and "edge_attr" in store else None
-    columns = found.shape[1] if isinstance(found, Tensor) and found.dim() == 2 else 0
+    """Return `edge_attr` [E, K] of a Data or of one relation, in the order of edge_index; None if K is below 2."""
+    attribute = store["edge_attr"] if "edge_index" in store and "edge_attr" in store else None
+    columns = attribute.shape[1] if isinstance(attribute, Tensor) and attribute.dim() == 2 else 0
     return read(store, "edge_attr") if columns > 1 else None
 
 
 def read_size(store: Any) -> int | None:
-    """The number of vertices that a Data, or one vertex type, states or shows by its tensors, else None."""
+    """Return the number of vertices of a Data or of one vertex type, as stated or by its tensors; None if unknown."""
     if "num_nodes" in store and store["num_nodes"] is not None:
         stated = store["num_nodes"]
         return vertex_count(stated.item() if isinstance(stated, Tensor) and stated.numel() == 1 else stated)
-    found = (store[field] for field in ("x", "y", *MASKS) if field in store)
-    return next((len(value) for value in found if isinstance(value, Tensor) and value.dim()), None)
+    candidates = (store[field] for field in ("x", "y", *MASKS) if field in store)
+    return next((len(value) for value in candidates if isinstance(value, Tensor) and value.dim()), None)
 
 
 def read(store: Any, field: str) -> Tensor | None:
-    """A tensor of a Data, or of one vertex or edge type, as `plain`; None if it lacks it."""
+    """Return a tensor of a Data, or of one vertex or edge type, dense and on the CPU; None if it is missing.
+
+    Args:
+        store: the Data, or the store of a type.
+        field: name of the attribute.
+
+    Raises:
+        InputError: if it is a single number.
+    """
     if field not in store or store[field] is None:
         return None
     value = dense_cpu_tensor(field, store[field])

@@ -1,4 +1,4 @@
-"""The order of an epoch's training examples, and the keys that its batches draw by."""
+"""Order of an epoch's training examples, and the keys of the random choices in its batches."""
 
 from __future__ import annotations
 
@@ -6,31 +6,46 @@ from torch import Tensor
 
 from weft.utils.random import key, keyed_words
 
-ORDER, DRAW = 0x6F72646572, 0x64726177  # so that no two purposes share a key
+ORDER, DRAW = 0x6F72646572, 0x64726177
+"""Parts of the keys, so that the order of examples and the sampling of edges never share a key."""
 
 
 def epoch_batches(
     examples: Tensor, batch_size: int, *, seed: int, epoch: int, ids: Tensor | None = None
 ) -> list[Tensor]:
-    """Vertices or links in a random order, cut into batches; the last may be shorter.
+    """Return the training examples in a random order, cut into batches; the last one may be smaller.
+
+    The batches are the same on all ranks. Renumbering the vertices only changes the order within a batch.
 
     Args:
-        examples: distinct: int64 [t], vertices, or [t, 3], links as rows (source, target, relation).
-        ids: int64 [N], original ids that key the order (Graph.ids); None: the vertices' own numbers.
+        examples: distinct vertices int64 [t], or links int64 [t, 3] as rows (source, target, relation).
+        batch_size: number of examples of a batch.
+        seed: seed of the run.
+        epoch: number of the epoch.
+        ids: original ids int64 [N] that key the order (Graph.ids); None: the vertices' numbers.
 
     Returns:
-        Some of the examples each, in their order; the same on all ranks, and however the graph is numbered but for the
-        order within a batch. ValueError where batch_size is below 1.
+        Examples of each batch, in the order of `examples`.
+
+    Raises:
+        ValueError: if batch_size is below 1.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}: give 1 or more")
     columns = (examples,) if examples.dim() == 1 else examples.unbind(1)
     if ids is not None:
-        columns = *(ids[one] for one in columns[:2]), *columns[2:]
-    order = keyed_words(key(seed, ORDER, epoch), *columns).argsort()  # distinct vertices have distinct words
+        columns = *(ids[vertices] for vertices in columns[:2]), *columns[2:]
+    order = keyed_words(key(seed, ORDER, epoch), *columns).argsort()  # distinct vertices have distinct random words
     return [examples[batch.sort().values] for batch in order.split(batch_size)] if len(examples) else []
 
 
 def layer_key(seed: int, epoch: int, batch: int, hop: int) -> int:
-    """The 64-bit key of one hop's draws in one batch; `batch` counts from 0 in each epoch, `hop` from the batch out."""
+    """Return the 64-bit key of the sampling at one hop of one batch.
+
+    Args:
+        seed: seed of the run.
+        epoch: number of the epoch.
+        batch: number of the batch in the epoch, from 0.
+        hop: number of the hop, counted from the batch outwards.
+    """
     return key(seed, DRAW, epoch, batch, hop)

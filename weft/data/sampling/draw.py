@@ -1,4 +1,4 @@
-"""Drawing in-edges of targets, by keys that make a sample the same on any number of ranks and threads."""
+"""Sampling of in-edges, with keys that make a sample independent of the number of ranks and threads."""
 
 from __future__ import annotations
 
@@ -13,39 +13,40 @@ from weft.runtime.native import _native, id_dtype
 from weft.utils.errors import unknown
 from weft.utils.random import MASK64, key
 
-METHODS = {"uniform": 0, "labor": 1, "weighted": 2}  # as csrc/sampling.h numbers them
+METHODS = {"uniform": 0, "labor": 1, "weighted": 2}
+"""Number of each sampling method in csrc/sampling.h."""
 
 
 MaybeTensor = Tensor | None
-Given = tuple[
+SampleArguments = tuple[
     Tensor, Tensor, MaybeTensor, MaybeTensor, MaybeTensor, MaybeTensor, MaybeTensor, Tensor, int, int, int, float
 ]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SampledEdges:
-    """Sampled in-edges of n targets, row by row, and what makes sums over them unbiased.
+    """Sampled in-edges of n targets, row by row, with the scales that make sums over them unbiased.
 
-    The sum over a row's sampled edges of scale times value estimates the sum of values over all edges of the row.
+    The sum of scale times value over a row's sampled edges estimates the sum of values over all edges of the row.
     """
 
     indptr: Tensor
-    """int64 [n + 1]: where each target's sampled edges begin."""
+    """int64 [n + 1]: position of each target's first sampled edge."""
     edge_ids: Tensor
-    """int32, or int64 where the graph has 2**31 edges or more, [E]: positions in the graph, ascending in each row."""
+    """int32, or int64 in a graph of 2**31 edges or more, [E]: positions in the graph, ascending in each row."""
     sources: Tensor
-    """int32 or int64, as the graph's indices, [E]: the vertex that each edge comes from."""
+    """int32 or int64 like the graph's indices, [E]: source of each sampled edge."""
     row_scale: Tensor | None
-    """float64 [n]: one over the probability that an edge of the row was taken, which is the same for all; else None."""
+    """float64 [n]: 1 / inclusion probability, if it is equal for all edges of a row; else None."""
     edge_scale: Tensor | None
-    """float64 [E]: the same by edge where edges of a row differ (`weighted`, or fanouts by relation); else None."""
+    """float64 [E]: 1 / inclusion probability by edge, if it differs within rows (`weighted`, fanouts by relation)."""
 
     @property
     def num_edges(self) -> int:
         return len(self.edge_ids)
 
     def scale(self) -> Tensor:
-        """One over the probability that each edge was taken, float64 [E]."""
+        """Return 1 / inclusion probability of each sampled edge, float64 [E]."""
         if self.edge_scale is not None:
             return self.edge_scale
         assert self.row_scale is not None
@@ -53,24 +54,33 @@ class SampledEdges:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
-    """How far LABOR's variates are on the way from one key's to the next key's."""
+class KeyTransition:
+    """Position of LABOR's variates between those of one key and those of the next, in dependent batches."""
 
     next_key: int
+    """Key of the next period."""
     share: float
-    """In [0, 1)."""
+    """Fraction of the way to the next key, in [0, 1)."""
 
 
-def turning(*parts: int, batch: int, kappa: int) -> tuple[int, Turn]:
-    """The key of a batch among dependent ones, whose variates change over within kappa batches, and the turn.
+def dependent_batch_key(*parts: int, batch: int, kappa: int) -> tuple[int, KeyTransition]:
+    """Return the key of a batch among dependent ones, and its transition to the next key.
 
-    Of kappa 1, batches are independent. `parts` are what else keys the draws, such as seed and hop; `batch` counts
-    through all epochs. "Cooperative minibatching in graph neural networks", Balin et al. 2023, section 3.2.
+    The variates change gradually from one key's to the next key's within kappa batches. Source: "Cooperative
+    minibatching in graph neural networks", Balin et al. 2023, section 3.2.
+
+    Args:
+        parts: other numbers that key the sampling, such as seed and hop.
+        batch: number of the batch, counted through all epochs.
+        kappa: length of a period in batches; 1: batches are independent.
+
+    Raises:
+        ValueError: if kappa is below 1.
     """
     if kappa < 1:
         raise ValueError(f"kappa is {kappa}: give 1, for independent batches, or more")
     period = batch // kappa
-    return key(*parts, period), Turn(next_key=key(*parts, period + 1), share=batch % kappa / kappa)
+    return key(*parts, period), KeyTransition(next_key=key(*parts, period + 1), share=batch % kappa / kappa)
 
 
 def sample_layer(
@@ -80,65 +90,72 @@ def sample_layer(
     *,
     key: int,
     method: str = "uniform",
-    turn: Turn | None = None,
+    transition: KeyTransition | None = None,
     ids: Tensor | None = None,
     edge_type: Tensor | None = None,
     num_threads: int | None = None,
 ) -> SampledEdges:
-    """Draws in-edges of targets without replacement; all of a target's d where d is at most the fanout k, or it is ALL.
+    """Sample in-edges of targets without replacement; all d in-edges if d is at most the fanout k, or k is ALL.
 
-    - `uniform`: exactly k, each set of k alike. O(k) a target, whatever d is, but for fanouts by relation.
-    - `labor`: edge u -> v where the variate of u, which all targets share, is below k / d: k on the mean, and about
-      half the sources of `uniform`. LABOR-0 of "Layer-neighbor sampling", Balin and Catalyurek 2023. O(d) by nature.
-      With a turn, batches depend on each other (see `turning`); a logarithm and more per edge.
-    - `weighted`: Poisson sampling: each edge by itself, with probability min(1, c w) where c makes k edges the mean. An
-      edge of weight 0 is not taken, unless all d are. O(d).
+    - `uniform`: exactly k edges, every set of k with equal probability. O(k) per target for any d, except with fanouts
+      by relation.
+    - `labor`: edge u -> v if the variate of u, which all targets share, is below k / d: k edges on average, and about
+      half as many distinct sources as `uniform`. LABOR-0 of "Layer-neighbor sampling", Balin and Catalyurek 2023. O(d).
+      With a transition, batches depend on each other (see `dependent_batch_key`), which costs a logarithm and more per
+      edge.
+    - `weighted`: Poisson sampling: each edge independently with probability min(1, c w), where c makes the expected
+      number k. An edge of weight 0 is sampled only if all d are. O(d).
 
-    Draws of uniform and weighted depend on key, the target's id, its relation and on positions in the whole row; those
-    of labor on key, the source's id and d. All are free of the other targets, and so of who samples which.
+    The sample of `uniform` and `weighted` depends on key, the target's id, its relation and positions in the whole row;
+    that of `labor` on key, the source's id and d. So it does not depend on the other targets, or on which rank samples.
 
     Args:
-        in_edges: the whole graph's, on the CPU; its weights are read by `weighted` alone.
-        targets: int64 [n], vertices.
-        fanout: k, from 0, or ALL; or one for each relation.
-        key: 64 bits, of one hop of one batch, as weft.utils.random.key mixes them (see `layer_key`): of small numbers,
-            key 1 would draw for vertex 0 what key 0 draws for vertex 1.
-        ids: int64 [N], original ids (Graph.ids); None: the vertices' own numbers.
-        edge_type: int16 or int32 [E_graph], each edge's relation; needed, and read, by fanouts by relation alone.
+        in_edges: in-edges of the whole graph, on the CPU; only `weighted` reads their weights.
+        targets: vertices, int64 [n].
+        fanout: k from 0 on, or ALL; or one for each relation.
+        key: 64 bits for one hop of one batch, from weft.utils.random.key (see `layer_key`). Do not use small numbers:
+            vertex 1 under key 0 would get the random numbers of vertex 0 under key 1.
+        method: a method of METHODS.
+        transition: transition to the next key, for `labor` only.
+        ids: original ids, int64 [N] (Graph.ids); None: the vertices' numbers.
+        edge_type: relation of each edge of the graph, int16 or int32; only fanouts by relation need and read it.
+        num_threads: number of threads. Default: PyTorch's.
 
-    Raises ValueError where a target or relation is out of range, a weight that counts is negative or not finite, or
-    what a method needs is missing.
+    Raises:
+        ValueError: if a target or relation is out of range, a relevant weight is negative or not finite, or an argument
+            that the method needs is missing.
     """
+    # Two native passes: the first counts the sampled edges of each row, the second writes them.
     typed = isinstance(fanout, tuple)
-    given = _given(in_edges, fanout, edge_type, key, method, turn, ids)
+    arguments = _sample_arguments(in_edges, fanout, edge_type, key, method, transition, ids)
     targets, threads = targets.contiguous(), num_threads or torch.get_num_threads()
     rows = torch.empty(len(targets), 3, dtype=torch.int64)
     indptr = torch.empty(len(targets) + 1, dtype=torch.int64)
     by_edge = typed or method == "weighted"
     row_scale = None if by_edge else torch.empty(len(targets), dtype=torch.float64)
-    _native.count_sample(*given, targets, rows, indptr, row_scale, threads)
+    _native.count_sample(*arguments, targets, rows, indptr, row_scale, threads)
     num_edges = int(indptr[-1])
     edge_ids = torch.empty(num_edges, dtype=id_dtype(in_edges.num_edges))
     sources = torch.empty(num_edges, dtype=in_edges.indices.dtype)
     edge_scale = torch.empty(num_edges, dtype=torch.float64) if by_edge else None
-    _native.fill_sample(*given, rows, indptr, edge_ids, sources, edge_scale, threads)
+    _native.fill_sample(*arguments, rows, indptr, edge_ids, sources, edge_scale, threads)
     return SampledEdges(indptr=indptr, edge_ids=edge_ids, sources=sources, row_scale=row_scale, edge_scale=edge_scale)
 
 
-def _given(
+def _sample_arguments(
     in_edges: Adjacency,
     fanout: Fanout,
     edge_type: Tensor | None,
     key: int,
     method: str,
-    turn: Turn | None,
+    transition: KeyTransition | None,
     ids: Tensor | None,
-) -> Given:
-    """What both passes read, as csrc/sampling.h has it."""
+) -> SampleArguments:
+    """Check the arguments of `sample_layer`, and return those that both native passes take (csrc/sampling.h)."""
     if method not in METHODS:
         raise unknown("sampling method", method, METHODS)
-    if turn is not None and method != "labor":
-        raise ValueError(f"dependent batches are drawn by labor, not by {method}: leave the turn out, or use labor")
+    if transition is not None and method != "labor":
+        raise ValueError(f"dependent batches need method labor, not {method}: leave transition out, or use labor")
     typed = isinstance(fanout, tuple)
     if typed and edge_type is None:
         raise ValueError("fanouts by relation need edge_type: pass the graph's, or one fanout for all edges")
@@ -161,6 +178,6 @@ def _given(
         fanouts,
         METHODS[method],
         key & MASK64,
-        0 if turn is None else turn.next_key & MASK64,
-        -1.0 if turn is None else turn.share,
+        0 if transition is None else transition.next_key & MASK64,
+        -1.0 if transition is None else transition.share,
     )

@@ -20,13 +20,13 @@ from weft.data.sampling import (
     ALL,
     DRAW,
     Fanout,
+    KeyTransition,
     Relabeller,
     SampledEdges,
-    Turn,
+    dependent_batch_key,
     epoch_batches,
     layer_key,
     sample_layer,
-    turning,
 )
 from weft.partition import Dependencies, Hop
 from weft.strategies.base import CandidateLinks
@@ -171,20 +171,27 @@ class BatchSampler:
             hops.insert(0, made)
         return SampledBatch(rows=rows, num_own=len(own), hops=tuple(hops), links=links)
 
-    def _keys(self, epoch: int, number: int, hop: int) -> tuple[int, Turn | None]:
+    def _keys(self, epoch: int, number: int, hop: int) -> tuple[int, KeyTransition | None]:
         """What a hop's draws are keyed by, and how far dependent ones are on the way to the next key."""
         if self.dependency == 1:
             return layer_key(self.seed, epoch, number, hop), None
         batch = epoch * -(-len(self.examples) // self._size) + number
-        return turning(self.seed, DRAW, hop, batch=batch, kappa=self.dependency)
+        return dependent_batch_key(self.seed, DRAW, hop, batch=batch, kappa=self.dependency)
 
     def _hop(
-        self, targets: Tensor, rank: int, fanout: Fanout, drawn: int, turn: Turn | None
+        self, targets: Tensor, rank: int, fanout: Fanout, drawn: int, transition: KeyTransition | None
     ) -> Asking[tuple[SampledHop, Tensor]]:
         """The block of one aggregate, and the vertices of its inputs."""
         graph, edges = self.graph, self.graph.in_edges
         sample = sample_layer(
-            edges, targets, fanout, key=drawn, method=self.method, turn=turn, ids=graph.ids, edge_type=graph.edge_type
+            edges,
+            targets,
+            fanout,
+            key=drawn,
+            method=self.method,
+            transition=transition,
+            ids=graph.ids,
+            edge_type=graph.edge_type,
         )
         inputs, fetched, received, places, route = yield from self._find(targets, sample.sources, rank)
         hop = SampledHop(
