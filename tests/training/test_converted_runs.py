@@ -197,11 +197,11 @@ def test_a_class_is_named_where_it_is_defined(defined: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("none_such:Net", "no module 'none_such' can be imported"),
+        ("none_such:Net", "cannot import module 'none_such'"),
         ("{}:Other", "has no 'Other': give package.module:Class"),
-        ("{}:wanting", r"is called as wanting\(64, 10\).*missing a required argument: 'hidden'"),
-        ("{}:unlike", "makes a list: give what makes a torch.nn.Module"),
-        (":Net", "no module '' can be imported"),
+        ("{}:wanting", r"cannot be called as wanting\(64, 10\).*missing a required argument: 'hidden'"),
+        ("{}:unlike", "returns a list: give a class or function that returns a torch.nn.Module"),
+        (":Net", "cannot import module ''"),
     ],
 )
 def test_a_name_that_makes_no_model(name: str, said: str, defined: str) -> None:

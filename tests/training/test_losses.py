@@ -192,9 +192,9 @@ def test_values_train(tmp_path: Path) -> None:
     [
         ({"loss": "crossentropy"}, "unknown --loss 'crossentropy': did you mean 'cross_entropy'"),
         ({"loss": "bce"}, "--loss bce: .* has 10 classes: give --loss cross_entropy"),
-        ({"loss": focal_mean}, r"loss focal_mean gives shape \[\] for \d+ rows: return each row's own loss"),
-        ({"loss": centred}, "loss centred of a row depends on the rows beside it"),
-        ({"loss": counted}, "loss counted of a row depends on the rows beside it"),
+        ({"loss": focal_mean}, r"loss focal_mean returns shape \[\] for \d+ rows: return one loss for each row"),
+        ({"loss": centred}, "loss centred of a row depends on other rows"),
+        ({"loss": counted}, "loss counted of a row depends on other rows"),
         ({"loss": broken}, "loss broken raised an exception .ZeroDivisionError"),
         ({"loss": functional.cross_entropy}, "loss: weft has a built-in named cross_entropy"),
         ({"loss": focal, "class_weights": "balanced"}, "--class-weights balanced has no effect on loss focal"),

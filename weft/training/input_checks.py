@@ -149,8 +149,10 @@ def check_functions(config: Config, work: Workload, functions: OwnFunctions, val
     elif functions.loss is not None:
         raise InputError("loss has no effect under task link: leave it out")
     metric = make_metrics(config, work.graph, functions)[0]
-    if config.goal and config.goal[1] > metric.most:
-        raise InputError(f"--until {config.until}: {metric.name} is at most {metric.most}: give a value up to that")
+    if config.goal and config.goal[1] > metric.upper_bound:
+        raise InputError(
+            f"--until {config.until}: {metric.name} is at most {metric.upper_bound}: give a value up to that"
+        )
     optimizer = make_optimizer(config, list(work.model.parameters()), functions)
     scheduler = make_scheduler(config, optimizer, functions)
     if isinstance(scheduler, ReduceLROnPlateau) and validation is None:

@@ -1,1 +1,1 @@
-"""What a run learns: node classification or link prediction, its losses and metrics."""
+"""Tasks of a run: node classification, regression and link prediction, with their losses and metrics."""

@@ -1,4 +1,8 @@
-"""Link prediction: pairs assigned to the ranks, the rows that they need fetched once, and what that costs."""
+"""Link prediction task: assigns links to ranks, fetches the rows of their endpoints once, and traces these exchanges.
+
+A *pair* is a candidate link: a link of the graph, or a negative sample. A row (source, target, relation) of an int64
+tensor [p, 3] stands for a pair.
+"""
 
 from __future__ import annotations
 
@@ -18,48 +22,75 @@ from weft.kernels import spmm
 from weft.nn import Decoder
 from weft.strategies import CandidateLinks, Step
 from weft.training.tasks.ranking import auc, filtered_ranks, rank_scores, ranking_operations
-from weft.training.tasks.row_batching import add_rows, take_rows, fill_zeros
+from weft.training.tasks.row_batching import add_rows, fill_zeros, take_rows
 
-MAX_PAIRS = 1 << 16  # scored at once
+MAX_PAIRS = 1 << 16
+"""Number of pairs that are scored at once, to bound memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinkAssignment:
-    """Who scores which pairs: the rank that answers for a link's source has the link and its negatives.
+    """Assignment of pairs to ranks.
 
-    owner: int64 [N], the rank that answers for each vertex. num_negatives: pairs drawn for each training link.
+    The rank that owns the source of a link scores the link and its negative samples.
     """
 
     links: Links
+    """Training, validation and test links of the graph."""
     owner: Tensor
+    """Rank that owns each vertex, int64 [N]."""
     size: int
+    """Number of ranks."""
     seed: int
+    """Seed of the negative samples."""
     num_negatives: int
+    """Number of negative samples for each training link, K."""
     _by_rank: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Cache of the training links of each rank."""
 
     def train(self, rank: int, epoch: int) -> Tensor:
-        """A rank's pairs [p (1 + K), 3] of an epoch, the p links first."""
+        """Return the pairs of a rank in an epoch, [p (1 + K), 3]: first its p links, then their negative samples.
+
+        Args:
+            rank: The rank.
+            epoch: Number of the epoch, part of the key of the negative samples.
+        """
         return self.links.candidates_of(self._of_rank(rank), negative_key(self.seed, epoch), self.num_negatives)
 
     def _of_rank(self, rank: int) -> Tensor:
-        """A rank's training links, found once."""
+        """Return the training links of a rank."""
         if rank not in self._by_rank:
             self._by_rank[rank] = self.links.train[self.owner[self.links.train[:, 0]] == rank]
         return self._by_rank[rank]
 
     def held_out(self) -> Tensor:
-        """All pairs [2 m, 3] that evaluations score: validation and test links, then a non-edge for each."""
-        parts = (self.links.val, self.links.test)
-        drawn = [self.links.non_edges(part, negative_key(self.seed, side, 0)) for side, part in enumerate(parts)]
-        return torch.cat([*parts, *drawn])
+        """Return all pairs [2 m, 3] that evaluations score: validation and test links, then a non-edge for each."""
+        splits = (self.links.val, self.links.test)
+        negatives = [
+            self.links.non_edges(split, negative_key(self.seed, number, 0)) for number, split in enumerate(splits)
+        ]
+        return torch.cat([*splits, *negatives])
 
     def assigned(self, pairs: Tensor, rank: int) -> Tensor:
-        """The positions of a rank's pairs among those of `held_out`."""
+        """Return the positions of a rank's pairs among all held-out pairs.
+
+        Args:
+            pairs: All pairs, from `held_out`.
+            rank: The rank.
+        """
         half = len(pairs) // 2
         return (self.owner[pairs[:half, 0]] == rank).repeat(2).nonzero()[:, 0]
 
     def missing(self, pairs: Tensor, rank: int) -> tuple[Tensor, list[int]]:
-        """The vertices of other ranks that a rank needs for its pairs, each once, by owner, and how many each owns."""
+        """Return the vertices of other ranks whose rows a rank needs for its pairs.
+
+        Args:
+            pairs: The pairs of the rank, [p, 3].
+            rank: The rank.
+
+        Returns:
+            The vertices without duplicates, sorted by owner, and the number of them that each rank owns.
+        """
         needed = torch.zeros(len(self.owner), dtype=torch.bool)
         needed[pairs[:, :2].reshape(-1)] = True
         vertices = (needed & (self.owner != rank)).nonzero()[:, 0]
@@ -67,20 +98,32 @@ class LinkAssignment:
         return vertices, torch.bincount(self.owner[vertices], minlength=self.size).tolist()
 
     def trace(self, rank: int, width: int, itemsize: int, *, epoch: int | None, ranked: bool) -> Trace:
-        """What a task exchanges in an epoch's training step, or, where it is None, in an evaluation.
+        """Return the exchanges of the task in a training step or an evaluation.
 
-        Beyond what the strategy's trace tells of the model, its decoder included.
+        They come in addition to the exchanges of model and decoder, which the strategy traces.
+
+        Args:
+            rank: The rank whose bytes are counted.
+            width: Width of the model's output rows.
+            itemsize: Bytes of each number.
+            epoch: Number of the epoch of the step; None: an evaluation.
+            ranked: True if evaluations compute ranks (`--metrics mrr`).
         """
         if self.size == 1:
             return Trace(operations=())
         if epoch is None:
             pairs = self.held_out()
-            received = [self.missing(pairs[self.assigned(pairs, one)], one)[1] for one in range(self.size)]
-            made = [halo_operation(received, rank, width * itemsize), all_reduce("scores", len(pairs), itemsize, self.size)]
+            received = [self.missing(pairs[self.assigned(pairs, other)], other)[1] for other in range(self.size)]
+            operations = [
+                halo_operation(received, rank, width * itemsize),
+                all_reduce("scores", len(pairs), itemsize, self.size),
+            ]
             for links in (self.links.val, self.links.test) if ranked else ():
-                made += ranking_operations(len(links), self.links.num_vertices, width, itemsize, self.size)
-            return Trace(operations=tuple(made))
-        received = [self.missing(self.train(one, epoch), one)[1] for one in range(self.size)]
+                operations += ranking_operations(len(links), self.links.num_vertices, width, itemsize, self.size)
+            return Trace(operations=tuple(operations))
+        received = [self.missing(self.train(other, epoch), other)[1] for other in range(self.size)]
+        # A step first exchanges the number of vertices and the vertex ids that each rank requests, then rows, then
+        # gradients.
         counts = Operation(
             kind="collective", tag="route", bytes_sent=8 * (self.size - 1), bytes_received=8 * (self.size - 1)
         )
@@ -90,7 +133,14 @@ class LinkAssignment:
 
 
 def halo_operation(received: list[list[int]], rank: int, row_bytes: int, *, tag: str = "halo") -> Operation:
-    """One exchange of rows; received: how many each rank gets from each."""
+    """Return the exchange of rows as one rank sees it.
+
+    Args:
+        received: Number of rows that each rank receives from each rank.
+        rank: The rank.
+        row_bytes: Bytes of a row.
+        tag: Tag under which bytes are counted.
+    """
     sent = sum(counts[rank] for counts in received)
     return Operation(
         kind="collective", tag=tag, bytes_sent=sent * row_bytes, bytes_received=sum(received[rank]) * row_bytes
@@ -98,81 +148,132 @@ def halo_operation(received: list[list[int]], rank: int, row_bytes: int, *, tag:
 
 
 class EndpointBatch(NamedTuple):
-    """Some pairs as matrices [p, m] that take their sources and their targets out of m rows, and their relations.
-
-    own, fetched: int64, ascending, which rows those are: of this rank's, then of those of other ranks.
-    """
+    """Pairs as sparse matrices that select the rows of their sources and targets from m distinct endpoint rows."""
 
     source: Adjacency
+    """Matrix [p, m] that selects the source of each pair."""
     target: Adjacency
+    """Matrix [p, m] that selects the target of each pair."""
     relation: Tensor
-    own: Tensor
-    fetched: Tensor
+    """Relation of each pair, int64 [p]."""
+    local_rows: Tensor
+    """Ids of the endpoint rows among this rank's rows, int64, ascending. They are the first of the m rows."""
+    remote_rows: Tensor
+    """Ids of the endpoint rows among the rows fetched from other ranks, int64, ascending. They follow."""
 
     @classmethod
-    def of(cls, places: Tensor, relation: Tensor, num_own: int, device: torch.device) -> EndpointBatch:
-        """From the places [p, 2] of the ends among a rank's rows and then those of other ranks."""
-        rows, inverse = places.unique(return_inverse=True)
-        own, fetched = rows[rows < num_own], rows[rows >= num_own] - num_own
+    def of(cls, positions: Tensor, relation: Tensor, num_local: int, device: torch.device) -> EndpointBatch:
+        """Return the batch of some pairs.
+
+        Args:
+            positions: Row of each endpoint, int64 [p, 2]: rows of this rank first, then fetched rows.
+            relation: Relation of each pair, int64 [p].
+            num_local: Number of rows of this rank.
+            device: Device of the rows.
+        """
+        rows, inverse = positions.unique(return_inverse=True)
+        local_rows, remote_rows = rows[rows < num_local], rows[rows >= num_local] - num_local
         source, target = (selection_matrix(side, len(rows)).to(device) for side in inverse.t().contiguous())
-        return cls(source, target, relation.to(device), own.to(device), fetched.to(device))
+        return cls(source, target, relation.to(device), local_rows.to(device), remote_rows.to(device))
 
-    def rows(self, z: Tensor, fetched: Tensor) -> Tensor:
-        """The m rows [m, D], from this rank's and those of other ranks."""
-        own = take_rows(z, self.own)
-        return torch.cat([own, fetched.index_select(0, self.fetched)]) if len(self.fetched) else own
+    def rows(self, z: Tensor, remote: Tensor) -> Tensor:
+        """Return the endpoint rows [m, D].
 
-    def add_back(self, grad: Tensor, grad_z: Tensor, grad_fetched: Tensor) -> None:
-        """Adds the gradient [m, D] of the m rows to those of all rows; the adjoint of `rows`."""
-        add_rows(grad_z, self.own, grad[: len(self.own)])
-        if len(self.fetched):
-            add_rows(grad_fetched, self.fetched, grad[len(self.own) :])
+        Args:
+            z: Rows of this rank, [n, D].
+            remote: Rows fetched from other ranks, [h, D].
+        """
+        local = take_rows(z, self.local_rows)
+        return torch.cat([local, remote.index_select(0, self.remote_rows)]) if len(self.remote_rows) else local
+
+    def add_back(self, grad: Tensor, grad_z: Tensor, grad_remote: Tensor) -> None:
+        """Add the gradient of the endpoint rows to that of all rows. The adjoint of `rows`.
+
+        Args:
+            grad: Gradient of the endpoint rows, [m, D].
+            grad_z: Gradient of this rank's rows, [n, D], updated in place.
+            grad_remote: Gradient of the fetched rows, [h, D], updated in place.
+        """
+        add_rows(grad_z, self.local_rows, grad[: len(self.local_rows)])
+        if len(self.remote_rows):
+            add_rows(grad_remote, self.remote_rows, grad[len(self.local_rows) :])
 
     def score(self, rows: Tensor, decoder: Decoder) -> Tensor:
-        """The pairs' scores [p], from the rows [m, D]."""
+        """Return the scores [p] of the pairs.
+
+        Args:
+            rows: Endpoint rows, [m, D].
+            decoder: The decoder.
+        """
         query = decoder.query(spmm(self.source, rows), self.relation)
         return (query * spmm(self.target, rows)).sum(1)
 
 
 class LinkHalo:
-    """The rows at the ends of a rank's pairs: those that are here, and those of other ranks, fetched once each.
+    """Rows at the endpoints of a rank's pairs. Rows of other ranks are fetched once each.
 
-    links: the pairs, and where their ends are. blocks: as many of them at a time as take little memory by the rows of
-    their ends. num_own: rows of this rank. name: of the exchanges.
+    Args:
+        links: The pairs, and the route of the rows to fetch.
+        num_local: Number of rows of this rank.
+        group: The ranks.
+        name: Name of the exchange.
     """
 
-    def __init__(self, links: CandidateLinks, num_own: int, group: Group, name: str) -> None:
+    def __init__(self, links: CandidateLinks, num_local: int, group: Group, name: str) -> None:
         self.halo = Halo(links.route, group, name=name) if links.route else None
         self.blocks = [
-            EndpointBatch.of(block[:, :2], block[:, 2], num_own, group.device) for block in links.pairs.split(MAX_PAIRS)
+            EndpointBatch.of(block[:, :2], block[:, 2], num_local, group.device)
+            for block in links.pairs.split(MAX_PAIRS)
         ]
 
     def fetch(self, z: Tensor) -> Tensor:
-        """The rows [h, D] of other ranks that the pairs need, from each rank's z [n, D]."""
+        """Return the rows [h, D] of other ranks that the pairs need, given the rows z [n, D] of each rank."""
         return self.halo.fetch(z) if self.halo else z[:0]
 
 
-def locate_endpoints(assignment: LinkAssignment, pairs: Tensor, own: Tensor, group: Group) -> CandidateLinks:
-    """Where the ends of a rank's pairs are; all ranks call it. own: int64 [n], the vertices of its rows."""
+def locate_endpoints(assignment: LinkAssignment, pairs: Tensor, vertices: Tensor, group: Group) -> CandidateLinks:
+    """Return the pairs of a rank with row positions in place of vertices, and the route of the rows to fetch.
+
+    All ranks must call it.
+
+    Args:
+        assignment: Assignment of pairs to ranks.
+        pairs: The pairs of this rank, [p, 3].
+        vertices: Vertices of this rank's rows, int64 [n].
+        group: The ranks.
+    """
     fetched, received = assignment.missing(pairs, group.rank)
-    route = make_route(fetched, received, own, len(own), group) if group.size > 1 else None
-    place = torch.empty(len(assignment.owner), dtype=torch.int64)
-    place[own] = torch.arange(len(own))
-    place[fetched] = torch.arange(len(own), len(own) + len(fetched))
-    return CandidateLinks(pairs=torch.cat([place[pairs[:, :2]], pairs[:, 2:]], 1), route=route)
+    route = make_route(fetched, received, vertices, len(vertices), group) if group.size > 1 else None
+    position = torch.empty(len(assignment.owner), dtype=torch.int64)
+    position[vertices] = torch.arange(len(vertices))
+    position[fetched] = torch.arange(len(vertices), len(vertices) + len(fetched))
+    return CandidateLinks(pairs=torch.cat([position[pairs[:, :2]], pairs[:, 2:]], 1), route=route)
 
 
-def selection_matrix(places: Tensor, num_rows: int) -> Adjacency:
-    """The matrix [p, num_rows] that takes the rows at p places: as a product, it has a fast adjoint."""
-    return Adjacency(indptr=torch.arange(len(places) + 1), indices=places, num_sources=num_rows)
+def selection_matrix(positions: Tensor, num_rows: int) -> Adjacency:
+    """Return the sparse matrix [p, num_rows] whose product with a table selects p rows. It has a fast adjoint.
+
+    Args:
+        positions: Row to select for each result, int64 [p].
+        num_rows: Number of rows of the table.
+    """
+    return Adjacency(indptr=torch.arange(len(positions) + 1), indices=positions, num_sources=num_rows)
 
 
 class LinkTask:
-    """Learns to tell a graph's links from pairs drawn by chance.
+    """Task that trains a model to distinguish links from negative samples.
 
-    The loss is the mean of the binary cross entropy over a step's training links and their negatives: a rank's part is
-    the sum over its pairs divided by the number of all. Negatives depend on seed, epoch and link, not on ranks.
-    rows: the vertices this rank answers for. empty: makes memory for a gradient, like the rows that it is of.
+    The loss is the mean binary cross entropy over the training links of a step and their negative samples. A rank
+    computes the sum over its pairs, divided by the number of pairs on all ranks. Negative samples depend on seed, epoch
+    and link, not on ranks.
+
+    Args:
+        config: The run's configuration.
+        links: Training, validation and test links of the graph.
+        decoder: The decoder, whose parameters `loss` gives gradients.
+        rows: Vertices of this rank's rows.
+        group: The ranks.
+        empty: Allocates the gradient of a tensor of rows, in the same kind of memory.
     """
 
     def __init__(
@@ -186,40 +287,56 @@ class LinkTask:
     ) -> None:
         self.links, self.decoder, self.group, self.empty = links, decoder, group, empty
         self.ranked = "mrr" in config.metrics.split(",")
-        self.own = torch.arange(links.num_vertices)[rows]
+        self.vertices = torch.arange(links.num_vertices)[rows]
         owner = torch.zeros(links.num_vertices, dtype=torch.int64, device=group.device)
-        owner[self.own] = group.rank
+        owner[self.vertices] = group.rank
         owner = group.all_reduce(owner, tag="route").cpu()
         self.assignment = LinkAssignment(
             links=links, owner=owner, size=group.size, seed=config.seed, num_negatives=config.negatives
         )
-        self.place = torch.full((links.num_vertices,), -1)
-        self.place[self.own] = torch.arange(len(self.own))
+        self.row_of_vertex = torch.full((links.num_vertices,), -1)
+        self.row_of_vertex[self.vertices] = torch.arange(len(self.vertices))
         pairs = self.assignment.held_out()
         self.num_held_out = len(pairs)
         self.assigned = self.assignment.assigned(pairs, group.rank)
-        ends = locate_endpoints(self.assignment, pairs[self.assigned], self.own, group)
-        self.held_out = LinkHalo(ends, len(self.own), group, "held-out links")
+        ends = locate_endpoints(self.assignment, pairs[self.assigned], self.vertices, group)
+        self.held_out = LinkHalo(ends, len(self.vertices), group, "held-out links")
 
     def loss(self, z: Tensor, step: Step) -> tuple[Tensor, Tensor]:
-        """The rank's part of the loss, [], and its gradient [n, D] by the rows; the decoder's parameters get theirs."""
+        """Compute loss and gradient of a step, and set the gradients of the decoder's parameters.
+
+        Args:
+            z: Output rows of the model, [n, D].
+            step: The step.
+
+        Returns:
+            This rank's part of the loss, [], and its gradient with respect to z, [n, D].
+        """
+        # 1. Draw negative samples and locate the endpoints. 2. Fetch the rows of other ranks.
+        # 3. For each block of pairs: score, and backpropagate to the endpoint rows.
+        # 4. Send the gradients of fetched rows back to their owners.
         with self.group.meter.timer("negatives"):
             links, num_links = self._links_of(step)
-            reach, each = LinkHalo(links, len(z), self.group, "training links"), 1 + self.assignment.num_negatives
+            halo, pairs_per_link = (
+                LinkHalo(links, len(z), self.group, "training links"),
+                1 + self.assignment.num_negatives,
+            )
             labels = z.new_zeros(len(links.pairs))
-            labels[: len(links.pairs) // each] = 1
+            labels[: len(links.pairs) // pairs_per_link] = 1
         with self.group.meter.timer("decode"):
             leaf = z.detach().requires_grad_()
-            coming = reach.fetch(leaf)
-            z, fetched = leaf.detach(), coming.detach()
+            fetched_with_grad = halo.fetch(leaf)
+            z, fetched = leaf.detach(), fetched_with_grad.detach()
             grad_z, grad_fetched = fill_zeros(self.empty(z)), torch.zeros_like(fetched)
         total = z.new_zeros(())
-        for block, label in zip(reach.blocks, labels.split(MAX_PAIRS), strict=True):
+        for block, block_labels in zip(halo.blocks, labels.split(MAX_PAIRS), strict=True):
             with self.group.meter.timer("decode"):
                 rows = block.rows(z, fetched).requires_grad_()
                 scores = block.score(rows, self.decoder)
             logits = scores.detach().requires_grad_()
-            loss = functional.binary_cross_entropy_with_logits(logits, label, reduction="sum") / (num_links * each)
+            loss = functional.binary_cross_entropy_with_logits(logits, block_labels, reduction="sum") / (
+                num_links * pairs_per_link
+            )
             (grad,) = torch.autograd.grad(loss, logits)
             total += loss.detach()
             with self.group.meter.timer("decode"):
@@ -227,38 +344,43 @@ class LinkTask:
                 assert rows.grad is not None
                 block.add_back(rows.grad, grad_z, grad_fetched)
         with self.group.meter.timer("decode"):
-            if reach.halo:
-                grad_z += torch.autograd.grad(coming, leaf, grad_fetched)[0]
+            if halo.halo:
+                grad_z += torch.autograd.grad(fetched_with_grad, leaf, grad_fetched)[0]
         return total, grad_z
 
     def _links_of(self, step: Step) -> tuple[CandidateLinks, int]:
-        """This rank's candidate links of a step, and how many links all ranks have in it."""
+        """Return the candidate links of this rank in a step, and the number of links of all ranks in it."""
         if step.links is not None:
             return step.links, step.batch_size
         pairs = self.assignment.train(self.group.rank, step.epoch)
-        return locate_endpoints(self.assignment, pairs, self.own, self.group), len(self.links.train)
+        return locate_endpoints(self.assignment, pairs, self.vertices, self.group), len(self.links.train)
 
     @torch.no_grad()
     def counts(self, z: Tensor, step: Step) -> dict[str, float | None]:
-        """The scores, which every rank then has."""
+        """Return the scores of an evaluation by name. All ranks get all scores.
+
+        Args:
+            z: Output rows of the model, [n, D].
+            step: Unused.
+        """
         del step
         scores = z.new_zeros(self.num_held_out)
         fetched = self.held_out.fetch(z)
-        own = torch.cat([block.score(block.rows(z, fetched), self.decoder) for block in self.held_out.blocks])
-        scores[self.assigned.to(z.device)] = own
-        parts = (self.links.val, self.links.test)
-        sizes = [len(part) for part in parts] * 2
-        by_part = self.group.all_reduce(scores, tag="scores").cpu().split(sizes)
-        found: dict[str, float | None] = {}
-        for side, split in enumerate(("val", "test")):
-            if not len(parts[side]):
+        local_scores = torch.cat([block.score(block.rows(z, fetched), self.decoder) for block in self.held_out.blocks])
+        scores[self.assigned.to(z.device)] = local_scores
+        splits = (self.links.val, self.links.test)
+        sizes = [len(links) for links in splits] * 2
+        by_split = self.group.all_reduce(scores, tag="scores").cpu().split(sizes)
+        results: dict[str, float | None] = {}
+        for number, split in enumerate(("val", "test")):
+            if not len(splits[number]):
                 continue
-            found[f"{split}_auc"] = auc(by_part[side], by_part[2 + side])
+            results[f"{split}_auc"] = auc(by_split[number], by_split[2 + number])
             if self.ranked:
-                ranks = filtered_ranks(z, self.links, parts[side], self.place, self.decoder, self.group)
-                found |= rank_scores(split, ranks)
-        return found
+                ranks = filtered_ranks(z, self.links, splits[number], self.row_of_vertex, self.decoder, self.group)
+                results |= rank_scores(split, ranks)
+        return results
 
     def scores(self, counts: list[dict[str, float | None]]) -> dict[str, float | None]:
-        """Those of an evaluation, from what every rank has."""
+        """Return the scores of an evaluation, which the counts of each rank already are."""
         return counts[0]

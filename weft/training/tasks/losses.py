@@ -1,4 +1,4 @@
-"""Losses of the rows that a task learns from: each gives every row's own, so that ranks and batches add up."""
+"""Losses of labelled rows. Each returns the loss of every row, so that ranks and batches can be summed."""
 
 from __future__ import annotations
 
@@ -13,57 +13,107 @@ from weft.data import Graph, GraphShape
 from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, RowLoss, errors_from, require_new_name
 from weft.utils.errors import InputError, unknown
 
-DEFAULT = {"classes": "cross_entropy", "labels": "bce", "values": "mse"}
-"""The loss of each kind of labels."""
-SOME_ROWS = 8  # on which a loss of one's own is tried
+DEFAULT_LOSSES = {"classes": "cross_entropy", "labels": "bce", "values": "mse"}
+"""Default loss for each kind of labels."""
+CHECKED_ROWS = 8
+"""Number of rows on which a custom loss is checked for row independence."""
 
 
 def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
-    """-log softmax(logits)_y of each row [k], times the weight [C] of its class."""
+    """Return -log softmax(logits)_y for each row, [k].
+
+    Args:
+        logits: Logits, [k, C].
+        y: Classes, int64 [k].
+        weight: Weight of each class, [C]. A row's loss is multiplied by the weight of its class.
+    """
     return functional.cross_entropy(logits, y, None if weight is None else weight.to(logits), reduction="none")
 
 
 def bce(logits: Tensor, y: Tensor) -> Tensor:
-    """The binary cross entropy of each row [k], a mean over labels [k, C]; of classes 0 and 1 [k], of one logit."""
+    """Return the binary cross entropy of each row, [k]; for several labels, their mean.
+
+    Args:
+        logits: Logits, [k, C]; [k, 1] for two classes.
+        y: Labels 0 or 1, [k, C], or classes 0 and 1, [k].
+    """
     y = y.view(logits.shape).to(logits.dtype)
     return functional.binary_cross_entropy_with_logits(logits, y, reduction="none").mean(1)
 
 
 def mse(outputs: Tensor, y: Tensor) -> Tensor:
-    """The mean squared error of each row [k]."""
+    """Return the mean squared error of each row, [k].
+
+    Args:
+        outputs: Predicted values, [k, T].
+        y: True values, [k] or [k, T].
+    """
     return (outputs - values_of(y, outputs)).square().mean(1)
 
 
 def l1(outputs: Tensor, y: Tensor) -> Tensor:
-    """The mean absolute error of each row [k]."""
+    """Return the mean absolute error of each row, [k].
+
+    Args:
+        outputs: Predicted values, [k, T].
+        y: True values, [k] or [k, T].
+    """
     return (outputs - values_of(y, outputs)).abs().mean(1)
 
 
 def huber(outputs: Tensor, y: Tensor) -> Tensor:
-    """The mean of e^2 / 2 where |e| < 1, else |e| - 1/2, of each row [k]."""
+    """Return the Huber loss of each row, [k]: the mean of e^2 / 2 where |e| < 1, else of |e| - 1/2.
+
+    Args:
+        outputs: Predicted values, [k, T].
+        y: True values, [k] or [k, T].
+    """
     return functional.huber_loss(outputs, values_of(y, outputs), reduction="none").mean(1)
 
 
 LOSSES: dict[str, RowLoss] = {"cross_entropy": cross_entropy, "bce": bce, "mse": mse, "l1": l1, "huber": huber}
+"""Built-in losses by name."""
 
 
 def values_of(y: Tensor, outputs: Tensor) -> Tensor:
-    """Labels as values [k, T] in the outputs' type."""
+    """Return labels as values [k, T] in the dtype of the outputs.
+
+    Args:
+        y: True values, [k] or [k, T].
+        outputs: Predicted values, [k, T].
+    """
     return (y[:, None] if y.dim() == 1 else y).to(outputs.dtype)
 
 
 def loss_name(config: Config, graph: Graph | GraphShape) -> str:
-    """The loss that a configuration names, or that of the graph's labels."""
-    return config.loss or DEFAULT[graph.label_kind]
+    """Return the name of the configured loss, or of the default for the labels of the graph.
+
+    Args:
+        config: The run's configuration.
+        graph: The graph or its shape.
+    """
+    return config.loss or DEFAULT_LOSSES[graph.label_kind]
 
 
 def output_kind(config: Config, graph: Graph | GraphShape) -> str:
-    """What the logits are: 'classes', 'labels' or 'values', by the loss; by the labels where that is a person's own."""
+    """Return 'classes', 'labels' or 'values': the meaning of the model's outputs.
+
+    The loss decides it; for a custom loss, the labels of the graph do.
+
+    Args:
+        config: The run's configuration.
+        graph: The graph or its shape.
+    """
     return "values" if loss_name(config, graph) in ("mse", "l1", "huber") else graph.label_kind
 
 
 def num_logits(config: Config, graph: Graph | GraphShape) -> int | None:
-    """What a model must give for a vertex; None: whatever the loss, which is a person's own, can take."""
+    """Return the number of outputs per vertex that the loss needs, or None if a custom loss may accept any.
+
+    Args:
+        config: The run's configuration.
+        graph: The graph or its shape.
+    """
     name = loss_name(config, graph)
     if name not in LOSSES:
         return None
@@ -72,32 +122,47 @@ def num_logits(config: Config, graph: Graph | GraphShape) -> int | None:
     return 1
 
 
-def make_loss(config: Config, graph: Graph, own: OwnFunctions = NO_FUNCTIONS) -> RowLoss:
-    """Each row's loss. InputError for an unknown name, and one that is not for the graph's labels."""
+def make_loss(config: Config, graph: Graph, functions: OwnFunctions = NO_FUNCTIONS) -> RowLoss:
+    """Return the loss function of a run.
+
+    Args:
+        config: The run's configuration.
+        graph: The graph.
+        functions: User-defined functions of the run.
+
+    Raises:
+        InputError: The name is unknown, or the loss does not suit the labels of the graph.
+    """
     name, kind = loss_name(config, graph), graph.label_kind
-    if own.loss is not None:
+    if functions.loss is not None:
         require_new_name("loss", name, LOSSES)
     elif name not in LOSSES:
         raise unknown("--loss", name, LOSSES)
     binary = kind == "labels" or (kind == "classes" and graph.num_classes <= 2)
     fits = {"cross_entropy": kind == "classes", "bce": binary}
     if not fits.get(name, True):
-        raise InputError(f"--loss {name}: {graph.name} has {describe_labels(graph)}: give --loss {DEFAULT[kind]}")
+        raise InputError(
+            f"--loss {name}: {graph.name} has {describe_labels(graph)}: give --loss {DEFAULT_LOSSES[kind]}"
+        )
     if config.class_weights == "none":
-        return checked_loss(own.loss, name) if own.loss is not None else LOSSES[name]
+        return checked_loss(functions.loss, name) if functions.loss is not None else LOSSES[name]
     if name != "cross_entropy":
         raise InputError(f"--class-weights {config.class_weights} has no effect on loss {name}: leave it out")
     return functools.partial(cross_entropy, weight=balanced_weights(graph))
 
 
 def describe_labels(graph: Graph) -> str:
-    """What a graph's labels are, in words."""
-    several = {"classes": "classes", "labels": "labels, several for a vertex", "values": "values of a regression"}
+    """Describe the labels of a graph in words, for messages."""
+    several = {"classes": "classes", "labels": "labels (several per vertex)", "values": "regression values"}
     return f"{graph.num_classes} {several[graph.label_kind]}"
 
 
 def balanced_weights(graph: Graph) -> Tensor:
-    """n / (C n_c) for each of C classes, of whose n training vertices it has n_c: float64 [C], of mean 1 over them."""
+    """Return the weight n / (C n_c) of each class, float64 [C].
+
+    n is the number of training vertices, C that of classes, and n_c that of training vertices of class c. The mean
+    weight over training vertices is 1.
+    """
     mask, y = graph.labelled("train"), graph.y
     assert mask is not None
     assert y is not None
@@ -106,33 +171,49 @@ def balanced_weights(graph: Graph) -> Tensor:
 
 
 def checked_loss(loss: RowLoss, name: str) -> RowLoss:
-    """A person's loss, whose results are looked at: InputError unless there is one for each row, of that row alone."""
-    known: list[bool] = []
+    """Wrap a custom loss to check its results: one loss for each row, which depends on that row alone.
+
+    Args:
+        loss: The custom loss.
+        name: Name of the loss, for messages.
+    """
+    checks_done: list[bool] = []
 
     def checked(logits: Tensor, y: Tensor) -> Tensor:
         with errors_from(f"loss {name}"):
             losses = loss(logits, y)
         if not isinstance(losses, Tensor) or losses.shape != (len(y),):
-            what = f"shape {list(losses.shape)}" if isinstance(losses, Tensor) else f"type {type(losses).__name__}"
+            result = f"shape {list(losses.shape)}" if isinstance(losses, Tensor) else f"type {type(losses).__name__}"
             raise InputError(
-                f"loss {name} gives {what} for {len(y)} rows: return each row's own loss, [{len(y)}], which ranks and "
-                "batches add up (reduction='none')"
+                f"loss {name} returns {result} for {len(y)} rows: return one loss for each row, [{len(y)}], since weft "
+                "sums them over ranks and batches (reduction='none')"
             )
-        if not known and len(y) > 1:
-            known.append(True)
-            require_row_independence(loss, name, logits.detach()[:SOME_ROWS], y[:SOME_ROWS])
+        if not checks_done and len(y) > 1:
+            checks_done.append(True)
+            require_row_independence(loss, name, logits.detach()[:CHECKED_ROWS], y[:CHECKED_ROWS])
         return losses
 
     return checked
 
 
 def require_row_independence(loss: RowLoss, name: str, logits: Tensor, y: Tensor) -> None:
-    """InputError where the loss of some rows [k] changes with the rows beside them."""
+    """Check that the loss of a row does not change with the other rows.
+
+    Args:
+        loss: The custom loss.
+        name: Name of the loss, for the message.
+        logits: Logits of some rows, [k, C].
+        y: Labels of these rows, [k] or [k, T].
+
+    Raises:
+        InputError: It changes, for instance because the loss divides by the number of rows.
+    """
     half = len(y) // 2
     with errors_from(f"loss {name}"):
-        beside, alone = loss(logits, y)[:half], loss(logits[:half], y[:half])
-    if not torch.allclose(beside, alone, rtol=1e-4, atol=1e-6, equal_nan=True):
+        with_others, alone = loss(logits, y)[:half], loss(logits[:half], y[:half])
+    if not torch.allclose(with_others, alone, rtol=1e-4, atol=1e-6, equal_nan=True):
         raise InputError(
-            f"loss {name} of a row depends on the rows beside it, which are others on each rank: divide by no count, "
-            "and take no statistics of the rows"
+            f"loss {name} of a row depends on other rows, and each rank has others: do not divide by their number, and "
+            "do "
+            "not use statistics over rows"
         )

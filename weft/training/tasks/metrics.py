@@ -1,6 +1,7 @@
-"""What a run learns and is scored by: sums over the rows that a rank answers for, which the ranks then add.
+"""Tasks as the training loop uses them, and the node task.
 
-Or scores of all rows, which are brought together for it.
+Most metrics are computed from sums, which each rank computes over its rows and the ranks add. For the others, all
+scored rows are gathered.
 """
 
 from __future__ import annotations
@@ -23,43 +24,63 @@ from weft.training.tasks.scores import Metric, make_metrics
 
 SPLITS = ("train", "val", "test")
 MetricCounts = dict[str, dict[str, Any]]
-"""By split and metric: the sums over a rank's rows, or the score of all ranks' rows."""
+"""Results of an evaluation by split and metric: sums over a rank's rows, or the score over all ranks' rows."""
 
 
 class Task(Protocol):
-    """A loss and scores of the rows that a strategy's forward pass gives, as the trainer knows them."""
+    """Loss and scores of the rows that the forward pass of a strategy returns."""
 
     def loss(self, rows: Tensor, step: Step) -> tuple[Tensor, Tensor]:
-        """This rank's part of a step's loss, [], and its gradient by the rows; the ranks' parts add up."""
+        """Return this rank's part of a step's loss, [], and its gradient with respect to the rows.
+
+        The parts of all ranks add up.
+
+        Args:
+            rows: Output rows of the model on this rank.
+            step: The step.
+        """
         ...
 
     def counts(self, rows: Tensor, step: Step) -> dict[str, Any]:
-        """What this rank knows of an evaluation, in values that JSON knows."""
+        """Return this rank's results of an evaluation, as JSON values.
+
+        Args:
+            rows: Output rows of the model on this rank.
+            step: The step.
+        """
         ...
 
     def scores(self, counts: list[dict[str, Any]]) -> dict[str, float | None]:
-        """The scores by name, from the counts of all ranks."""
+        """Return the scores by name, given the results of all ranks."""
         ...
 
 
 class Examples(NamedTuple):
-    """What a rank learns from in a step."""
+    """Training rows of a rank in one step."""
 
     rows: Tensor
-    """int64 [k]: which of its rows."""
+    """Indices of the training rows among the rank's rows, int64 [k]."""
     y: Tensor
-    """[k, ...]: their labels."""
+    """Labels of these rows, [k, ...]."""
     size: int
-    """How many there are on all ranks."""
+    """Number of training rows of the step on all ranks."""
 
 
 class NodeTask:
-    """Learning what vertices are, of their labels, by the loss of each row; without one, by what labels these are.
+    """Task that trains a model to predict the labels of vertices.
 
-    The loss is the sum over the step's training rows on this rank divided by the number of them on all ranks. All is
-    done in blocks of rows, but for metrics that need the scored rows together: every rank has these then.
-    rows: the vertices this rank answers for. empty: makes memory for a gradient, like the rows that it is of. device:
-    where logits are, if not on the group's.
+    The loss is the sum over this rank's training rows of a step, divided by the number of training rows on all ranks.
+    Rows are processed in blocks, except for metrics that need all scored rows at once; these are gathered on every
+    rank.
+
+    Args:
+        graph: The graph, with labels.
+        rows: Vertices of this rank's rows.
+        group: The ranks.
+        empty: Allocates the gradient of a tensor of rows, in the same kind of memory.
+        device: Device of the logits. Default: the device of the group.
+        loss: Loss of each row. Default: by the kind of labels.
+        metrics: The metrics. Default: by the kind of labels.
     """
 
     def __init__(
@@ -79,100 +100,129 @@ class NodeTask:
         self.metrics = make_metrics(Config(), graph) if metrics is None else metrics
         self.labelled = {split: mask for split in SPLITS if (mask := graph.labelled(split)) is not None}
         self.num_labelled = {split: int(mask.sum()) for split, mask in self.labelled.items()}
-        self.chosen = {split: mask[rows].nonzero().view(-1).to(device) for split, mask in self.labelled.items()}
+        self.labelled_rows = {split: mask[rows].nonzero().view(-1).to(device) for split, mask in self.labelled.items()}
         self.vertices = torch.arange(graph.num_vertices)[rows]
         self.graph_y, self.y = graph.y, graph.y[rows].to(device)
         self._examples: tuple[Tensor | None, Examples] | None = None
 
     def examples(self, step: Step) -> Examples:
-        """What this rank learns from in a step: all its labelled rows, or those of a mini-batch."""
+        """Return the training rows of this rank in a step: all of its labelled rows, or those of a mini-batch."""
         if self._examples is None or self._examples[0] is not step.vertices:
             self._examples = step.vertices, self._examples_of(step)
         return self._examples[1]
 
     def _examples_of(self, step: Step) -> Examples:
         if step.vertices is None:
-            rows = self.chosen["train"]
+            rows = self.labelled_rows["train"]
             return Examples(rows, self.y[rows], self.num_labelled["train"])
         y = self.graph_y[step.vertices].to(self.y.device)
         return Examples(torch.arange(len(y), device=y.device), y, step.batch_size)
 
     def loss(self, logits: Tensor, step: Step) -> tuple[Tensor, Tensor]:
-        """This rank's part of the loss, [], and its gradient [n, C] by the logits."""
+        """Return this rank's part of the loss, [], and its gradient with respect to the logits, [n, C].
+
+        Args:
+            logits: Logits of this rank's rows, [n, C].
+            step: The step.
+        """
         logits = logits.detach()
         grad, total = self.empty(logits), logits.new_zeros(())
-        chosen, y, number = self.examples(step)
-        for block, (part,) in row_blocks([chosen], logits, grad):
-            rows = chosen[part] - block.start
+        row_ids, y, number = self.examples(step)
+        for block, (part,) in row_blocks([row_ids], logits, grad):
+            rows = row_ids[part] - block.start
             grad[block].zero_()
             if not len(rows):
                 continue
-            here = logits[block].index_select(0, rows).requires_grad_()
-            loss = self.row_loss(here, cast_labels(y[part], here)).sum() / number
-            (grad_here,) = torch.autograd.grad(loss, here)
-            grad[block].index_copy_(0, rows, grad_here)
+            block_logits = logits[block].index_select(0, rows).requires_grad_()
+            loss = self.row_loss(block_logits, cast_labels(y[part], block_logits)).sum() / number
+            (block_grad,) = torch.autograd.grad(loss, block_logits)
+            grad[block].index_copy_(0, rows, block_grad)
             total += loss.detach()
         return total, grad
 
     def counts(self, logits: Tensor, step: Step) -> MetricCounts:
-        """Per split and metric, the sums over this rank's rows, or, where all rows are needed, the score."""
-        chosen_of, y, vertices = self.chosen, self.y, self.vertices
+        """Return the results of each split and metric: sums over this rank's rows, or the score over all rows.
+
+        Args:
+            logits: Logits of this rank's rows, [n, C].
+            step: The step, which for mini-batch strategies says which vertices the rows are.
+        """
+        row_ids_of, y, vertices = self.labelled_rows, self.y, self.vertices
         if step.vertices is not None:
             y, vertices = self.graph_y[step.vertices].to(logits.device), step.vertices
-            chosen_of = {
+            row_ids_of = {
                 split: mask[vertices].nonzero().view(-1).to(logits.device) for split, mask in self.labelled.items()
             }
-        found: MetricCounts = {split: {} for split in chosen_of}
-        together = any(metric.sums is None for metric in self.metrics)
-        ids = {split: mask.nonzero().view(-1) for split, mask in self.labelled.items()} if together else {}
+        results: MetricCounts = {split: {} for split in row_ids_of}
+        gathers = any(metric.sums is None for metric in self.metrics)
+        vertex_ids = {split: mask.nonzero().view(-1) for split, mask in self.labelled.items()} if gathers else {}
         scored = {
-            split: logits.new_zeros(number if together else 0, logits.shape[1])
+            split: logits.new_zeros(number if gathers else 0, logits.shape[1])
             for split, number in self.num_labelled.items()
         }
-        for block, parts in row_blocks(list(chosen_of.values()), logits):
-            for (split, chosen), part in zip(chosen_of.items(), parts, strict=True):
-                here = logits[block].index_select(0, chosen[part] - block.start)
+        # 1. Walk over blocks of rows: add their sums, and collect logits for metrics that need all rows.
+        # 2. Add up the collected logits of all ranks, and compute these metrics.
+        for block, parts in row_blocks(list(row_ids_of.values()), logits):
+            for (split, row_ids), part in zip(row_ids_of.items(), parts, strict=True):
+                block_logits = logits[block].index_select(0, row_ids[part] - block.start)
                 for metric in self.metrics:
                     if metric.sums is not None:
-                        sums = metric.sums(here, cast_labels(y[chosen[part]], here)).double().cpu()
-                        found[split][metric.name] = found[split].get(metric.name, 0) + sums
-                if together:
-                    place = torch.searchsorted(ids[split], vertices[chosen[part].cpu()])
-                    scored[split][place.to(logits.device)] = here
-        for split in scored if together else ():
-            found[split] |= self._of_all(split, scored[split])
-        return {split: {name: to_json(one) for name, one in of_split.items()} for split, of_split in found.items()}
+                        sums = metric.sums(block_logits, cast_labels(y[row_ids[part]], block_logits)).double().cpu()
+                        results[split][metric.name] = results[split].get(metric.name, 0) + sums
+                if gathers:
+                    position = torch.searchsorted(vertex_ids[split], vertices[row_ids[part].cpu()])
+                    scored[split][position.to(logits.device)] = block_logits
+        for split in scored if gathers else ():
+            results[split] |= self._of_all(split, scored[split])
+        return {
+            split: {name: to_json(value) for name, value in of_split.items()} for split, of_split in results.items()
+        }
 
     def _of_all(self, split: str, scored: Tensor) -> dict[str, float | None]:
-        """The scores of all a split's rows, from the logits of this rank's among them; all ranks call it."""
+        """Return the scores over all rows of a split, for metrics that need all rows. All ranks must call it.
+
+        Args:
+            split: The split.
+            scored: Logits of all its rows, with zeros in the rows of other ranks.
+        """
         logits = self.group.all_reduce(scored.to(self.group.device), tag="scores")
         y = cast_labels(self.graph_y[self.labelled[split]].to(logits.device), logits)
         metrics = [metric for metric in self.metrics if metric.sums is None]
         return {metric.name: metric.score(logits, y) if len(y) else None for metric in metrics}
 
     def scores(self, counts: list[MetricCounts]) -> dict[str, float | None]:
-        """Each metric of each split; None where it is not known, as of an empty split."""
-        made = {}
+        """Return the score of each metric and split. None: unknown, for instance for an empty split."""
+        scores = {}
         for metric in self.metrics:
             for split in SPLITS:
                 parts = [rank[split][metric.name] for rank in counts if metric.name in rank.get(split, {})]
                 score = combined(metric, parts) if self.num_labelled.get(split) else None
-                made[f"{split}_{metric.name}"] = score if score is not None and math.isfinite(score) else None
-        return made
+                scores[f"{split}_{metric.name}"] = score if score is not None and math.isfinite(score) else None
+        return scores
 
 
 def combined(metric: Metric, parts: list[Any]) -> float | None:
-    """The score of a split, from what each rank knows."""
+    """Return the score of a metric over a split.
+
+    Args:
+        metric: The metric.
+        parts: Results of the ranks: sums, or the same score from each.
+    """
     if metric.sums is None:
         return None if parts[0] is None else float(parts[0])
     return metric.score(torch.stack([torch.tensor(part, dtype=torch.float64) for part in parts]).sum(0))
 
 
 def cast_labels(y: Tensor, logits: Tensor) -> Tensor:
-    """Labels as losses and metrics take them: classes as int64, others in the logits' type."""
+    """Return labels in the dtype that losses and metrics expect: classes as int64, others as the logits.
+
+    Args:
+        y: The labels.
+        logits: The logits.
+    """
     return y.to(logits.dtype) if y.is_floating_point() else y
 
 
 def to_json(value: Tensor | float | None) -> Any:
-    """In JSON's types."""
+    """Return a tensor as nested lists, and other values unchanged."""
     return value.tolist() if isinstance(value, Tensor) else value

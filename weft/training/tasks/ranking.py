@@ -1,4 +1,4 @@
-"""How well scores tell links from other pairs: the area under the ROC curve, and filtered ranks."""
+"""Metrics of link prediction: area under the ROC curve, and filtered ranks."""
 
 from __future__ import annotations
 
@@ -11,15 +11,21 @@ from weft.data import Links
 from weft.nn import Decoder
 from weft.training.tasks.row_batching import parts_in_memory
 
-MAX_SCORES = 1 << 23  # held at once, by all ranks together
+MAX_SCORES = 1 << 23
+"""Number of scores that all ranks together keep in memory at once."""
 HITS = (1, 3, 10)
+"""Values k of the metric hits@k."""
 
 
 def auc(positive: Tensor, negative: Tensor) -> float:
-    """The chance that a link's score is above another pair's, ties counted half: the area under the ROC curve.
+    """Return the area under the ROC curve: the probability that a positive scores higher than a negative.
 
-    Scores are compared in float32, so that the rounding of float64 sums, which ranks and strategies differ by, does not
+    Ties count half. Scores are compared in float32, so that rounding differences between ranks and strategies do not
     break ties.
+
+    Args:
+        positive: Scores of the links.
+        negative: Scores of the other pairs.
     """
     low, values = negative.float().sort().values, positive.float()
     below, not_above = (torch.searchsorted(low, values, right=right).sum() for right in (False, True))
@@ -27,60 +33,91 @@ def auc(positive: Tensor, negative: Tensor) -> float:
 
 
 def rank_scores(split: str, ranks: Tensor) -> dict[str, float]:
-    """Mean reciprocal rank, and the share of ranks up to 1, 3 and 10."""
-    hits = {f"{split}_hits@{most}": float((ranks <= most).double().mean()) for most in HITS}
+    """Return mean reciprocal rank and hits@k.
+
+    Args:
+        split: Name of the split, for the names of the scores.
+        ranks: Rank of each link, from 1, float64.
+    """
+    hits = {f"{split}_hits@{k}": float((ranks <= k).double().mean()) for k in HITS}
     return {f"{split}_mrr": float((1 / ranks).mean()), **hits}
 
 
-def filtered_ranks(z: Tensor, links: Links, asked: Tensor, place: Tensor, decoder: Decoder, group: Group) -> Tensor:
-    """The rank of each link among all that one end could be instead, float64 [2 m]: of targets, then of sources.
+def filtered_ranks(
+    z: Tensor, links: Links, queries: Tensor, row_of_vertex: Tensor, decoder: Decoder, group: Group
+) -> Tensor:
+    """Rank each link among all links with another target, and among all with another source.
 
-    Other true links are left out (Bordes et al. 2013, the filtered setting), and so are vertices that the relation
-    does not join. Ties share a rank: the mean of the first and the last that they could have. Scores that differ by
-    no more than rounding are ties, so that the order of sums does not decide.
+    Other true links are excluded (Bordes et al. 2013, the filtered setting), and so are vertices of types that the
+    relation does not connect. Tied links share the mean of the first and last rank that they could have. Scores that
+    differ by no more than rounding count as tied, so that the result does not depend on the order of sums.
 
-    z: the rows [n, D] of this rank, each of which it compares; nothing but the ends of the asked links is exchanged.
-    asked: [m, 3], the same on every rank. place: int64 [N], a vertex's row among z, or -1.
+    Each rank compares its own rows. Only the rows of the endpoints are exchanged, and the counts.
+
+    Args:
+        z: Rows of this rank, [n, D].
+        links: All links of the graph.
+        queries: The links to rank, [m, 3], the same on every rank.
+        row_of_vertex: Row of each vertex in z, or -1, int64 [N].
+        decoder: The decoder.
+        group: The ranks.
+
+    Returns:
+        Ranks from 1, float64 [2 m]: among targets, then among sources.
     """
     parts = [
-        _block_ranks(z, links, block, place, decoder, group) for block in asked.split(block_size(links.num_vertices))
+        _block_ranks(z, links, block, row_of_vertex, decoder, group)
+        for block in queries.split(block_size(links.num_vertices))
     ]
     return torch.cat(parts, 1).view(-1)
 
 
 def block_size(num_vertices: int) -> int:
-    """Links that are ranked together."""
+    """Return the number of links that are ranked at once."""
     return max(1, MAX_SCORES // num_vertices)
 
 
 def ranking_operations(num_links: int, num_vertices: int, width: int, itemsize: int, size: int) -> list[Operation]:
-    """What `filtered_ranks` exchanges."""
-    most = block_size(num_vertices)
-    made = []
-    for first in range(0, num_links if size > 1 else 0, most):
-        count = min(most, num_links - first)
-        made.append(all_reduce("ends", 2 * count * width, itemsize, size))
-        made.append(all_reduce("ranks", 4 * count, 8, size))
-    return made
+    """Return the exchanges of `filtered_ranks`.
+
+    Args:
+        num_links: Number of links to rank.
+        num_vertices: Number of vertices.
+        width: Width of a row.
+        itemsize: Bytes of each number.
+        size: Number of ranks.
+    """
+    at_once = block_size(num_vertices)
+    operations = []
+    for first in range(0, num_links if size > 1 else 0, at_once):
+        count = min(at_once, num_links - first)
+        operations.append(all_reduce("ends", 2 * count * width, itemsize, size))
+        operations.append(all_reduce("ranks", 4 * count, 8, size))
+    return operations
 
 
-def _block_ranks(z: Tensor, links: Links, block: Tensor, place: Tensor, decoder: Decoder, group: Group) -> Tensor:
-    """The ranks [2, b] of some links."""
-    here = place[block[:, :2]].t().to(z.device)  # [2, b]
-    ends = z.new_zeros(2, len(block), z.shape[1])
-    ends[here >= 0] = z[here[here >= 0]]
-    ends = group.all_reduce(ends, tag="ends")
+def _block_ranks(
+    z: Tensor, links: Links, block: Tensor, row_of_vertex: Tensor, decoder: Decoder, group: Group
+) -> Tensor:
+    """Return the ranks [2, b] of the b links of a block."""
+    rows_here = row_of_vertex[block[:, :2]].t().to(z.device)  # [2, b]
+    endpoints = z.new_zeros(2, len(block), z.shape[1])
+    endpoints[rows_here >= 0] = z[rows_here[rows_here >= 0]]
+    endpoints = group.all_reduce(endpoints, tag="ends")
     relation = block[:, 2].to(z.device)
     counts = []
-    for side in (1, 0):
-        query, wanted = decoder.query(ends[1 - side], relation), ends[side]
-        score = (query * wanted).sum(1)
-        rounding = z.shape[1] * torch.finfo(z.dtype).eps * query.norm(dim=1) * wanted.norm(dim=1)
-        left_out = _left_out(links, block, side, place, len(z))
-        count = here.new_zeros(2, len(block))
+    # For each end of the links, and each row of this rank: score the link with that row in place of the end. Count
+    # scores above the true score, and scores equal to it up to rounding. A float sum of D products is exact to
+    # D * eps * (product of the norms).
+    for end in (1, 0):
+        query, true_row = decoder.query(endpoints[1 - end], relation), endpoints[end]
+        score = (query * true_row).sum(1)
+        rounding = z.shape[1] * torch.finfo(z.dtype).eps * query.norm(dim=1) * true_row.norm(dim=1)
+        excluded = _excluded(links, block, end, row_of_vertex, len(z))
+        count = rows_here.new_zeros(2, len(block))
         for rows in parts_in_memory(z):
             scores = query @ z[rows].t()  # [b, n]
-            scores.masked_fill_(left_out[:, rows].to(z.device), -torch.inf)
+            scores.masked_fill_(excluded[:, rows].to(z.device), -torch.inf)
             higher = (scores > (score + rounding)[:, None]).sum(1)
             count += torch.stack([higher, (scores >= (score - rounding)[:, None]).sum(1) - higher])
         counts.append(count)
@@ -89,18 +126,18 @@ def _block_ranks(z: Tensor, links: Links, block: Tensor, place: Tensor, decoder:
     return ranks
 
 
-def _left_out(links: Links, block: Tensor, side: int, place: Tensor, num_rows: int) -> Tensor:
-    """Which rows [b, n] are no candidates for a side of each link: true ones, and those of other types."""
-    link, vertex = links.true_endpoints(block, side)
-    row = place[vertex]
-    out = torch.zeros(len(block), num_rows, dtype=torch.bool)
+def _excluded(links: Links, block: Tensor, end: int, row_of_vertex: Tensor, num_rows: int) -> Tensor:
+    """Return which rows [b, n] to exclude for one end of each link: other true links, and vertices of wrong types."""
+    link, vertex = links.true_endpoints(block, end)
+    row = row_of_vertex[vertex]
+    excluded = torch.zeros(len(block), num_rows, dtype=torch.bool)
     if links.num_types > 1:
-        own = (place >= 0).nonzero()[:, 0]
-        own = own[place[own].argsort()]  # as the rows stand
-        first, stop = links.candidates[block[:, 2], side].unbind(1)
-        out |= (own < first[:, None]) | (own >= stop[:, None])
-    out[link[row >= 0], row[row >= 0]] = True
+        vertices = (row_of_vertex >= 0).nonzero()[:, 0]
+        vertices = vertices[row_of_vertex[vertices].argsort()]  # in the order of the rows
+        first, stop = links.candidates[block[:, 2], end].unbind(1)
+        excluded |= (vertices < first[:, None]) | (vertices >= stop[:, None])
+    excluded[link[row >= 0], row[row >= 0]] = True
     if not links.typed:  # a vertex is not linked to itself
-        itself = place[block[:, 1 - side]]
-        out[itself >= 0, itself[itself >= 0]] = True
-    return out
+        itself = row_of_vertex[block[:, 1 - end]]
+        excluded[itself >= 0, itself[itself >= 0]] = True
+    return excluded

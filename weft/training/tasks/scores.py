@@ -1,4 +1,4 @@
-"""Metrics of scored rows: of sums, which ranks add, or of all rows, which are brought together for it."""
+"""Metrics of vertices: some from sums, which ranks add up, some from all scored rows, which are gathered."""
 
 from __future__ import annotations
 
@@ -17,62 +17,96 @@ from weft.training.tasks.ranking import auc
 from weft.utils.errors import InputError, unknown
 
 LINK_METRICS = ("auc", "mrr")
-DEFAULT = {"classes": ("accuracy",), "labels": ("micro_f1",), "values": ("mse", "mae", "r2")}
-"""The scores of each kind of outputs."""
+"""Metrics of link prediction; the first is the default."""
+DEFAULT_METRICS = {"classes": ("accuracy",), "labels": ("micro_f1",), "values": ("mse", "mae", "r2")}
+"""Default metrics for each kind of outputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A score of the rows of a split. `score` is of the sums over all of them, or of all logits and labels."""
+    """Score of the rows of a split, computed from sums over rows or from all rows."""
 
     name: str
+    """Name of the metric, without the split."""
     sums: Callable[[Tensor, Tensor], Tensor] | None
-    """What ranks and blocks of rows add, float64, from logits [k, C] and labels; None: the rows must be together."""
+    """Returns float64 sums over rows, given logits [k, C] and labels; ranks and blocks add them. None: all rows are
+    needed at once."""
     score: Callable[..., float | None]
+    """Returns the score, given the sums over all rows, or all logits and labels if `sums` is None."""
     lower_is_better: bool = False
-    most: float = math.inf
-    """The best that there can be."""
+    """True if a lower score is better."""
+    upper_bound: float = math.inf
+    """Largest possible score."""
 
 
 def predicted(logits: Tensor, kind: str) -> Tensor:
-    """The classes [k], or whether a vertex has each of several labels: bool [k, C]."""
+    """Return the predicted classes, [k], or for several labels whether each is predicted, bool [k, C].
+
+    Args:
+        logits: Logits, [k, C].
+        kind: 'classes' or 'labels', as `output_kind` returns it.
+    """
     if kind == "labels":
         return logits > 0
     return logits.argmax(1) if logits.shape[1] > 1 else (logits[:, 0] > 0).long()
 
 
 def one_hot(classes: Tensor, num_classes: int) -> Tensor:
-    """Classes [k] as bool [k, C]; several labels [k, C] as they are."""
+    """Return classes [k] in one-hot form, bool [k, C]. Several labels [k, C] already have this form.
+
+    Args:
+        classes: Classes [k], or labels [k, C].
+        num_classes: Number of classes, C.
+    """
     return classes > 0.5 if classes.dim() == 2 else classes[:, None] == torch.arange(num_classes, device=classes.device)
 
 
 def correct(logits: Tensor, y: Tensor, kind: str) -> Tensor:
-    """Rows that are right, in all labels, and rows: [2]."""
+    """Return the number of correct rows (correct in all labels) and the number of rows, [2].
+
+    Args:
+        logits: Logits, [k, C].
+        y: Labels, [k] or [k, C].
+        kind: 'classes' or 'labels', as `output_kind` returns it.
+    """
     same = predicted(logits, kind) == y
     same = same.all(1) if kind == "labels" else same
     return torch.stack([same.sum(), torch.ones_like(same).sum()])
 
 
 def confusion(logits: Tensor, y: Tensor, kind: str) -> Tensor:
-    """TP, FP and FN of each class: [3, C]."""
+    """Return the numbers of true positives, false positives and false negatives of each class, [3, C].
+
+    Args:
+        logits: Logits, [k, C].
+        y: Labels, [k] or [k, C].
+        kind: 'classes' or 'labels', as `output_kind` returns it.
+    """
     num_classes = max(logits.shape[1], 2) if kind == "classes" else logits.shape[1]
-    found, true = (one_hot(one, num_classes) for one in (predicted(logits, kind), y))
-    return torch.stack([(found & true).sum(0), (found & ~true).sum(0), (~found & true).sum(0)])
+    positive, true = (one_hot(values, num_classes) for values in (predicted(logits, kind), y))
+    return torch.stack([(positive & true).sum(0), (positive & ~true).sum(0), (~positive & true).sum(0)])
 
 
 def ratio(sums: Tensor) -> float | None:
-    """Of two sums; None where the second is none."""
+    """Return the quotient of two sums, or None if the second is 0."""
     return float(sums[0] / sums[1]) if sums[1] else None
 
 
 def micro_f1(sums: Tensor) -> float | None:
-    """2 TP / (2 TP + FP + FN) of all classes together."""
+    """Return 2 TP / (2 TP + FP + FN) over all classes together, from `confusion`."""
     right, wrong = 2 * sums[0].sum(), sums[1:].sum()
     return ratio(torch.stack([right, right + wrong]))
 
 
 def macro_f1(sums: Tensor, kind: str) -> float | None:
-    """The mean over classes of 2 TP / (2 TP + FP + FN), 0 where that is 0 / 0; of classes, over those that occur."""
+    """Return the mean over classes of 2 TP / (2 TP + FP + FN).
+
+    A quotient 0 / 0 counts as 0 for labels. For classes, such a class does not occur and is left out.
+
+    Args:
+        sums: True positives, false positives and false negatives of each class, [3, C].
+        kind: 'classes' or 'labels'.
+    """
     right, all_of = 2 * sums[0], 2 * sums[0] + sums[1] + sums[2]
     scores = right / all_of.clamp(min=1)
     scores = scores[all_of > 0] if kind == "classes" else scores
@@ -80,124 +114,191 @@ def macro_f1(sums: Tensor, kind: str) -> float | None:
 
 
 def squares(outputs: Tensor, y: Tensor) -> Tensor:
-    """The sum of squared errors, and their number: [2]."""
+    """Return the sum of squared errors and their number, [2].
+
+    Args:
+        outputs: Predicted values, [k, T].
+        y: True values, [k] or [k, T].
+    """
     errors = values_of(y, outputs.double()) - outputs
     return torch.stack([errors.square().sum(), torch.ones_like(errors).sum()])
 
 
 def absolutes(outputs: Tensor, y: Tensor) -> Tensor:
-    """The sum of absolute errors, and their number: [2]."""
+    """Return the sum of absolute errors and their number, [2].
+
+    Args:
+        outputs: Predicted values, [k, T].
+        y: True values, [k] or [k, T].
+    """
     errors = values_of(y, outputs.double()) - outputs
     return torch.stack([errors.abs().sum(), torch.ones_like(errors).sum()])
 
 
 def r2(outputs: Tensor, y: Tensor) -> float | None:
-    """1 - sum e^2 / sum (y - mean y)^2, a mean over the T values; None where one of them is the same everywhere."""
+    """Return the coefficient of determination, 1 - sum e^2 / sum (y - mean y)^2, as a mean over the T values.
+
+    Args:
+        outputs: Predicted values, [k, T].
+        y: True values, [k] or [k, T].
+
+    Returns:
+        None if one of the T values is constant.
+    """
+    # The squared errors e^2 are divided by the squared deviations of the true values from their mean.
     true = values_of(y, outputs.double())
     spread = (true - true.mean(0)).square().sum(0)
     return float((1 - (true - outputs).square().sum(0) / spread).mean()) if spread.all() else None
 
 
-def over_classes(of_one: Callable[[Tensor, Tensor], float | None]) -> Callable[[Tensor, Tensor], float | None]:
-    """A score of scores [k] as one of logits [k, C]: of the second of two classes, else a mean of one against the rest.
+def over_classes(binary_score: Callable[[Tensor, Tensor], float | None]) -> Callable[[Tensor, Tensor], float | None]:
+    """Extend a score of binary classifiers to logits [k, C].
 
-    Over those classes that some rows have and others have not. Several classes are compared by their softmax.
+    Two classes are scored as one binary classifier. Several classes, compared by their softmax, and several labels are
+    scored one against the rest, and the mean over those that occur in some but not all rows is returned.
+
+    Args:
+        binary_score: Returns a score, or None, given scores [k] and truth values [k].
     """
 
     def score(logits: Tensor, y: Tensor) -> float | None:
         logits = logits.double()
         if y.dim() == 1 and logits.shape[1] <= 2:
-            return of_one(logits[:, -1] - logits[:, 0] if logits.shape[1] == 2 else logits[:, 0], y > 0)
+            return binary_score(logits[:, -1] - logits[:, 0] if logits.shape[1] == 2 else logits[:, 0], y > 0)
         columns = logits if y.dim() == 2 else logits.softmax(1)
         true = one_hot(y, logits.shape[1])
-        found = [
-            one
-            for column, one_y in zip(columns.t(), true.t(), strict=True)
-            if (one := of_one(column, one_y)) is not None
+        class_scores = [
+            class_score
+            for column, is_class in zip(columns.t(), true.t(), strict=True)
+            if (class_score := binary_score(column, is_class)) is not None
         ]
-        return sum(found) / len(found) if found else None
+        return sum(class_scores) / len(class_scores) if class_scores else None
 
     return score
 
 
 def binary_auc(scores: Tensor, true: Tensor) -> float | None:
-    """The chance that a row [k] which is true has a higher score than another, ties half; None without both."""
+    """Return the probability that a positive row scores higher than a negative one; ties count half.
+
+    Args:
+        scores: Score of each row, [k].
+        true: Truth value of each row, bool [k].
+
+    Returns:
+        None if there are no positive or no negative rows.
+    """
     return auc(scores[true], scores[~true]) if true.any() and not true.all() else None
 
 
 def binary_average_precision(scores: Tensor, true: Tensor) -> float | None:
-    """The sum of precision times the rise of recall over falling thresholds; None without both.
+    """Return the sum of precision times increase of recall over falling thresholds.
 
-    Scores that are the same in float32, in which rounding breaks no ties, share a threshold.
+    Scores that are equal in float32 share a threshold, so that rounding does not break ties.
+
+    Args:
+        scores: Score of each row, [k].
+        true: Truth value of each row, bool [k].
+
+    Returns:
+        None if there are no positive or no negative rows.
     """
     if not true.any() or true.all():
         return None
+    # Sort by falling score. For each threshold (the last of tied scores): precision = true positives / rows so far.
+    # Add precision * (increase of true positives), and divide by all positives.
     scores = scores.float()
     order = scores.argsort(descending=True, stable=True)
-    found, last = true[order].double().cumsum(0), torch.ones(len(order), dtype=torch.bool, device=scores.device)
-    last[:-1] = scores[order].diff() != 0
-    found, number = found[last], (last.nonzero().view(-1) + 1).double()
-    gained = found.diff(prepend=found.new_zeros(1))
-    return float((found / number * gained).sum() / found[-1])
+    true_positives, is_last_tie = (
+        true[order].double().cumsum(0),
+        torch.ones(len(order), dtype=torch.bool, device=scores.device),
+    )
+    is_last_tie[:-1] = scores[order].diff() != 0
+    true_positives, num_rows = true_positives[is_last_tie], (is_last_tie.nonzero().view(-1) + 1).double()
+    gained = true_positives.diff(prepend=true_positives.new_zeros(1))
+    return float((true_positives / num_rows * gained).sum() / true_positives[-1])
 
 
 def metrics_of(kind: str) -> dict[str, Metric]:
-    """The metrics of one kind of outputs, by name."""
+    """Return the built-in metrics for a kind of outputs, by name."""
     if kind == "values":
-        made = [
+        metrics = [
             Metric(name="mse", sums=squares, score=ratio, lower_is_better=True),
             Metric(name="mae", sums=absolutes, score=ratio, lower_is_better=True),
-            Metric(name="r2", sums=None, score=r2, most=1),
+            Metric(name="r2", sums=None, score=r2, upper_bound=1),
         ]
     else:
-        made = [
-            Metric(name="accuracy", sums=lambda logits, y: correct(logits, y, kind), score=ratio, most=1),
-            Metric(name="micro_f1", sums=lambda logits, y: confusion(logits, y, kind), score=micro_f1, most=1),
+        metrics = [
+            Metric(name="accuracy", sums=lambda logits, y: correct(logits, y, kind), score=ratio, upper_bound=1),
+            Metric(name="micro_f1", sums=lambda logits, y: confusion(logits, y, kind), score=micro_f1, upper_bound=1),
             Metric(
                 name="macro_f1",
                 sums=lambda logits, y: confusion(logits, y, kind),
                 score=lambda sums: macro_f1(sums, kind),
-                most=1,
+                upper_bound=1,
             ),
-            Metric(name="roc_auc", sums=None, score=over_classes(binary_auc), most=1),
-            Metric(name="average_precision", sums=None, score=over_classes(binary_average_precision), most=1),
+            Metric(name="roc_auc", sums=None, score=over_classes(binary_auc), upper_bound=1),
+            Metric(name="average_precision", sums=None, score=over_classes(binary_average_precision), upper_bound=1),
         ]
-    return {metric.name: metric for metric in made}
+    return {metric.name: metric for metric in metrics}
 
 
 ALL_METRICS = dict.fromkeys((*metrics_of("classes"), *metrics_of("values"), *LINK_METRICS))
-"""The names of all metrics of weft's own."""
+"""Names of all built-in metrics."""
 
 
 def metric_names(config: Config, graph: Graph) -> list[str]:
-    """The metrics of a run, of which the first chooses the best weights. InputError where one is named twice."""
-    default = LINK_METRICS[:1] if config.task == "link" else DEFAULT[output_kind(config, graph)]
+    """Return the names of a run's metrics. The validation score of the first one chooses the best weights.
+
+    Args:
+        config: The run's configuration.
+        graph: The graph.
+
+    Raises:
+        InputError: A metric is named twice.
+    """
+    default = LINK_METRICS[:1] if config.task == "link" else DEFAULT_METRICS[output_kind(config, graph)]
     names = config.metrics.split(",") if config.metrics else list(default)
     if len(set(names)) < len(names):
         raise InputError(f"--metrics {config.metrics}: give different names, separated by commas")
     return names
 
 
-def make_metrics(config: Config, graph: Graph, own: OwnFunctions = NO_FUNCTIONS) -> list[Metric]:
-    """The metrics of a run. InputError for an unknown name, and one that is not for the task or the outputs."""
+def make_metrics(config: Config, graph: Graph, functions: OwnFunctions = NO_FUNCTIONS) -> list[Metric]:
+    """Return the metrics of a run.
+
+    Args:
+        config: The run's configuration.
+        graph: The graph.
+        functions: User-defined functions of the run.
+
+    Raises:
+        InputError: A name is unknown, or the metric does not suit the task or the outputs.
+    """
     if config.task == "link":
-        known = {name: Metric(name=name, sums=None, score=lambda *_: None, most=1) for name in LINK_METRICS}
-        if own.metrics:
-            raise InputError(f"metrics: {next(iter(own.metrics))} has no effect under task link: leave it out")
+        metrics = {name: Metric(name=name, sums=None, score=lambda *_: None, upper_bound=1) for name in LINK_METRICS}
+        if functions.metrics:
+            raise InputError(f"metrics: {next(iter(functions.metrics))} has no effect under task link: leave it out")
     else:
-        known = metrics_of(output_kind(config, graph))
-    for name in own.metrics:
+        metrics = metrics_of(output_kind(config, graph))
+    for name in functions.metrics:
         require_new_name("metrics", name, ALL_METRICS)
-    known |= {name: custom_metric(name, function) for name, function in own.metrics.items()}
+    metrics |= {name: custom_metric(name, function) for name, function in functions.metrics.items()}
     names = metric_names(config, graph)
     for name in names:
-        if name not in known:
-            raise unknown("--metrics", name, known)
-    return [known[name] for name in names]
+        if name not in metrics:
+            raise unknown("--metrics", name, metrics)
+    return [metrics[name] for name in names]
 
 
 def custom_metric(name: str, function: RowsMetric) -> Metric:
-    """A person's metric; higher is better unless it has `higher_is_better = False`, as those of torchmetrics may."""
+    """Return the metric of a user-defined function.
+
+    Higher is better unless the function has an attribute `higher_is_better = False`, as metrics of torchmetrics may.
+
+    Args:
+        name: Name of the score.
+        function: The function, of logits and labels.
+    """
 
     def score(logits: Tensor, y: Tensor) -> float | None:
         with errors_from(f"metric {name}"):

@@ -1,8 +1,12 @@
-"""What `--task` says: how a graph, a model and a loss are made for it."""
+"""Tasks (`--task`): prepares the graph for a task, creates the model to train, and the task itself."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import sys
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,39 +25,57 @@ from weft.nn import LinkModel, convert, from_config, make_decoder, parameter_dty
 from weft.nn.convert import is_pyg
 from weft.strategies import Placed
 from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions
-from weft.training.tasks.imported_model import imported_model
 from weft.training.tasks.link_prediction import LinkTask
 from weft.training.tasks.losses import make_loss, num_logits
 from weft.training.tasks.metrics import NodeTask, Task
 from weft.training.tasks.scores import make_metrics, metric_names
+from weft.utils.errors import InputError
 from weft.utils.random import key
 
 
 def graph_for_task(graph: Graph, config: Config) -> Graph:
-    """The graph as the task wants it: for links, without the edges that it is tested by.
+    """Return the graph as the task needs it. For links, edges for validation and test are held out.
 
-    InputError for a graph that lacks what the task needs.
+    Args:
+        graph: The graph.
+        config: The run's configuration.
+
+    Raises:
+        InputError: The graph lacks something that the task needs.
     """
     if config.task == "link":
         if graph.val_links is None and graph.test_links is None:
             graph = with_held_out_links(graph, config.seed)
         require_links(graph)
         if config.inverse_relations and forward_relations(graph) == graph.relations:
-            graph = with_inverse_relations(graph)  # after edges were held out
+            graph = with_inverse_relations(
+                graph
+            )  # only now that edges were held out, whose inverses would give them away
     require_trainable(graph, features=not graph.vertex_types, labels=config.task == "node")
     return graph
 
 
 def requested_model(model: nn.Module | None, config: Config) -> nn.Module | str | None:
-    """Return a person's module, where there is one, or where the configuration that they gave says it is defined."""
+    """Return the module that the user passed, or `package.module:Class` if the user named one, else None.
+
+    Args:
+        model: The module, if the user passed one.
+        config: The run's configuration, with values that the user gave.
+    """
     return config.model if model is None and is_imported(config.model) else model
 
 
 def task_model(model: nn.Module | str | None, shape: GraphShape, config: Config) -> nn.Module:
-    """The model that the task trains: a person's, converted if it is PyG's, or the configuration's.
+    """Return the model to train: the user's module, converted if it is of PyG, or a built-in model.
 
-    For links, with a decoder. model: a string is a name that the person gave, and is imported if it says where a class
-    is defined. The name in the configuration never is, since a file may have given it.
+    For links, a decoder is added.
+
+    Args:
+        model: The module; or a model name that the user gave, which is imported if it has the form
+            `package.module:Class`; or None for the built-in model that the configuration names. A class named only in
+            the configuration is never imported, since the configuration may come from a file.
+        shape: Shape of the graph.
+        config: The run's configuration.
     """
     width = (num_logits(config, shape) or shape.num_classes) if config.task == "node" else config.hidden
     if isinstance(model, str) and is_imported(model):
@@ -71,32 +93,85 @@ def task_model(model: nn.Module | str | None, shape: GraphShape, config: Config)
     return LinkModel(model, decoder.to(parameter_dtype(model)))
 
 
+def imported_model(name: str, shape: GraphShape, out_width: int, config: Config) -> nn.Module:
+    """Import a class or function, and create a module with it from the seed, in the configured dtype.
+
+    Importing runs code. So `name` must come from the user, never from a file.
+
+    Args:
+        name: `package.module:Class`, in Python's path or the current folder. It is called with the number of features
+            and `out_width`.
+        shape: Shape of the graph.
+        out_width: Width of the output rows.
+        config: The run's configuration.
+
+    Raises:
+        InputError: The name cannot be imported, or not called with these arguments, or returns no module.
+    """
+    module_name, _, attribute = name.partition(":")
+    if "" not in sys.path:
+        sys.path.append("")  # the path of a command does not contain the current folder
+    try:
+        factory: Any = getattr(importlib.import_module(module_name), attribute)
+        inspect.signature(factory).bind(shape.num_features, out_width)
+    except (ImportError, ValueError) as error:
+        raise InputError(f"--model {name}: cannot import module {module_name!r} ({error})") from error
+    except AttributeError as error:
+        raise InputError(f"--model {name}: {module_name} has no {attribute!r}: give package.module:Class") from error
+    except TypeError as error:
+        raise InputError(
+            f"--model {name} cannot be called as {attribute}({shape.num_features}, {out_width}), with the number of "
+            f"features and of outputs ({error}): give a class or function with these two parameters"
+        ) from error
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        model = factory(shape.num_features, out_width)
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"--model {name} returns a {type(model).__name__}: give a class or function that returns a torch.nn.Module"
+        )
+    return model.to(getattr(torch, config.dtype))
+
+
 def edge_inputs(shape: GraphShape) -> list[str]:
-    """What a graph knows of its edges, by the names that PyG has for it."""
-    known = {
+    """Return the inputs that a graph has for its edges, by the names of PyG."""
+    present = {
         "edge_weight": shape.weighted,
         "edge_attr": shape.num_edge_features,
         "edge_type": shape.typed.num_relations,
     }
-    return [name for name, value in known.items() if value]
+    return [name for name, value in present.items() if value]
 
 
 def validation_score(graph: Graph, config: Config) -> str | None:
-    """The score that chooses the best weights, by name; None where nothing validates."""
-    marked = graph.labelled("val") if config.task == "node" else graph.val_links
-    validated = marked is not None and len(marked) > 0 and (config.task == "link" or bool(marked.any()))
-    return f"val_{metric_names(config, graph)[0]}" if validated else None
+    """Return the name of the score that chooses the best weights, or None without validation data.
+
+    Args:
+        graph: The graph.
+        config: The run's configuration.
+    """
+    validation = graph.labelled("val") if config.task == "node" else graph.val_links
+    has_validation = (
+        validation is not None and len(validation) > 0 and (config.task == "link" or bool(validation.any()))
+    )
+    return f"val_{metric_names(config, graph)[0]}" if has_validation else None
 
 
 DECODER = 1
-"""Part of the key of the decoder's first parameters."""
+"""Key, next to the seed, of the decoder's initial parameters."""
 
 
-def make_task(config: Config, strategy: Placed, own: OwnFunctions = NO_FUNCTIONS) -> Task:
-    """The task of the rows that a strategy gives this rank."""
+def make_task(config: Config, strategy: Placed, functions: OwnFunctions = NO_FUNCTIONS) -> Task:
+    """Return the task of a run on this rank.
+
+    Args:
+        config: The run's configuration.
+        strategy: The model and graph, placed on this rank by a strategy.
+        functions: User-defined functions of the run.
+    """
     graph, group, model = strategy.graph, strategy.group, strategy.model
     if config.task == "node":
-        loss, metrics = make_loss(config, graph, own), make_metrics(config, graph, own)
+        loss, metrics = make_loss(config, graph, functions), make_metrics(config, graph, functions)
         return NodeTask(graph, strategy.rows, group, strategy.empty_rows, strategy.rows_device, loss, metrics)
     assert isinstance(model, LinkModel)
     return LinkTask(config, strategy.links, model.decoder, strategy.rows, group, strategy.empty_rows)
