@@ -1,5 +1,6 @@
-"""Tensor parallelism (NeutronTP): rows for the maps, columns of all rows for the aggregates.
+"""Tensor parallelism (NeutronTP): ranks have rows for dense layers, and columns of all rows for aggregates.
 
-Reading order: plan (what a rank has), columns (the exchange around an aggregate), attention (how heads are assigned to
-ranks); weft.comm.columns turns rows into columns and back, weft.parallel.columns.column_pass aggregates chunk by chunk.
+Reading order: plan (what a rank stores), column_exchange (the exchange around an aggregate), attention_columns (how
+attention heads are assigned to ranks), pruned_exchange (the exchange of steps on a receptive field). weft.comm.columns
+turns rows into columns and back, weft.parallel.columns.column_pass aggregates chunk by chunk.
 """

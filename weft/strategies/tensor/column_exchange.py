@@ -1,6 +1,6 @@
-"""The exchange of tensor parallelism: rows to columns before an aggregate, columns to rows behind it (NeutronTP, 3.2).
+"""Exchange of tensor parallelism: rows to columns before an aggregate, columns to rows after it (NeutronTP, 3.2).
 
-`Columns` sends; `operations` is what it sends by the paper's formulas, chunk by chunk.
+`ColumnExchange` sends; `operations` is the trace of what it sends, by the paper's formulas, chunk by chunk.
 """
 
 from __future__ import annotations
@@ -46,11 +46,20 @@ from weft.strategies.tensor.attention_columns import AttentionPlan
 
 
 class ColumnExchange(Exchange):
-    """This rank's rows become its columns of all rows, and back. The features' columns are read from the graph.
+    """Exchange that turns this rank's rows into its columns of all rows, and back.
 
-    work: whose graph has the features. topology: the whole graph's. rows: the vertices that the rank answers for.
-    bounds: of every rank's rows. chunked: gives the rounds of an aggregate, if it is made chunk by chunk. assigned: of
-    relation rows then. working_set, attention: of an aggregate.
+    Constant features need no exchange: a rank reads its columns from the graph.
+
+    Args:
+        work: The workload.
+        topology: Topology of the whole graph.
+        rows: Vertices that the rank answers for.
+        bounds: Bounds of the rows of each rank.
+        group: The ranks.
+        chunked: Function that creates the rounds of an aggregate; None if aggregates run in one piece.
+        assigned: Assignment of relation rows to ranks, if aggregates run in chunks.
+        working_set: Function that returns the device memory of an aggregate of some width.
+        attention: Function that returns the distribution of an attention.
     """
 
     def __init__(
@@ -74,15 +83,15 @@ class ColumnExchange(Exchange):
 
     @cached_property
     def features(self) -> Tensor:
-        """This rank's columns [N, f] of the features, for who needs them in every epoch."""
+        """This rank's columns of the features, [N, f], kept for every epoch."""
         return self.read_features()
 
     def read_features(self) -> Tensor:
-        """The same, read from the graph anew."""
+        """Read this rank's columns of the features from the graph, [N, f]."""
         x = self.work.graph.x
         assert x is not None
-        held = x[:, self.column_range.start : self.column_range.stop]
-        return held.to(self.group.device, self.work.row_dtype).contiguous()
+        columns = x[:, self.column_range.start : self.column_range.stop]
+        return columns.to(self.group.device, self.work.row_dtype).contiguous()
 
     @property
     def relation_rows(self) -> OwnRelationRows:
@@ -92,28 +101,29 @@ class ColumnExchange(Exchange):
         if isinstance(op, EdgeSoftmax):
             return self._attend(view, op, rows, steps)
         x = rows[op.first]
-        width, split = x.shape[1], view.origin(x) == "rows"
+        width, has_rows = x.shape[1], view.origin(x) == "rows"
         layout = column_layout(self.bounds, width)
         if self.chunked:
             rounds, columns = self.chunked(op, self.working_set(op, width)), {op.first: slice(None)}
-            run = ColumnPass(rounds, op, columns, layout if split else None, layout, steps)
-            return run.run(x if split else self._columns(view, x, layout), {})
+            column_pass = ColumnPass(rounds, op, columns, layout if has_rows else None, layout, steps)
+            return column_pass.run(x if has_rows else self._columns(view, x, layout), {})
         y = view.run(op, {op.first: self._columns(view, x, layout)}, steps, self.topology)
         leaving = column_layout(self.topology.relation_rows.bounds, width) if isinstance(op, ByRelation) else layout
         return cols_to_rows(y, leaving, self.group)
 
     def _attend(self, view: PlacedView, op: EdgeSoftmax, rows: Rows, steps: int) -> Tensor:
+        """Return an attention's result for this rank's rows."""
         rank, width = self.group.rank, rows[op.first].shape[1]
         plan = self.attention(op)
         start, stop = plan.logit_columns(sums=plan.sums)[rank]
         shared = {name: rows[name][..., start:stop] for name in op.shared}
-        mine, leaving = plan.rank_part(op, rank), column_layout(self.bounds, width)
+        rank_op, leaving = plan.rank_part(op, rank), column_layout(self.bounds, width)
         packed = [rows[name] for name in (*op.source, *op.target)]
         if self.chunked:
-            columns = dict(zip((*mine.source, *mine.target), plan.own_columns(rank), strict=True))
-            rounds = self.chunked(mine, self.working_set(op, width))
-            run = ColumnPass(rounds, mine, columns, plan.layout(sums=False), leaving, steps)
-            return run.run(torch.cat(packed, 1), shared)
+            columns = dict(zip((*rank_op.source, *rank_op.target), plan.own_columns(rank), strict=True))
+            rounds = self.chunked(rank_op, self.working_set(op, width))
+            column_pass = ColumnPass(rounds, rank_op, columns, plan.layout(sums=False), leaving, steps)
+            return column_pass.run(torch.cat(packed, 1), shared)
         layout = plan.layout(sums=plan.sums)
         widths = [last - first for first, last in layout.columns[rank]]
         assigned = [
@@ -122,13 +132,15 @@ class ColumnExchange(Exchange):
         if not op.separate_logit_width:
             first, last = plan.columns[rank]
             assigned.insert(0, assigned[0][:, first - start : last - start])
-        prepared = mine.prepare(self.topology, dict(zip((*mine.source, *mine.target), assigned, strict=True)) | shared)
+        prepared = rank_op.prepare(
+            self.topology, dict(zip((*rank_op.source, *rank_op.target), assigned, strict=True)) | shared
+        )
         if plan.sums:
             prepared["logits"] = sum_shared(prepared["logits"], plan.heads_of_ranks, self.group)
-        return cols_to_rows(view.run(mine, prepared, steps, self.topology), leaving, self.group)
+        return cols_to_rows(view.run(rank_op, prepared, steps, self.topology), leaving, self.group)
 
     def _columns(self, view: PlacedView, x: Tensor, layout: ColumnLayout) -> Tensor:
-        """This rank's columns of all rows, from its rows; those of features are here."""
+        """Return this rank's columns of all rows, from its rows, or from the graph for constant features."""
         if view.origin(x) == "rows":
             return rows_to_cols(x, layout, self.group)
         features = self.read_features() if view.aggregates_once(x) else self.features
@@ -141,31 +153,38 @@ def operations(
     size: int,
     whole: AggregateSize,
     itemsize: int,
-    schedule: Sequence[tuple[SetSize, int, SetSize]],
+    exchange_sizes: Sequence[tuple[SetSize, int, SetSize]],
     attention: AttentionPlan | None,
     *,
     how: str,
     sizes: PassSizes | None,
 ) -> list[Operation]:
-    """What a rank does forward for an aggregate: columns, aggregate, rows.
+    """Return the forward operations of an aggregate on a rank: rows to columns, aggregate, columns to rows.
 
-    whole: of all ranks. schedule: chunk by chunk, the rows that arrive before it, its edges in all steps, and the rows
-    that leave behind it.
-    how: the way that an attention's logits take. sizes: of chunks, if it is made chunk by chunk.
+    Args:
+        op: Operation of the model's outline.
+        rank: The rank.
+        size: Number of ranks.
+        whole: Number of rows of the aggregate.
+        itemsize: Bytes of an element.
+        exchange_sizes: For each chunk: rows that become columns before it, its edges in all steps, rows after it.
+        attention: Distribution of an attention; None for other aggregates.
+        how: Text that explains the way of an attention's logits.
+        sizes: Sizes of the chunks; None if the aggregate runs in one piece.
     """
     widths = [stop - start for start, stop in pairwise(even_bounds(op.width, size))]
-    packed = [attention.layout(sums=attention.sums).width(one) for one in range(size)] if attention else widths
+    packed = [attention.layout(sums=attention.sums).width(other) for other in range(size)] if attention else widths
     recomputed = sizes is not None and sizes.recomputes
-    made: list[Operation] = []
-    for number, (arriving, num_edges, leaving) in enumerate(schedule):
+    requested: list[Operation] = []
+    for number, (arriving, num_edges, leaving) in enumerate(exchange_sizes):
         if arriving.rows and op.origin == "rows" and size > 1:
-            made.append(exchanged("rows_to_cols", arriving, packed, rank, itemsize, "" if made else how))
+            requested.append(exchanged("rows_to_cols", arriving, packed, rank, itemsize, "" if requested else how))
         if attention and attention.sums:
             numbers = count_shared(attention.heads_of_ranks, attention.num_logits, rank)
             sent, received = (number * itemsize for number in numbers)
-            apart = Operation(kind="collective", tag="logits", bytes_sent=sent, bytes_received=received)
-            made += [apart, apart.adjoint()]
-        brought, taken = ([], []) if sizes is None else moved(sizes, number)
+            logit_exchange = Operation(kind="collective", tag="logits", bytes_sent=sent, bytes_received=received)
+            requested += [logit_exchange, logit_exchange.adjoint()]
+        loaded, stored = ([], []) if sizes is None else moved(sizes, number)
         # Steps on a receptive field have different numbers of edges, so their sum need not be a multiple of the steps.
         edges_per_step, num_larger = divmod(num_edges, op.steps)
         steps_by_edges = {edges_per_step: op.steps - num_larger, edges_per_step + 1: num_larger}
@@ -174,45 +193,58 @@ def operations(
             for num_edges, steps in steps_by_edges.items()
             if steps
         ]
-        made += [*brought, *aggregates, *taken]
+        requested += [*loaded, *aggregates, *stored]
         if leaving.rows and size > 1:
-            made.append(exchanged("rows_to_cols", leaving, widths, rank, itemsize).adjoint())
-    return made
+            requested.append(exchanged("rows_to_cols", leaving, widths, rank, itemsize).adjoint())
+    return requested
 
 
 def moved(sizes: PassSizes, number: int) -> tuple[list[Operation], list[Operation]]:
-    """In all steps of a chunk, what comes from the host before it, and what goes there behind it, with its gradients.
+    """Return the transfers of a chunk in all steps: from the host before it, and to the host after it.
 
-    What is not linear reads its rows again backward, where those come into slots that leave them forward. All but the
-    gradients of results is loaded ahead, of the next chunk.
+    The backward pass of an aggregate that is not linear reads its rows again. All transfers to the device are loaded
+    ahead, during the previous chunk, except for gradients of results.
+
+    Args:
+        sizes: Sizes of the chunks.
+        number: Number of the chunk.
     """
-    steps, there = sizes.steps, not sizes.in_memory
+    steps, on_host = sizes.steps, not sizes.in_memory  # rows in memory are read where they are: 0 bytes move
     first, end = sizes.cut.bounds[number : number + 2]
-    row = sizes.itemsize * there
-    read = row * sum(map(sizes.read_width, range(steps)))
-    own = row * steps * (end - first) * sizes.own_width
-    results = row * steps * sizes.results[number] * sizes.going.here
-    coming, leaving = sizes.cut.loads[number] * read, sizes.cut.flushes[number] * read
+    itemsize = sizes.itemsize * on_host
+    read_bytes = itemsize * sum(map(sizes.read_width, range(steps)))
+    target_bytes = itemsize * steps * (end - first) * sizes.target_width
+    result_bytes = itemsize * steps * sizes.results[number] * sizes.outbound.this_rank
+    load_bytes, write_back_bytes = sizes.cut.loads[number] * read_bytes, sizes.cut.flushes[number] * read_bytes
 
     def loads(way: Way, sources: int, *, first: int, rows: bool = True) -> list[Operation]:
         ahead = sizes.cut.ahead and number != first
-        num_bytes, begun = there * steps * sizes.edge_bytes(number, way), KernelCall("round", (), steps)
+        num_bytes, begun = on_host * steps * sizes.edge_bytes(number, way), KernelCall("round", (), steps)
         edges = Operation(kind="transfer", tag="edges", bytes_received=num_bytes, calls=(begun,), ahead=ahead)
-        read = [("rows", own), ("sources", sources)] if rows else []
-        return [edges, *(transfer(tag, to_device=some, ahead=ahead) for tag, some in read)]
+        read = [("rows", target_bytes), ("sources", sources)] if rows else []
+        return [edges, *(transfer(tag, to_device=row_bytes, ahead=ahead) for tag, row_bytes in read)]
 
-    back = loads(sizes.back, leaving, first=len(sizes.cut.bounds) - 2, rows=not sizes.op.linear)
-    back.append(transfer("gradients", to_device=results))
-    grads = transfer("gradients", to_host=coming + own)
-    edges, *rows = loads("forward", coming, first=0)
-    before = [replace(edges, backward=(grads,)), *(replace(one, backward=()) for one in rows)]
-    return before, [replace(transfer("rows", to_host=results), backward=tuple(back))]
+    backward = loads(sizes.back, write_back_bytes, first=len(sizes.cut.bounds) - 2, rows=not sizes.op.linear)
+    backward.append(transfer("gradients", to_device=result_bytes))
+    grads = transfer("gradients", to_host=load_bytes + target_bytes)
+    edges, *rows = loads("forward", load_bytes, first=0)
+    loads_before = [replace(edges, backward=(grads,)), *(replace(operation, backward=()) for operation in rows)]
+    return loads_before, [replace(transfer("rows", to_host=result_bytes), backward=tuple(backward))]
 
 
 def exchanged(tag: str, rows: SetSize, widths: Sequence[int], rank: int, itemsize: int, how: str = "") -> Operation:
-    """A split of so many rows into `widths` columns of each rank; its mirror is the gather."""
-    sent, received = rows.own * (sum(widths) - widths[rank]), (rows.rows - rows.own) * widths[rank]
-    packed = 2 * itemsize * (rows.own * sum(widths) + rows.rows * widths[rank])
+    """Return the operation that turns rows into columns; its adjoint turns columns into rows.
+
+    Args:
+        tag: Tag of the operation.
+        rows: Number of rows of all ranks, and of this rank.
+        widths: Columns of each rank.
+        rank: The rank.
+        itemsize: Bytes of an element.
+        how: Text that explains the choice of columns.
+    """
+    sent, received = rows.num_own * (sum(widths) - widths[rank]), (rows.rows - rows.num_own) * widths[rank]
+    packed = 2 * itemsize * (rows.num_own * sum(widths) + rows.rows * widths[rank])
     return Operation(
         kind="collective",
         tag=tag,

@@ -1,6 +1,6 @@
-"""Tensor parallelism (NeutronTP, sections 3 and 4): rows for the network's maps, columns for the graph's aggregates.
+"""Plan of tensor parallelism (NeutronTP, sections 3 and 4): rows for dense layers, columns for aggregates.
 
-Every rank holds the whole topology, answers for N / P rows, and aggregates F / P columns of all rows.
+Every rank stores the whole topology, answers for N / P rows, and aggregates F / P columns of all rows.
 """
 
 from __future__ import annotations
@@ -45,58 +45,59 @@ from weft.strategies.vertex.setup import make_blocks
 from weft.utils.dtypes import dtype_name
 from weft.utils.errors import InputError
 
-EDGE_ID_BYTES = 8  # of an edge that has a type or features: its place among all edges
+EDGE_ID_BYTES = 8
+"""Bytes of an edge's position among all edges, needed if edges have types or features."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorOptions(Options):
-    """What can be said of aggregates chunk by chunk."""
+    """Options of `tensor`: aggregates chunk by chunk."""
 
     device_memory: int | None = None
-    """Bytes that aggregates may have on the device at once; None: no limit."""
+    """Limit in bytes of what aggregates have on the device at once; None: no limit."""
     chunks: int = 0
-    """In how many chunks they are made at least; 0: as few as that allows."""
+    """Smallest number of chunks of an aggregate; 0: as few as the memory allows."""
     device: str = ""
-    """The device of the aggregates, if it is another than that of the rows."""
+    """Device of the aggregates, if it is not that of the rows."""
 
 
 class TensorPlan(ResidentPlan):
-    """One program on P ranks, exact: the ranks' loads differ by at most one row and one column."""
+    """Plan of `tensor`, exact: the ranks' loads differ by at most one row and one column."""
 
     name = "tensor"
     options_type = TensorOptions
     flags = ("nn_device",)
     optimisations = ("reach", "pipeline")
     traits = SPREAD._replace(
-        block_error="strategy tensor cannot run a layer that asks for whole source rows (view.block), because a rank "
+        block_error="strategy tensor cannot run a layer that reads whole source rows (view.block), because a rank "
         "holds only some columns of every row: use --strategy single"
     )
     options: TensorOptions
     pruned: VertexPlan | None = None
-    """Of what its steps read, which all are blocks of one rank; None: the whole graph."""
+    """Receptive field of its steps as blocks of a single rank; None: the whole graph."""
 
     def solve(self, state: Any) -> None:
         if self.work.row_dtype != self.work.dtype and self.chunking is not None:
             raise InputError(
-                f"--dtype {dtype_name(self.work.row_dtype)}: gradients of rows are added up chunk by chunk, and would "
-                "be rounded each time: leave out --device-memory and --chunks"
+                f"--dtype {dtype_name(self.work.row_dtype)}: chunks add up gradients of rows one after the other, "
+                "which would round them each time: leave out --device-memory and --chunks"
             )
         super().solve(state)
 
     def find_receptive_field(self, *, training: bool) -> ReceptiveField | str:
-        found = super().find_receptive_field(training=training)
-        if isinstance(found, str):
-            return found
+        field = super().find_receptive_field(training=training)
+        if isinstance(field, str):
+            return field
         if self.chunking is not None:
             return "chunks are of the whole graph"
-        asked = self.work.outline(self.traits, training=training)
-        if any(op.op == "embed" or isinstance(op.op, ByRelation) for op in asked):
+        operations = self.work.outline(self.traits, training=training)
+        if any(op.op == "embed" or isinstance(op.op, ByRelation) for op in operations):
             return "rows of types are assigned by their vertices"
-        return found
+        return field
 
-    def restrict_to(self, reach: ReceptiveField) -> TensorPlan:
+    def restrict_to(self, field: ReceptiveField) -> TensorPlan:
         plan = copy.copy(self)
-        plan.pruned, plan.traits = OneRankPlan(self.work).restrict_to(reach), pruned_traits(self.traits)
+        plan.pruned, plan.traits = OneRankPlan(self.work).restrict_to(field), pruned_traits(self.traits)
         plan.__dict__.pop("_attention", None)
         return plan
 
@@ -109,21 +110,21 @@ class TensorPlan(ResidentPlan):
         assert self.pruned is not None
         group, whole, needed = placed.group, placed.topology, self.pruned.dependencies(0)
         blocks = make_blocks(placed, needed, (), (), self.pruned.make_halo)
-        levels = [self.layer_split(hop) for hop in range(len(blocks) + 1)]
+        layers = [self.layer_split(hop) for hop in range(len(blocks) + 1)]
         rows, *_, last = self.layer_rows(group.rank)
         assert isinstance(last, Tensor)
         row_ids = whole.ids[rows].to(group.device)
         exchanges, first = [], 0
         for hops in self.work.stage_hops(self.traits):
             end = first + len(hops)
-            attention = partial(self.attention, level=first)
-            part = blocks[first:end], whole, levels[first : end + 1], row_ids, group, attention
-            exchanges.append(PrunedColumns(*part))
+            attention = partial(self.attention, layer=first)
+            arguments = blocks[first:end], whole, layers[first : end + 1], row_ids, group, attention
+            exchanges.append(PrunedColumns(*arguments))
             first = end
         return StepInputs(input_rows=rows, inputs=placed.make_inputs(rows), exchanges=exchanges, vertices=last)
 
     def layer_split(self, number: int) -> LayerRows:
-        """A level of what its steps read."""
+        """Return the distribution of the rows at a layer boundary of the receptive field."""
         assert self.pruned is not None
         assert self.pruned.receptive_field is not None
         return LayerRows(num_rows=self.pruned.receptive_field.rows[number], size=self.size)
@@ -132,24 +133,24 @@ class TensorPlan(ResidentPlan):
         if self.pruned is None:
             return super().layer_rows(rank)
         rows = self.pruned.layer_rows(0)
-        return [level[rank :: self.size] for level in rows]
+        return [layer[rank :: self.size] for layer in rows]
 
     @cached_property
     def row_bounds(self) -> tuple[int, ...]:
-        """Where each rank's rows begin and end, without chunks."""
+        """Bounds of each rank's rows, if aggregates run in one piece."""
         return even_bounds(self.work.stats.num_vertices, self.size)
 
-    def layer_bounds(self, level: int) -> tuple[int, ...]:
-        """The same of a level."""
-        return self.row_bounds if self.pruned is None else self.layer_split(level).bounds
+    def layer_bounds(self, number: int) -> tuple[int, ...]:
+        """Return the bounds of each rank's rows at a layer boundary."""
+        return self.row_bounds if self.pruned is None else self.layer_split(number).bounds
 
     def num_edges(self, hop: int) -> int:
-        """How many edges an aggregate goes over, without chunks."""
+        """Return the number of edges of an aggregate that runs in one piece."""
         return self.pruned.dependencies(0).hops[hop].block.num_edges if self.pruned else self.work.stats.num_edges
 
     @cached_property
     def chunking(self) -> Chunking | None:
-        """The chunks that a person asked for, if any."""
+        """Chunks of aggregates; None if no option requests them."""
         options = self.options
         if options.device_memory is None and not options.chunks:
             return None
@@ -162,7 +163,7 @@ class TensorPlan(ResidentPlan):
 
     @cached_property
     def relation_rows(self) -> list[int]:
-        """By rank, the pairs of one of its vertices and a relation; evenly shared where the graph is not there."""
+        """Number of pairs of a relation and a vertex of each rank; split evenly if there is no graph."""
         work = self.work
         if not work.has_graph:
             return [stop - start for start, stop in pairwise(even_bounds(work.stats.num_relation_rows, self.size))]
@@ -171,7 +172,7 @@ class TensorPlan(ResidentPlan):
 
     @cached_property
     def num_remote(self) -> int:
-        """Sources that are not among a rank's even share of the rows, of all ranks together; -1: not known."""
+        """Sum over ranks of the sources outside of the rank's even share of the rows; -1 if there is no graph."""
         if not self.work.has_graph:
             return -1
         edges = self.work.graph.in_edges
@@ -185,14 +186,21 @@ class TensorPlan(ResidentPlan):
             raise limit_error(limit, least)
 
     def least_bytes(self) -> int:
-        """What the largest aggregate has on the device of one of the ranks, a vertex at a time."""
+        """Return the device bytes of the largest aggregate with a single vertex per chunk."""
         work = self.work
-        found = {(one.op, one.width) for one in work.outline(self.traits, training=True) if one.is_aggregate}
-        asked = [(op, self.chunk_working_set(op, width)) for op, width in found if isinstance(op, Aggregate)]
-        return max((least_bytes(work.graph.in_edges, op, needs) for op, needs in asked), default=0)
+        aggregates = {(op.op, op.width) for op in work.outline(self.traits, training=True) if op.is_aggregate}
+        working_sets = [
+            (op, self.chunk_working_set(op, width)) for op, width in aggregates if isinstance(op, Aggregate)
+        ]
+        return max((least_bytes(work.graph.in_edges, op, needs) for op, needs in working_sets), default=0)
 
     def chunk_working_set(self, op: Aggregate, width: int) -> WorkingSet:
-        """What an aggregate of a chunk has on the device of the rank that holds the most columns."""
+        """Return the device memory of an aggregate of a chunk, on the rank that has the most columns.
+
+        Args:
+            op: The aggregate.
+            width: Columns on all ranks.
+        """
         work = self.work
         sizes = {"itemsize": work.itemsize, "size": self.size, "num_edge_features": work.stats.num_edge_features}
         needs = op.working_set(work.graph.in_edges, width, **sizes)
@@ -203,18 +211,23 @@ class TensorPlan(ResidentPlan):
     def _attention(self) -> Callable[[EdgeSoftmax, int], AttentionPlan]:
         may_sum, num_edges = self.chunking is None and self.pruned is None, self.work.stats.num_edges
         return cache(
-            lambda op, level: AttentionPlan.of(op, rows=self.layer_bounds(level), num_edges=num_edges, may_sum=may_sum)
+            lambda op, layer: AttentionPlan.of(op, rows=self.layer_bounds(layer), num_edges=num_edges, may_sum=may_sum)
         )
 
-    def attention(self, op: EdgeSoftmax, level: int = 0) -> AttentionPlan:
-        """How an attention is assigned to the ranks, found once for each and, where levels differ, its rows' level."""
-        return self._attention(op, level if self.pruned else 0)
+    def attention(self, op: EdgeSoftmax, layer: int = 0) -> AttentionPlan:
+        """Return the distribution of an attention over the ranks, which is computed once.
+
+        Args:
+            op: The attention.
+            layer: Layer boundary of its rows; it matters only on a receptive field.
+        """
+        return self._attention(op, layer if self.pruned else 0)
 
     def forward_operations(self, op: GraphOperation, rank: int) -> list[Operation]:
         if op.op == "embed":
             return []
         attention = self.attention(op.op, op.hop) if isinstance(op.op, EdgeSoftmax) else None
-        how = attention.explain(self.work.itemsize, self.num_remote) if attention and self.size > 1 else ""
+        explanation = attention.explain(self.work.itemsize, self.num_remote) if attention and self.size > 1 else ""
         sizes = None if self.chunking is None else self.pass_sizes(op, rank, self.chunking)
         rows = self.layer_bounds(op.hop)[-1]
         whole = AggregateSize(rows, rows, self.work.stats.fresh_share)
@@ -226,46 +239,65 @@ class TensorPlan(ResidentPlan):
             self.work.itemsize,
             self.exchange_sizes(op, rank) if sizes is None else sizes.schedule,
             attention,
-            how=how,
+            how=explanation,
             sizes=sizes,
         )
 
     def kernel_memory(self, op: GraphOperation, rank: int) -> KernelMemory:
-        """Of this rank's columns of all rows, that of the kernels; and messages on both ways."""
+        """Return the memory of an aggregate's kernels on this rank's columns, and of the messages before and after it.
+
+        Args:
+            op: The aggregate.
+            rank: The rank.
+        """
         if self.chunking is not None:
             return self.pass_sizes(op, rank, self.chunking).footprint()
         size, itemsize = self.size, self.work.itemsize
         assert isinstance(op.op, Aggregate)
         start, stop = even_bounds(op.width, size)[rank : rank + 2]
-        done: Aggregate = op.op
-        coming, going = self.layer_bounds(op.hop), self.layer_bounds(op.hop + op.steps)
-        layout = column_layout(coming, op.width)
+        rank_op: Aggregate = op.op
+        inbound, outbound = self.layer_bounds(op.hop), self.layer_bounds(op.hop + op.steps)
+        layout = column_layout(inbound, op.width)
         if isinstance(op.op, EdgeSoftmax):
             plan = self.attention(op.op, op.hop)
-            done, layout = plan.rank_part(op.op, rank), plan.layout(sums=plan.sums)
-        made = estimate_kernel_memory(
-            done,
+            rank_op, layout = plan.rank_part(op.op, rank), plan.layout(sums=plan.sums)
+        kernels = estimate_kernel_memory(
+            rank_op,
             num_targets=self.layer_bounds(op.hop + 1)[-1],
             num_edges=self.num_edges(op.hop),
             width=stop - start,
             itemsize=itemsize,
             steps=op.steps,
         )
-        own, crosses = coming[rank + 1] - coming[rank], size > 1
-        columns, rows = going[-1] * (stop - start) * itemsize, (going[rank + 1] - going[rank]) * op.width * itemsize
-        arrived = coming[-1] * layout.width(rank) * itemsize * (op.origin != "inputs")  # which are there, see `kept`
-        given = own * sum(layout.width(one) for one in range(size)) * itemsize * (op.origin == "rows")
-        kept = arrived if made.saves_rows else 0
-        forward = max(2 * given + arrived * crosses, arrived + columns, columns + rows * crosses + rows) - rows
-        backward = max(2 * rows + columns * crosses, columns + arrived, arrived + given * crosses + given) - given
-        return replace(made, saves_rows=0, saves_result=False).moved(
-            forward=max(forward - kept, 0),
-            saved=kept + (columns if made.saves_result else 0),
+        num_own, is_exchanged = inbound[rank + 1] - inbound[rank], size > 1
+        columns, rows = (
+            outbound[-1] * (stop - start) * itemsize,
+            (outbound[rank + 1] - outbound[rank]) * op.width * itemsize,
+        )
+        received = inbound[-1] * layout.width(rank) * itemsize * (op.origin != "inputs")
+        # Features count in `resident_memory`, so they are neither received nor sent.
+        sent = num_own * sum(layout.width(other) for other in range(size)) * itemsize * (op.origin == "rows")
+        saved = received if kernels.saves_rows else 0
+        # Peak while rows become columns, while the aggregate runs, and while columns become rows; and in reverse.
+        forward = (
+            max(2 * sent + received * is_exchanged, received + columns, columns + rows * is_exchanged + rows) - rows
+        )
+        backward = (
+            max(2 * rows + columns * is_exchanged, columns + received, received + sent * is_exchanged + sent) - sent
+        )
+        return replace(kernels, saves_rows=0, saves_result=False).moved(
+            forward=max(forward - saved, 0),
+            saved=saved + (columns if kernels.saves_result else 0),
             backward=max(backward, 0),
         )
 
     def feature_copy_bytes(self, op: GraphOperation, rank: int) -> int:
-        """This rank's columns of all features; one rank alone reads all of them in place."""
+        """Return the bytes of this rank's columns of all features; a single rank reads all features in place.
+
+        Args:
+            op: The aggregate.
+            rank: The rank.
+        """
         if op.origin == "rows" or not op.hops or self.size == 1:
             return 0
         start, stop = even_bounds(op.width, self.size)[rank : rank + 2]
@@ -275,66 +307,83 @@ class TensorPlan(ResidentPlan):
         return self.pruned.resident_edges(0) if self.pruned else super().resident_edges(rank)
 
     def pass_sizes(self, op: GraphOperation, rank: int, chunking: Chunking) -> PassSizes:
-        """The sizes of an aggregate that is made chunk by chunk."""
+        """Return the sizes of an aggregate that runs chunk by chunk.
+
+        Args:
+            op: The aggregate.
+            rank: The rank.
+            chunking: The chunks.
+        """
         assert isinstance(op.op, Aggregate)
-        done, edges = op.op, self.work.graph.in_edges
+        rank_op, edges = op.op, self.work.graph.in_edges
         cut = chunking.sizes(op.op, self.chunk_working_set(op.op, op.width))
-        crossing = chunking.exchange_plan(op.op, cut.bounds, rank, self.size)
+        exchange_plan = chunking.exchange_plan(op.op, cut.bounds, rank, self.size)
         results = [end - first for first, end in pairwise(cut.bounds)]
         if isinstance(op.op, ByRelation):
             results = by_chunk(self.work.graph.num_relations_in, cut.bounds)
-        going = coming = column_layout(self.row_bounds, op.width)
-        ports = [coming.width(rank)]
+        outbound = inbound = column_layout(self.row_bounds, op.width)
+        ports = [inbound.width(rank)]
         if isinstance(op.op, EdgeSoftmax):
             attention = self.attention(op.op, op.hop)
-            done, coming = attention.rank_part(op.op, rank), attention.layout(sums=False)
-            ports = [len(range(coming.width(rank))[one]) for one in attention.own_columns(rank)]
+            rank_op, inbound = attention.rank_part(op.op, rank), attention.layout(sums=False)
+            ports = [len(range(inbound.width(rank))[columns]) for columns in attention.own_columns(rank)]
         return PassSizes(
-            op=done,
+            op=rank_op,
             steps=op.steps,
             cut=cut,
             results=results,
             num_rows=self.work.stats.num_vertices,
             num_own=len(range(rank, self.work.stats.num_vertices, self.size)),
-            num_local=sum(len(rows.positions) for rows in crossing.sends if rows is not None),
-            receives=[SetSize.of(one) for one in crossing.receives],
-            sends=[SetSize.of(one) for one in crossing.sends],
-            inbound=ExchangeColumns.of(coming, rank),
-            outbound=ExchangeColumns.of(going, rank),
+            num_local=sum(len(rows.positions) for rows in exchange_plan.sends if rows is not None),
+            receives=[SetSize.of(columns) for columns in exchange_plan.receives],
+            sends=[SetSize.of(columns) for columns in exchange_plan.sends],
+            inbound=ExchangeColumns.of(inbound, rank),
+            outbound=ExchangeColumns.of(outbound, rank),
             ports=ports,
             split=op.origin == "rows",
             alone=self.size == 1,
             in_memory=chunking.limit is None,
             stored_edge=edges.indices.itemsize + (self.work.itemsize if self.work.stats.weighted else 0),
             separate_memory=self.options.device not in ("", "cpu") and chunking.limit is not None,
-            saves_results=chunking.saves_results(done, op.steps),
-            packed=isinstance(done, EdgeSoftmax),
+            saves_results=chunking.saves_results(rank_op, op.steps),
+            packed=isinstance(rank_op, EdgeSoftmax),
             itemsize=self.work.itemsize,
         )
 
     def peak_memory(self, rank: int = 0) -> MemoryUse:
-        """Chunks have rounds besides; below a limit the device has the working set, and what they read is in files."""
-        found, chunking = super().peak_memory(rank), self.chunking
+        """Return the peak bytes of a rank in a run.
+
+        Chunks add their rounds. Below a limit, the device has only the working set, and the rows that chunks read are
+        in files.
+        """
+        whole_use, chunking = super().peak_memory(rank), self.chunking
         if chunking is None:
-            return found
-        asked = [one for one in self.work.outline(self.traits, training=True) if one.is_aggregate]
-        passes = Counter((one.op, one.width) for one in asked)
-        sizes = {(one.op, one.width): self.pass_sizes(one, rank, chunking) for one in asked}
-        rounds = sum(one.round_bytes for one in sizes.values())
+            return whole_use
+        operations = [op for op in self.work.outline(self.traits, training=True) if op.is_aggregate]
+        passes = Counter((op.op, op.width) for op in operations)
+        sizes = {(op.op, op.width): self.pass_sizes(op, rank, chunking) for op in operations}
+        rounds = sum(pass_sizes.round_bytes for pass_sizes in sizes.values())
         if chunking.limit is None:
-            made = sum(one.topology_bytes for one in sizes.values())
-            return found._replace(device=found.device + rounds + made)
-        device = max((one.cut.num_bytes for one in sizes.values()), default=0)
-        apart = any(one.separate_memory for one in sizes.values())
-        disk = rounds + sum(one.row_bytes(passes[which]) for which, one in sizes.items())
-        return MemoryUse(device, found.device if apart else max(found.device - device, 0), disk, found.shared)
+            topology = sum(pass_sizes.topology_bytes for pass_sizes in sizes.values())
+            return whole_use._replace(device=whole_use.device + rounds + topology)
+        device = max((pass_sizes.cut.num_bytes for pass_sizes in sizes.values()), default=0)
+        separate_memory = any(pass_sizes.separate_memory for pass_sizes in sizes.values())
+        disk = rounds + sum(pass_sizes.row_bytes(passes[key]) for key, pass_sizes in sizes.items())
+        return MemoryUse(
+            device, whole_use.device if separate_memory else max(whole_use.device - device, 0), disk, whole_use.shared
+        )
 
     def exchange_sizes(self, op: GraphOperation, rank: int) -> list[tuple[SetSize, int, SetSize]]:
-        """Without chunks, the rows that are split, the edges of all steps, and the rows that are gathered."""
-        arriving, leaving = (SetSize.between(self.layer_bounds(one), rank) for one in (op.hop, op.hop + op.steps))
+        """Return (rows that become columns, edges of all steps, rows after the aggregate) of an aggregate in one piece.
+
+        Args:
+            op: The aggregate.
+            rank: The rank.
+        """
+        before, after = (SetSize.between(self.layer_bounds(number), rank) for number in (op.hop, op.hop + op.steps))
         if isinstance(op.op, ByRelation):
-            leaving = SetSize(sum(self.relation_rows), self.relation_rows[rank])
-        return [(arriving, sum(map(self.num_edges, op.hops)), leaving)]
+            after = SetSize(sum(self.relation_rows), self.relation_rows[rank])
+        return [(before, sum(map(self.num_edges, op.hops)), after)]
 
     def own_rows(self, rank: int) -> slice | Tensor:
         if self.chunking is None or self.size == 1:
@@ -346,7 +395,14 @@ class TensorPlan(ResidentPlan):
 
 
 class PlacedTensor(ResidentPlaced):
-    """The whole topology, N / P rows, and F / P columns of all rows."""
+    """Plan of `tensor` on a rank: the whole topology, N / P rows, and F / P columns of all rows.
+
+    Args:
+        plan: The plan.
+        group: The ranks.
+        rows: Vertices that the rank answers for: a range or int64 [n].
+        seed: Seed of dropout.
+    """
 
     plan: TensorPlan
 
@@ -378,9 +434,9 @@ class PlacedTensor(ResidentPlaced):
         plan = self.plan.step_plans[False]
         assert isinstance(plan, TensorPlan)
         ops = self.work.outline(plan.traits, training=False) if self.group.size > 1 else ()
-        found = [plan.attention(one.op, one.hop) for one in ops if isinstance(one.op, EdgeSoftmax)]
-        how = [one.explain(self.work.itemsize, plan.num_remote) for one in found]
-        known = super().describe() | ({"attention": how} if how else {})
+        plans = [plan.attention(op.op, op.hop) for op in ops if isinstance(op.op, EdgeSoftmax)]
+        explanations = [op.explain(self.work.itemsize, plan.num_remote) for op in plans]
+        facts = super().describe() | ({"attention": explanations} if explanations else {})
         if self.group.size > 1:
-            known["planned"] = {"bytes_sent": dict(self.plan.trace(self.group.rank, training=True).bytes_sent)}
-        return known
+            facts["planned"] = {"bytes_sent": dict(self.plan.trace(self.group.rank, training=True).bytes_sent)}
+        return facts

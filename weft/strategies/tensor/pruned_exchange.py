@@ -1,7 +1,8 @@
-"""The exchange of tensor parallelism where steps leave rows out: each hop has a block of its own.
+"""Exchange of tensor parallelism for steps on a receptive field: each aggregate has a block of its own.
 
-The rows of a level stand in one order, those of the level behind it first, in columns; rank r answers for the rows
-r, r + P, ... of it, so that ranks have as many at each level, and the first of theirs are those of the level behind it.
+The rows at a layer boundary have one order in which those after the next aggregate come first. Rank r answers for rows
+r, r + P, ... of it, so that all ranks have as many rows at each boundary, and the first of a rank's rows are those
+after the next aggregate.
 """
 
 from __future__ import annotations
@@ -24,69 +25,75 @@ from weft.strategies.vertex.blocks import Block
 
 @dataclass(frozen=True, kw_only=True)
 class LayerRows:
-    """Who answers for which of a level's rows."""
+    """Distribution of the rows at a layer boundary over the ranks."""
 
     num_rows: int
+    """Number of rows."""
     size: int
-    """Ranks."""
+    """Number of ranks."""
 
     @property
     def bounds(self) -> tuple[int, ...]:
-        """Where each rank's rows begin and end, rank by rank."""
+        """Bounds of each rank's rows, if they are sorted by rank."""
         counts = [len(range(rank, self.num_rows, self.size)) for rank in range(self.size)]
         return tuple(sum(counts[:rank]) for rank in range(self.size + 1))
 
     @cached_property
     def by_rank(self) -> Tensor:
-        """The rows, int64 [N], rank by rank."""
+        """Rows sorted by rank, int64 [N]."""
         return torch.cat([torch.arange(self.num_rows)[rank :: self.size] for rank in range(self.size)])
 
     @cached_property
-    def places(self) -> Tensor:
-        """Where each row, int64 [N], stands among them rank by rank."""
+    def positions(self) -> Tensor:
+        """Position of each row in the order by rank, int64 [N]."""
         return self.by_rank.argsort()
 
 
 class PrunedColumns(Exchange):
-    """This rank's rows become its columns of all rows of a level, and those behind the last aggregate back.
+    """Exchange that turns this rank's rows into its columns of all rows at a layer boundary, and results back.
 
-    blocks: of the stage's aggregates; whole: the graph's topology, for a stage without any. levels: of the rows before
-    and behind each. row_ids: int64 [n], the original ids of the rank's rows. attention: of an aggregate.
+    Args:
+        blocks: Blocks of the stage's aggregates.
+        whole: Topology of the whole graph, for a stage without aggregates.
+        layers: Rows before and after each aggregate.
+        row_ids: Original ids of the rank's rows, int64 [n].
+        group: The ranks.
+        attention: Function that returns the distribution of an attention.
     """
 
     def __init__(
         self,
         blocks: Sequence[Block],
         whole: Topology,
-        levels: Sequence[LayerRows],
+        layers: Sequence[LayerRows],
         row_ids: Tensor,
         group: Group,
         attention: Callable[[EdgeSoftmax], AttentionPlan],
     ) -> None:
         super().__init__(blocks[0] if blocks else whole, row_ids, whole.adjacency.num_targets, group)
-        self.blocks, self.levels, self.attention = blocks, levels, attention
+        self.blocks, self.layers, self.attention = blocks, layers, attention
 
     def targets(self, x: Tensor) -> Tensor:
-        return x[: len(range(self.group.rank, self.levels[-1].num_rows, self.group.size))] if self.blocks else x
+        return x[: len(range(self.group.rank, self.layers[-1].num_rows, self.group.size))] if self.blocks else x
 
     @cached_property
     def features(self) -> Tensor:
-        """This rank's columns [N, f] of the first block's features, for who needs them in every epoch."""
+        """This rank's columns [N, f] of the first block's features, kept for every epoch."""
         return self.read_features()
 
     def read_features(self) -> Tensor:
-        """The same, read from the graph anew."""
+        """Read this rank's columns of the first block's features from the graph, [N, f]."""
         features = self.blocks[0].placed.features(self.blocks[0].sources)
         return features[:, self.columns.start : self.columns.stop].contiguous()
 
     @property
     def columns(self) -> range:
-        """Which columns of the features are this rank's."""
+        """Columns of the features that this rank has."""
         bounds = even_bounds(self.blocks[0].placed.work.stats.num_features, self.group.size)
         return range(*bounds[self.group.rank : self.group.rank + 2])
 
     def aggregate(self, view: PlacedView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
-        width, leaving = rows[op.first].shape[1], self.levels[steps]
+        width, leaving = rows[op.first].shape[1], self.layers[steps]
         if isinstance(op, EdgeSoftmax):
             y = self._attend(view, op, rows, steps)
         else:
@@ -96,42 +103,42 @@ class PrunedColumns(Exchange):
         return cols_to_rows(self._ordered(y, leaving, back=True), column_layout(leaving.bounds, width), self.group)
 
     def _attend(self, view: PlacedView, op: EdgeSoftmax, rows: Rows, steps: int) -> Tensor:
-        """The columns of an attention's result. Each block makes the logits of its edges."""
+        """Return the columns of an attention's result; each block computes the logits of its edges."""
         rank, plan = self.group.rank, self.attention(op)
-        mine, layout = plan.rank_part(op, rank), plan.layout(sums=False)
+        rank_op, layout = plan.rank_part(op, rank), plan.layout(sums=False)
         start, stop = plan.logit_columns(sums=False)[rank]
         shared = {name: rows[name][..., start:stop] for name in op.shared}
         packed = rows_to_cols(torch.cat([rows[name] for name in (*op.source, *op.target)], 1), layout, self.group)
-        packed = self._ordered(packed, self.levels[0])
-        here = dict(zip((*mine.source, *mine.target), plan.own_columns(rank), strict=True))
-        assigned = {name: packed[:, columns].contiguous() for name, columns in here.items()}
-        x = assigned[mine.first]
+        packed = self._ordered(packed, self.layers[0])
+        columns_by_name = dict(zip((*rank_op.source, *rank_op.target), plan.own_columns(rank), strict=True))
+        tensors = {name: packed[:, own_columns].contiguous() for name, own_columns in columns_by_name.items()}
+        x = tensors[rank_op.first]
         for block in self.blocks[:steps]:
-            counts = {name: len(block.sources) for name in mine.source}
-            counts |= {name: len(block.targets) for name in mine.target}
-            brought = {name: assigned[name][:count] for name, count in counts.items()}
-            x = view.run(mine, mine.prepare(block, {**brought, mine.first: x, **shared}), 1, block)
+            counts = {name: len(block.sources) for name in rank_op.source}
+            counts |= {name: len(block.targets) for name in rank_op.target}
+            at_block = {name: tensors[name][:count] for name, count in counts.items()}
+            x = view.run(rank_op, rank_op.prepare(block, {**at_block, rank_op.first: x, **shared}), 1, block)
         return x
 
     def _columns(self, view: PlacedView, x: Tensor) -> Tensor:
-        """This rank's columns of all rows, from its rows; those of features are here."""
+        """Return this rank's columns of all rows, from its rows, or from the graph for constant features."""
         if view.origin(x) != "rows":
             features = self.read_features() if view.aggregates_once(x) else self.features
             return view.constant(x, features, self.blocks[0].ids, self.columns.start)
-        level = self.levels[0]
-        return self._ordered(rows_to_cols(x, column_layout(level.bounds, x.shape[1]), self.group), level)
+        layer = self.layers[0]
+        return self._ordered(rows_to_cols(x, column_layout(layer.bounds, x.shape[1]), self.group), layer)
 
-    def _ordered(self, x: Tensor, level: LayerRows, *, back: bool = False) -> Tensor:
-        """Rows that stand rank by rank in the order of the level, or `back`."""
+    def _ordered(self, x: Tensor, layer: LayerRows, *, back: bool = False) -> Tensor:
+        """Sort rows from the order by rank into that of the layer boundary, or with `back` the other way."""
         if self.group.size == 1:
             return x
-        ways = level.places, level.by_rank
-        taken, returned = (one.to(x.device) for one in (ways[::-1] if back else ways))
-        return _Reordered.apply(x, taken, returned)  # type: ignore[no-any-return, no-untyped-call]
+        orders = layer.positions, layer.by_rank
+        order, inverse = (index.to(x.device) for index in (orders[::-1] if back else orders))
+        return _Reordered.apply(x, order, inverse)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Reordered(Function):
-    """Rows in another order; `back` undoes it."""
+    """Reordering of rows; `back` is the inverse order."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Tensor, back: Tensor) -> Tensor:
