@@ -8,7 +8,7 @@ import pytest
 
 from tests.lib.cases import Case
 from tests.lib.profiles import profile
-from weft.autotune import Cluster, bytes_held, disk, epoch_time
+from weft.autotune import Cluster, disk, epoch_time, plan_memory
 from weft.autotune.disk import measure_disk
 from weft.cost import Disk
 from weft.nn import Workload
@@ -29,7 +29,7 @@ def cluster(*, beside: float, size: int = 1, measured: bool = True) -> Cluster:
     known = profile()
     known = replace(known, host={**known.host, "disk": PRICES._asdict()}) if measured else known
     found = Cluster(profile=known, ranks=size, hosts=1, threads=1, memory_bytes=0)
-    held = bytes_held(plan(size), found)
+    held = plan_memory(plan(size), found)
     return replace(found, memory_bytes=held.host + round(beside * held.disk))
 
 
@@ -57,5 +57,5 @@ def test_a_disk_that_was_not_measured() -> None:
 
 def test_this_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "NUM_BYTES", 1 << 20)
-    monkeypatch.setattr(disk, "PIECE", 1 << 18)
+    monkeypatch.setattr(disk, "PIECE_BYTES", 1 << 18)
     assert all(0 < seconds < 1e-3 for seconds in measure_disk())

@@ -20,15 +20,15 @@ def work(rows: int, width: int = 64, *, ahead: int = 0) -> RankEstimate:
     picked = KernelCall("gather", (rows, 4 * width))
     early = [Operation(kind="aggregate", edges=ahead, ahead=True, calls=(aggregate,))] * bool(ahead)
     operations = (
-        Operation(kind="map", flops=2 * rows * width, calls=(KernelCall("linear", (rows, width, 8), 2),)),
+        Operation(kind="dense", flops=2 * rows * width, calls=(KernelCall("linear", (rows, width, 8), 2),)),
         Operation(kind="collective", tag="halo", bytes_sent=4 * rows, bytes_received=4 * rows, calls=(picked,)),
         *early,
         Operation(kind="aggregate", edges=10 * rows * width, calls=(aggregate,)),
     )
     return RankEstimate(
         steps=[Steps(Trace(operations=operations), 1)],
-        besides=[KernelCall("update", (512,))],
-        held=MemoryUse(9 * rows, 0, 0),
+        untraced_calls=[KernelCall("update", (512,))],
+        memory=MemoryUse(9 * rows, 0, 0),
         graph=GraphBytes(8 * rows, rows),
     )
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from tests.autotune.test_probe import FEW
-from weft.autotune import kernel_choice, measured_choices
-from weft.autotune.kernel_choice import Kernel, fastest, middles, rows_of, sum_classes
+from weft.autotune import kernel_choice, select_fastest_kernels
+from weft.autotune.kernel_choice import Kernel, class_centers, fastest, sample_rows, sum_classes
 from weft.autotune.probe import Stopwatch
 from weft.comm import Group
 from weft.cost import Prices, Profile
@@ -21,7 +21,7 @@ from weft.kernels import ops, torch_sparse
 from weft.nn import linear
 from weft.nn.layers import linear_transform
 from weft.runtime import kernel_selection
-from weft.runtime.kernel_selection import DEFAULT, Choices, Classes, chosen
+from weft.runtime.kernel_selection import DEFAULT, KernelSelection, SizeClasses, selected_kernel
 from weft.training.planning import probe_command
 from weft.utils.errors import InputError
 
@@ -56,16 +56,16 @@ def test_the_fastest_by_its_best_turn() -> None:
 
 def test_maps_are_measured_on_as_many_rows_as_their_class_has() -> None:
     """In the last one on more than a cache holds, in none on so many that it takes seconds."""
-    for products in middles(kernel_choice.PRODUCTS):
+    for products in class_centers(kernel_choice.PRODUCTS):
         last = products > kernel_choice.PRODUCTS[-1]
-        for columns, width in product(*map(middles, (kernel_choice.SIDES, kernel_choice.SIDES))):
+        for columns, width in product(*map(class_centers, (kernel_choice.SIDES, kernel_choice.SIDES))):
             weights = round(columns) * round(width)
-            rows = rows_of(products, weights)
-            assert 1 <= rows <= kernel_choice.MOST_ROWS
-            assert rows * weights <= max(kernel_choice.MOST_PRODUCTS, weights) * 1.01
+            rows = sample_rows(products, weights)
+            assert 1 <= rows <= kernel_choice.MAX_ROWS
+            assert rows * weights <= max(kernel_choice.MAX_PRODUCTS, weights) * 1.01
             if last:
-                assert rows >= min(kernel_choice.ROWS, 0.99 * kernel_choice.MOST_PRODUCTS / weights)
-            elif rows < kernel_choice.MOST_ROWS:
+                assert rows >= min(kernel_choice.CLASS_ROWS, 0.99 * kernel_choice.MAX_PRODUCTS / weights)
+            elif rows < kernel_choice.MAX_ROWS:
                 assert abs(rows * weights - products) <= weights
 
 
@@ -100,7 +100,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
-    kernel_selection.use(DEFAULT)
+    kernel_selection.select_kernels(DEFAULT)
 
 
 def planted(monkeypatch: pytest.MonkeyPatch, best: Callable[[Sequence[Tensor]], str]) -> list[set[str]]:
@@ -131,21 +131,25 @@ def test_choices_by_class_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
     asked = planted(monkeypatch, best)
     torch.set_num_threads(1)
-    one = measured_choices(DEFAULT)
+    one = select_fastest_kernels(DEFAULT)
     assert one.origin.startswith("weft probe, 20")
     assert one.kinds["map"].names == ("torch",) * 4 + ("mkl",) * 4
     assert one.kinds["map_weights"].names == ("mkl", "mkl", "mkl", "onednn") * 2
     assert one.kinds["sum"] == DEFAULT.kinds["sum"]
-    assert asked == [{*kernel_choice.here("map_weights")}] * 8 + [{*kernel_choice.here("map")}] * 8
+    assert (
+        asked
+        == [{*kernel_choice.available_implementations("map_weights")}] * 8
+        + [{*kernel_choice.available_implementations("map")}] * 8
+    )
     torch.set_num_threads(2)
     large = 0.0
-    two = measured_choices(one)
+    two = select_fastest_kernels(one)
     assert two.kinds["map"].floors[0] == (1.0, 2.0)
     assert two.kinds["map"].names == one.kinds["map"].names + ("mkl",) * 8
     assert two.kinds["map"].at((1, 100, 4, 4)) == "torch" != two.kinds["map"].at((2, 100, 4, 4))
-    assert Choices.from_record(two.record()) == two
-    kernel_selection.use(two)
-    assert chosen("map_weights", 2, 9999, 100, 100) == "onednn"
+    assert KernelSelection.from_record(two.record()) == two
+    kernel_selection.select_kernels(two)
+    assert selected_kernel("map_weights", 2, 9999, 100, 100) == "onednn"
     if linear_transform.has_onednn():
         y = linear(torch.rand(9, 9), torch.rand(9, 9, requires_grad=True))
         assert y.grad_fn is not None
@@ -160,16 +164,16 @@ def test_sums_by_width(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = planted(monkeypatch, lambda found: "triton" if found[0].shape[1] > 8 else "torch_sparse")
     found = sum_classes("cpu")
     assert asked == [{"torch_sparse", "triton"}] * 3
-    assert found == Classes(floors=((1.0, 4.0, 16.0),), names=("torch_sparse", "torch_sparse", "triton"))
+    assert found == SizeClasses(floors=((1.0, 4.0, 16.0),), names=("torch_sparse", "torch_sparse", "triton"))
     assert next(iter(ops.sum_backends())) == "torch_sparse"
 
 
 @pytest.mark.usefixtures("small")
 def test_what_is_there_is_chosen_by_time() -> None:
     """The whole of it, on this machine: whatever it is, every class has a choice that is there."""
-    found = measured_choices(DEFAULT)
-    assert {*found.kinds["map"].names} <= {*kernel_choice.here("map")}
-    assert {*found.kinds["map_weights"].names} <= {*kernel_choice.here("map_weights")}
+    found = select_fastest_kernels(DEFAULT)
+    assert {*found.kinds["map"].names} <= {*kernel_choice.available_implementations("map")}
+    assert {*found.kinds["map_weights"].names} <= {*kernel_choice.available_implementations("map_weights")}
 
 
 class Wide:
@@ -186,14 +190,14 @@ def test_a_gpus_sums_are_the_chosen_ones(monkeypatch: pytest.MonkeyPatch) -> Non
     """Those alone; and where there is no Triton, PyTorch's."""
     triton: Any = object()
     monkeypatch.setattr(ops, "triton_backend", lambda: triton)
-    by_width = Classes(floors=((1.0, 16.0),), names=("torch_sparse", "triton"))
-    kernel_selection.use(Choices(origin="x", kinds={**DEFAULT.kinds, "sum": by_width}))
+    by_width = SizeClasses(floors=((1.0, 16.0),), names=("torch_sparse", "triton"))
+    kernel_selection.select_kernels(KernelSelection(origin="x", kinds={**DEFAULT.kinds, "sum": by_width}))
     narrow, wide = Wide(15), Wide(16)
     assert ops.sum_backend_of(narrow) is torch_sparse  # type: ignore[arg-type]
     assert ops.sum_backend_of(wide) is triton  # type: ignore[arg-type]
     assert ops.backend_of(narrow) is triton  # type: ignore[arg-type]
     assert ops.sum_backend_of(Wide(15, torch.bfloat16)) is triton, "narrow rows are summed by our kernels alone"  # type: ignore[arg-type]
-    kernel_selection.use(DEFAULT)
+    kernel_selection.select_kernels(DEFAULT)
     assert ops.sum_backend_of(narrow) is triton  # type: ignore[arg-type]
     monkeypatch.setattr(ops, "triton_backend", lambda: None)
     assert ops.sum_backend_of(narrow) is torch_sparse  # type: ignore[arg-type]
@@ -205,27 +209,29 @@ def test_a_gpus_sums_are_the_chosen_ones(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_prices_are_those_of_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a rank alone; ranks that are measured together have it from there."""
-    made = Choices(origin="x", kinds={**DEFAULT.kinds, "map": Classes(floors=((0.0,),) * 4, names=("mkl",))})
+    made = KernelSelection(
+        origin="x", kinds={**DEFAULT.kinds, "map": SizeClasses(floors=((0.0,),) * 4, names=("mkl",))}
+    )
     while_priced: list[str] = []
 
     def priced(group: Group) -> Prices:
-        while_priced.append(chosen("map", 1, 1, 1, 1))
+        while_priced.append(selected_kernel("map", 1, 1, 1, 1))
         return Prices(ranks=group.size, threads=1, tables={})
 
     monkeypatch.setattr(probe_command, "measure_kernels", priced)
-    monkeypatch.setattr(probe_command, "measured_choices", lambda *_, **__: made)
-    alone = probe_command.with_measured(Profile(host={"cores": 1}, prices=[]), Group(), kernels=True)
+    monkeypatch.setattr(probe_command, "select_fastest_kernels", lambda *_, **__: made)
+    alone = probe_command.with_measurements(Profile(host={"cores": 1}, prices=[]), Group(), kernels=True)
     assert alone.choices == made
-    kernel_selection.use(DEFAULT)
-    monkeypatch.setattr(probe_command, "measured_choices", None)
+    kernel_selection.select_kernels(DEFAULT)
+    monkeypatch.setattr(probe_command, "select_fastest_kernels", None)
     monkeypatch.setattr(probe_command, "measure_network", lambda *_: "network")
     several: Any = SimpleNamespace(size=2)
-    assert probe_command.with_measured(alone, several, kernels=True).networks == ["network"]
+    assert probe_command.with_measurements(alone, several, kernels=True).networks == ["network"]
     assert while_priced == ["mkl", "mkl"]
-    kernel_selection.use(DEFAULT)
+    kernel_selection.select_kernels(DEFAULT)
 
 
 def test_a_timed_run_is_one_of_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LEAST_SECONDS", "ROUNDS"):
+    for name in ("MIN_SECONDS", "ROUNDS"):
         monkeypatch.setattr(f"weft.autotune.probe.{name}", FEW[name])
     assert Stopwatch(Group()).seconds_once(lambda: None) > 0

@@ -47,13 +47,13 @@ FEW = {
     "CLASS_COUNTS": (2.0,),
     "TARGETS": (16.0,),
     "FANOUTS": (2.0,),
-    "DRAWN_FROM": (64.0, 1.0, 8.0),
+    "SAMPLED_GRAPH": (64.0, 1.0, 8.0),
     "BYTES": (4096.0,),
     "ROW_BYTES": (256.0,),
     "MESSAGES": (256.0, 4096.0),
-    "LEAST_SECONDS": 1e-5,
+    "MIN_SECONDS": 1e-5,
     "ROUNDS": 1,
-    "VARYING": {"least_seconds": 1e-5, "rounds": 1},
+    "VARYING": {"min_seconds": 1e-5, "rounds": 1},
 }
 
 
@@ -99,7 +99,7 @@ def test_exchanges_are_measured_beside_work(monkeypatch: pytest.MonkeyPatch) -> 
     assert network.tables["all_to_all_beside"].axes == (FEW["MESSAGES"][:-1],)
     group = Mock(size=2, rank=0, device="cpu")
     monkeypatch.setattr(probe, "passes", lambda number, device: lambda: group.passed(number, device))
-    _, _, ready = probe.exchanged(group, 256, num_passes=3)
+    _, _, ready = probe.exchange_sample(group, 256, num_passes=3)
     work = ready()
     assert not group.mock_calls
     work()
@@ -126,25 +126,25 @@ def test_samples_find_no_more_in_the_cache_than_a_step(monkeypatch: pytest.Monke
     assert len({one().data_ptr() for one in works}) == len(works) == probe.COPIES  # type: ignore[attr-defined]
     monkeypatch.setattr(probe, "COLD_BYTES", 2 * 4000)
     assert len(probe.copies(ready)) == 2
-    probe.Stopwatch(Group(), least_seconds=0.0).seconds(work(0), work(1), work(2))
+    probe.Stopwatch(Group(), min_seconds=0.0).seconds(work(0), work(1), work(2))
     assert [int(one[0]) for one in made] == [0, 1, 2] * (1 + probe.ROUNDS)
 
 
 def test_a_sample_of_few_targets_has_all_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that its rows are in no cache; backward it is of fewer of both."""
-    monkeypatch.setattr(probe, "MOST_WORK", {"aggregated": 3200, "aggregated_backward": 3200})
+    monkeypatch.setattr(probe, "MAX_WORK", {"aggregated": 3200, "aggregated_backward": 3200})
     seen: list[Adjacency] = []
 
     def make(edges: Adjacency) -> Callable[[Tensor], Tensor]:
         seen.append(edges)
         return lambda x: spmm(edges, x)
 
-    units, share, ready = probe.aggregate((1000.0, 1.0, 4.0), 8.0, make)
+    units, share, ready = probe.aggregate_sample((1000.0, 1.0, 4.0), 8.0, make)
     ready()
     assert (units, share) == (3200, 1.0)
     assert (seen[0].num_sources, seen[0].num_targets) == (1000, 100)
     assert seen[0].num_edges * 8 == pytest.approx(units, rel=0.1)
-    assert probe.aggregate((1000.0, 1.0, 4.0), 8.0, make, backward=True)[:2] == (32000.0, 10.0)
+    assert probe.aggregate_sample((1000.0, 1.0, 4.0), 8.0, make, backward=True)[:2] == (32000.0, 10.0)
 
 
 PRICED = ("single", "tensor", "hybrid", "offload", "pipeline", "split")
@@ -184,7 +184,7 @@ def test_a_profile_of_this_machine(
         asked.append((ranks, threads, kernels))
         return replace(known, prices=machine().prices, networks=machine().networks)
 
-    monkeypatch.setattr(probe_command, "measured", one)
+    monkeypatch.setattr(probe_command, "measure_on_ranks", one)
     monkeypatch.setattr(probe_command, "watch_tiny", {1: 300, 2: 500, 4: 560}.__getitem__)
     monkeypatch.setattr(probe_command, "num_cores", lambda: 2)
     assert main(["probe", "--out", str(tmp_path / "machine.json")]) == 0

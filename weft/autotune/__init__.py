@@ -1,7 +1,7 @@
-"""Tells what a plan will take, by what was measured of a machine.
+"""Measurement of a machine, and estimates of a plan's time and memory from the measured profile.
 
-Reading order: choose and measure (a machine's profile), forecast (a plan's seconds by it), factors (of a strategy's own
-choice), extrapolate (of a larger graph).
+Reading order: kernel_choice, probe and disk (measure the machine's profile), estimate_time (time and memory of a plan),
+cost_factors (rates by which a strategy decides what to cache), extrapolate (estimates for a larger graph).
 """
 
 from weft.autotune.cost_factors import machine_of
@@ -9,15 +9,15 @@ from weft.autotune.disk import measure_disk
 from weft.autotune.estimate_time import (
     CONTEXT_BYTES,
     Cluster,
-    besides,
-    bytes_held,
+    cluster_memory,
     epoch_time,
     graph_bytes,
-    held_by_all,
-    time_of,
+    plan_memory,
+    steps_time,
+    untraced_calls,
 )
-from weft.autotune.extrapolate import HALVINGS, RankEstimate, Samples, extrapolated, works_of
-from weft.autotune.kernel_choice import measured_choices
+from weft.autotune.extrapolate import HALVINGS, RankEstimate, Samples, estimate_ranks, extrapolated
+from weft.autotune.kernel_choice import select_fastest_kernels
 from weft.autotune.probe import measure_kernels, measure_network
 
 __all__ = [
@@ -26,17 +26,17 @@ __all__ = [
     "Cluster",
     "RankEstimate",
     "Samples",
-    "besides",
-    "bytes_held",
+    "cluster_memory",
     "epoch_time",
+    "estimate_ranks",
     "extrapolated",
     "graph_bytes",
-    "held_by_all",
     "machine_of",
     "measure_disk",
     "measure_kernels",
     "measure_network",
-    "measured_choices",
-    "time_of",
-    "works_of",
+    "plan_memory",
+    "select_fastest_kernels",
+    "steps_time",
+    "untraced_calls",
 ]

@@ -1,4 +1,4 @@
-"""What ranks do and hold on a graph that is too large to be drawn, from what they do and hold on small ones."""
+"""Estimate the work and memory of ranks on a large graph by extrapolation from plans for small graphs."""
 
 from __future__ import annotations
 
@@ -9,233 +9,316 @@ from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from statistics import fmean
 
-from weft.autotune.estimate_time import GraphBytes, besides, graph_bytes
+from weft.autotune.estimate_time import GraphBytes, graph_bytes, untraced_calls
 from weft.cost import Operation, Steps, Trace
 from weft.runtime.kernel_call import KernelCall
 from weft.strategies import MemoryUse, Plan
 
-BACK = ("", "_backward")
+PASSES = ("", "_backward")
 AMOUNTS = ("flops", "edges", "bytes_sent", "bytes_received")
-"""Of an operation, what may grow with the graph, beside the sizes of its calls."""
+"""Fields of an operation that may grow with the graph; the sizes of its kernel calls may as well."""
 COLUMNS = {
     **dict.fromkeys(("linear", "linear_weights"), (1, 2)),
     **dict.fromkeys(("sparse", "sparse_backward"), (2, 3)),
     **dict.fromkeys(("gather", "loss"), (1,)),
-    **{f"{name}{back}": (4, 5) for name in ("Sum", "Max", "ByRelation", "Attend", "AttendEdges") for back in BACK},
+    **{f"{name}{back}": (4, 5) for name in ("Sum", "Max", "ByRelation", "Attend", "AttendEdges") for back in PASSES},
 }
-"""Which sizes of a kernel's calls are the model's, and the same on any graph."""
+"""Positions, in the sizes of a kernel's calls, of widths of the model: these are the same on any graph."""
 HALVINGS = 2
-"""From the vertices of one small graph to those of the one before."""
-NEAR = 0.03
-"""To 0 or 1, for an exponent to be taken as that."""
+"""Number of halvings from one small graph to the next smaller one."""
+EXPONENT_TOLERANCE = 0.03
+"""Largest distance from 0 or 1 at which an exponent is rounded to it."""
 
 
 OperationKey = tuple[int | str | bool, ...]
-"""Of a number in a step: the same for every rank and graph, also where some have nothing to do for an operation."""
+"""Key that identifies corresponding operations, and their numbers, across ranks and graph sizes."""
 Kind = tuple[str, str, bool]
-"""What an operation is, and whether it is done ahead."""
+"""Kind of an operation, its tag, and whether it overlaps with the operations before it."""
 Order = Sequence[Sequence[Kind]]
-"""By step, the operations by which those of other ranks and graphs are placed."""
-LOOK = 8
-"""So many operations of these may be missing in a row."""
+"""Kinds of the operations of each step, by which the operations of other ranks and graphs are identified."""
+SEARCH_WINDOW = 8
+"""Number of operations after the previous match in which the next match is searched."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankEstimate:
-    """What a rank does in the training steps of an epoch, and what it holds."""
+    """Work of a rank in the training steps of an epoch, and its memory."""
 
     steps: Sequence[Steps]
-    besides: Sequence[KernelCall]
-    """Of each step, what its trace does not have."""
-    held: MemoryUse
+    """Training steps of an epoch."""
+    untraced_calls: Sequence[KernelCall]
+    """Kernel calls of each step that are not in its trace."""
+    memory: MemoryUse
+    """Peak memory of the rank."""
     graph: GraphBytes
-    """Of the whole graph."""
+    """Bytes of the whole graph."""
 
     @property
     def sent_bytes(self) -> int:
-        """To other ranks."""
+        """Bytes sent to other ranks per epoch."""
         return sum(number * trace.bytes_sent.total() for trace, number in self.steps)
 
 
-def growth(found: Sequence[float], times: float) -> float:
-    """By how much a number is larger on a graph with so many times the vertices of the last of those it is known of.
+def growth(values: Sequence[float], times: float) -> float:
+    """Return the factor by which a number grows with the graph, by a power law.
 
-    found: of graphs each HALVINGS doublings larger than the one before, of which the first and the last count. A power
-    law of an exponent from 0 to 1: what outgrows small graphs, as rows that are no longer worth a place in a cache,
-    ends by growing as they do. Near 0 and 1 it is that, as of most numbers, which small graphs show with noise.
+    The exponent is limited to [0, 1]: a number that outgrows small graphs (such as rows that are no longer worth
+    caching) must in the end grow like the graph. An exponent near 0 or 1 is rounded, since most numbers have exactly
+    these, up to the noise of small graphs.
+
+    Args:
+        values: The number on graphs that are each HALVINGS doublings larger than the one before. Only the first and
+            the last are used.
+        times: Number of vertices of the large graph, divided by that of the last small one.
     """
-    first, last = found[0], found[-1]
+    first, last = values[0], values[-1]
     if times == 1 or last <= 0:
         return 1.0
-    power = math.log2(last / first) / (HALVINGS * (len(found) - 1)) if first > 0 else 1.0
-    if power < NEAR:
+    # exponent = log2 of the growth / log2 of the growth of the graph
+    power = math.log2(last / first) / (HALVINGS * (len(values) - 1)) if first > 0 else 1.0
+    if power < EXPONENT_TOLERANCE:
         return 1.0
-    return float(times if power > 1 - NEAR else times**power)
+    return float(times if power > 1 - EXPONENT_TOLERANCE else times**power)
 
 
-def shrinkage(found: Sequence[float], doublings: float) -> float:
-    """By how much a number of a rank is larger, or smaller, where the ranks are doubled so often.
+def shrinkage(values: Sequence[float], doublings: float) -> float:
+    """Return the factor by which a number of one rank changes if the number of ranks is doubled several times.
 
-    found: for three numbers of ranks, each twice the one before. The exponent between the first two and that between
-    the last two differ, as with the share (P - 1) / P that goes to others; each doubling they differ by half as much.
+    The exponent of a doubling converges: for a volume proportional to (P - 1) / P^2, for instance, it approaches -1.
+    Its distance from the limit is assumed to halve with each doubling.
+
+    Args:
+        values: The number at three numbers of ranks, each twice the one before.
+        doublings: How often the number of ranks is doubled after that; need not be whole.
     """
-    if not doublings or min(found) <= 0:
+    if not doublings or min(values) <= 0:
         return 1.0
-    first, last = (math.log2(after / before) for before, after in pairwise(found))
-    settled = last + (last - first)
-    whole, begun = divmod(doublings, 1)
-    log = sum(settled - (last - first) * 2.0**-number for number in range(1, int(whole) + 1)) + begun * settled
+    # first, last: exponents of the two measured doublings. limit: the exponent to which they converge.
+    first, last = (math.log2(after / before) for before, after in pairwise(values))
+    limit = last + (last - first)
+    whole, fraction = divmod(doublings, 1)
+    # Sum of the exponents limit - (last - first) / 2^k of each further doubling k; a fraction of one has the limit.
+    log = sum(limit - (last - first) * 2.0**-number for number in range(1, int(whole) + 1)) + fraction * limit
     return float(2.0 ** min(max(log, -doublings), doublings))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """Of what ranks do, a few on small graphs, the last of both kinds the same."""
+    """Estimates for small graphs and few ranks. The last one of both sequences is the same."""
 
     by_vertices: Sequence[Sequence[RankEstimate]]
-    """On graphs each HALVINGS doublings larger than the one before, what each of the same number of ranks does."""
+    """Estimate of each rank, on graphs that are each HALVINGS doublings larger than the one before."""
     by_ranks: Sequence[Sequence[RankEstimate]]
-    """On the largest of these, what each of some ranks does, twice as many as before; of one number alone: no more."""
+    """Estimate of each rank on the largest of these graphs, for three numbers of ranks, each twice the one before.
+
+    Only one number of ranks: the number of ranks is not extrapolated.
+    """
 
 
 def extrapolated(samples: Samples, times: float, ranks: int) -> list[RankEstimate]:
-    """The work of each of `ranks` ranks on a graph that has so many times the vertices of the largest sampled.
+    """Extrapolate the estimates of small graphs to a large graph and to more ranks.
 
-    Each number grows as its mean over the ranks does; how ranks differ is as in the last sample.
+    1. Identify corresponding operations of all ranks and graphs by the rank with the most operations.
+    2. Take the mean of each number (FLOPs, bytes, size of a kernel call, memory) over the ranks of each sample.
+    3. Multiply each number by the growth and shrinkage of its mean.
+    4. Ranks differ as in the last sample.
+
+    Args:
+        samples: Estimates for small graphs and few ranks.
+        times: Number of vertices of the large graph, divided by that of the largest small one.
+        ranks: Number of ranks to estimate.
     """
     last = samples.by_vertices[-1]
-    order = max((kinds_of(work) for work in last), key=lambda kinds: sum(map(len, kinds)))
+    order = max((kinds_of(estimate) for estimate in last), key=lambda kinds: sum(map(len, kinds)))
     by_vertices, by_ranks = means_of(samples.by_vertices, order), means_of(samples.by_ranks, order)
     factors = {
-        place: (growth([means.get(place, 0.0) for means in by_vertices], times) if may_grow(place) else 1.0)
-        * shrinkage([means.get(place, 0.0) for means in by_ranks], math.log2(ranks / len(last)))
-        for place in by_vertices[-1]
+        key: (growth([means.get(key, 0.0) for means in by_vertices], times) if may_grow(key) else 1.0)
+        * shrinkage([means.get(key, 0.0) for means in by_ranks], math.log2(ranks / len(last)))
+        for key in by_vertices[-1]
     }
     grown = [
         with_numbers(
-            work,
-            {place: enlarged(number, factors[place]) for place, number in numbers_of(work, order).items()},
+            estimate,
+            {key: scaled(number, factors[key]) for key, number in numbers_of(estimate, order).items()},
             order,
         )
-        for work in last
+        for estimate in last
     ]
     return [grown[rank * len(last) // ranks] for rank in range(ranks)]
 
 
-def may_grow(place: OperationKey) -> bool:
-    """Whether a number may be another one on a larger graph."""
-    *_, kernel, _, number = ("", "", *place)
+def may_grow(key: OperationKey) -> bool:
+    """Return True if a number may be different on a larger graph, False if it is a width of the model."""
+    *_, kernel, _, number = ("", "", *key)
     return number not in COLUMNS.get(str(kernel), ())
 
 
 def means_of(samples: Sequence[Sequence[RankEstimate]], order: Order) -> list[dict[OperationKey, float]]:
-    """The mean of each number over the ranks of each sample."""
-    found = []
-    for works in samples:
-        listed = [numbers_of(work, order) for work in works]
-        places = {place for numbers in listed for place in numbers}
-        found.append({place: fmean(numbers.get(place, 0) for numbers in listed) for place in places})
-    return found
+    """Return the mean of each number over the ranks of each sample.
+
+    Args:
+        samples: Estimate of each rank, for each sample.
+        order: Operations by which corresponding operations are identified.
+    """
+    means = []
+    for estimates in samples:
+        rank_numbers = [numbers_of(estimate, order) for estimate in estimates]
+        keys = {key for numbers in rank_numbers for key in numbers}
+        means.append({key: fmean(numbers.get(key, 0) for numbers in rank_numbers) for key in keys})
+    return means
 
 
-def enlarged(number: int, factor: float) -> int:
-    """So many times a number; of what is there, at least 1 remains."""
+def scaled(number: int, factor: float) -> int:
+    """Return a number times a factor, at least 1 unless the number is 0.
+
+    Args:
+        number: The number.
+        factor: The factor.
+    """
     return max(1, round(number * factor)) if number else 0
 
 
-def numbers_of(work: RankEstimate, order: Order) -> dict[OperationKey, int]:
-    """All that may grow with the graph."""
-    found: dict[OperationKey, int] = {("held", name): number for name, number in work.held._asdict().items()}
-    found |= {("graph", name): number for name, number in work.graph._asdict().items()}
-    for place, one in placed(work, order):
-        found |= {(*place, name): getattr(one, name) for name in AMOUNTS}
-        found |= numbers_of_calls(place, one.calls)
-    return found | numbers_of_calls((), work.besides)
+def numbers_of(estimate: RankEstimate, order: Order) -> dict[OperationKey, int]:
+    """Return all numbers of an estimate that may grow with the graph, by key.
 
-
-def kinds_of(work: RankEstimate) -> Order:
-    """The operations of a rank in their order."""
-    return [[(one.kind, one.tag, one.ahead) for one in trace.operations] for trace, _ in work.steps]
-
-
-def placed(work: RankEstimate, order: Order) -> Iterator[tuple[OperationKey, Operation]]:
-    """Operations, each by its step and where it stands in an order, from which some may be missing; else behind that.
-
-    A chunk exchanges nothing where those before it have had all that it reads, and a rank without own edges has none
-    that it sums while others come.
+    Args:
+        estimate: The estimate of a rank.
+        order: Operations by which corresponding operations are identified.
     """
-    for number, ((trace, _), kinds, here) in enumerate(zip(work.steps, order, kinds_of(work), strict=True)):
-        seen, begin = Counter[OperationKey](), 0
-        for kind, one in zip(here, trace.operations, strict=True):
-            at = next((at for at in range(begin, min(begin + LOOK, len(kinds))) if kinds[at] == kind), None)
-            place: OperationKey = (number, at) if at is not None else (number, begin, *kind)
-            yield (*place, seen[place]), one
-            seen[place] += 1
-            begin = begin if at is None else at + 1
+    numbers: dict[OperationKey, int] = {("memory", name): value for name, value in estimate.memory._asdict().items()}
+    numbers |= {("graph", name): value for name, value in estimate.graph._asdict().items()}
+    for key, operation in keyed_operations(estimate, order):
+        numbers |= {(*key, name): getattr(operation, name) for name in AMOUNTS}
+        numbers |= numbers_of_calls(key, operation.calls)
+    return numbers | numbers_of_calls((), estimate.untraced_calls)
 
 
-def numbers_of_calls(place: OperationKey, calls: Sequence[KernelCall]) -> dict[OperationKey, int]:
-    """The sizes of the calls of an operation."""
-    return {(*at, number): size for at, call in placed_calls(place, calls) for number, size in enumerate(call.sizes)}
+def kinds_of(estimate: RankEstimate) -> Order:
+    """Return the kinds of a rank's operations, in order, for each step."""
+    return [
+        [(operation.kind, operation.tag, operation.ahead) for operation in trace.operations]
+        for trace, _ in estimate.steps
+    ]
 
 
-def placed_calls(place: OperationKey, calls: Sequence[KernelCall]) -> Iterator[tuple[OperationKey, KernelCall]]:
-    """The calls of an operation, one by one, by kernel and how many of it there were."""
-    seen = Counter[str]()
-    for call in each_apart(calls):
-        yield (*place, call.kernel, seen[call.kernel]), call
-        seen[call.kernel] += 1
+def keyed_operations(estimate: RankEstimate, order: Order) -> Iterator[tuple[OperationKey, Operation]]:
+    """Yield each operation of a rank with a key that its counterparts on other ranks and graphs have as well.
+
+    The key is the step and the position of the counterpart in `order`. Some operations of `order` may be missing: a
+    chunk exchanges nothing if the device already has all rows that it reads, and a rank without edges between its own
+    vertices has no aggregate to overlap with an exchange. An operation that is not found in `order` is identified by
+    the position of the previous one, and its kind.
+
+    Args:
+        estimate: The estimate of a rank.
+        order: Kinds of the operations of a rank that has most of them.
+    """
+    for step, ((trace, _), kinds, own_kinds) in enumerate(zip(estimate.steps, order, kinds_of(estimate), strict=True)):
+        counts, begin = Counter[OperationKey](), 0
+        for kind, operation in zip(own_kinds, trace.operations, strict=True):
+            window = range(begin, min(begin + SEARCH_WINDOW, len(kinds)))
+            match = next((position for position in window if kinds[position] == kind), None)
+            key: OperationKey = (step, match) if match is not None else (step, begin, *kind)
+            yield (*key, counts[key]), operation
+            counts[key] += 1
+            begin = begin if match is None else match + 1
 
 
-def with_numbers(work: RankEstimate, numbers: Mapping[OperationKey, int], order: Order) -> RankEstimate:
-    """The same work with others of these."""
+def numbers_of_calls(key: OperationKey, calls: Sequence[KernelCall]) -> dict[OperationKey, int]:
+    """Return the sizes of the kernel calls of an operation, by key.
 
-    def grown(place: OperationKey, calls: Sequence[KernelCall]) -> tuple[KernelCall, ...]:
+    Args:
+        key: Key of the operation.
+        calls: Its kernel calls.
+    """
+    return {
+        (*call_key, number): size
+        for call_key, call in keyed_calls(key, calls)
+        for number, size in enumerate(call.sizes)
+    }
+
+
+def keyed_calls(key: OperationKey, calls: Sequence[KernelCall]) -> Iterator[tuple[OperationKey, KernelCall]]:
+    """Yield the kernel calls of an operation one by one, each with its kernel and number as the key.
+
+    Args:
+        key: Key of the operation.
+        calls: Its kernel calls.
+    """
+    counts = Counter[str]()
+    for call in single_calls(calls):
+        yield (*key, call.kernel, counts[call.kernel]), call
+        counts[call.kernel] += 1
+
+
+def with_numbers(estimate: RankEstimate, numbers: Mapping[OperationKey, int], order: Order) -> RankEstimate:
+    """Return an estimate with its numbers replaced.
+
+    Args:
+        estimate: The estimate of a rank.
+        numbers: New value of each number that `numbers_of` returns.
+        order: Operations by which corresponding operations are identified.
+    """
+
+    def grown(key: OperationKey, calls: Sequence[KernelCall]) -> tuple[KernelCall, ...]:
         return tuple(
-            call._replace(sizes=tuple(numbers[*at, number] for number in range(len(call.sizes))))
-            for at, call in placed_calls(place, calls)
+            call._replace(sizes=tuple(numbers[*call_key, number] for number in range(len(call.sizes))))
+            for call_key, call in keyed_calls(key, calls)
         )
 
     operations = iter(
         replace(
-            one,
-            flops=numbers[*place, "flops"],
-            edges=numbers[*place, "edges"],
-            bytes_sent=numbers[*place, "bytes_sent"],
-            bytes_received=numbers[*place, "bytes_received"],
-            calls=grown(place, one.calls),
+            operation,
+            flops=numbers[*key, "flops"],
+            edges=numbers[*key, "edges"],
+            bytes_sent=numbers[*key, "bytes_sent"],
+            bytes_received=numbers[*key, "bytes_received"],
+            calls=grown(key, operation.calls),
         )
-        for place, one in placed(work, order)
+        for key, operation in keyed_operations(estimate, order)
     )
-    steps = [Steps(Trace(operations=tuple(islice(operations, len(trace.operations)))), n) for trace, n in work.steps]
-    held = MemoryUse(*(numbers["held", name] for name in MemoryUse._fields))
+    steps = [
+        Steps(Trace(operations=tuple(islice(operations, len(trace.operations)))), number)
+        for trace, number in estimate.steps
+    ]
+    memory = MemoryUse(*(numbers["memory", name] for name in MemoryUse._fields))
     graph = GraphBytes(*(numbers["graph", name] for name in GraphBytes._fields))
-    return RankEstimate(steps=steps, besides=grown((), work.besides), held=held, graph=graph)
+    return RankEstimate(steps=steps, untraced_calls=grown((), estimate.untraced_calls), memory=memory, graph=graph)
 
 
-def each_apart(calls: Sequence[KernelCall]) -> list[KernelCall]:
-    """Calls one by one, by their widths first: some that are alike on one graph are not on another."""
-    apart = (call._replace(number=1) for call in calls for _ in range(call.number))
-    return sorted(apart, key=lambda call: (call.kernel, call.sizes[::-1]), reverse=True)
+def single_calls(calls: Sequence[KernelCall]) -> list[KernelCall]:
+    """Return kernel calls one by one, sorted by kernel and then by widths.
+
+    Calls of equal sizes on one graph may differ on another. Widths come first since they are the same on all graphs.
+    """
+    single = (call._replace(number=1) for call in calls for _ in range(call.number))
+    return sorted(single, key=lambda call: (call.kernel, call.sizes[::-1]), reverse=True)
 
 
-def works_of(plan: Plan, *, exactly: bool = True) -> list[RankEstimate]:
-    """What each rank of a plan does and holds; not exactly: each is said to hold what one does that does most."""
+def estimate_ranks(plan: Plan, *, exactly: bool = True) -> list[RankEstimate]:
+    """Estimate the work and memory of each rank of a plan.
+
+    Args:
+        plan: The plan.
+        exactly: Compute the memory of each rank. False: compute it for the busiest ranks only, and use their maximum
+            for all ranks, which is faster.
+    """
     steps = [plan.epoch_steps(rank) for rank in range(plan.size)]
     if exactly:
-        held = [plan.held(rank) for rank in range(plan.size)]
+        memory = [plan.peak_memory(rank) for rank in range(plan.size)]
     else:
-        asked = [plan.held(rank) for rank in busiest([some[0].trace for some in steps])]
-        held = [MemoryUse(*map(max, zip(*asked, strict=True)))] * plan.size
-    beside, graph = besides(plan), graph_bytes(plan.work)
+        of_busiest = [plan.peak_memory(rank) for rank in busiest([rank_steps[0].trace for rank_steps in steps])]
+        memory = [MemoryUse(*map(max, zip(*of_busiest, strict=True)))] * plan.size
+    calls, graph = untraced_calls(plan), graph_bytes(plan.work)
     return [
-        RankEstimate(steps=some, besides=beside, held=one, graph=graph) for some, one in zip(steps, held, strict=True)
+        RankEstimate(steps=rank_steps, untraced_calls=calls, memory=rank_memory, graph=graph)
+        for rank_steps, rank_memory in zip(steps, memory, strict=True)
     ]
 
 
 def busiest(traces: Sequence[Trace]) -> set[int]:
-    """The ranks that map most, aggregate most, and receive most."""
+    """Return the ranks with the most FLOPs, the most aggregated edges, and the most received bytes."""
     measures = [
         [(trace.flops, trace.edges, trace.bytes_received.total())[which] for trace in traces] for which in range(3)
     ]
-    return {each.index(max(each)) for each in measures}
+    return {values.index(max(values)) for values in measures}

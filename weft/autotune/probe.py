@@ -1,4 +1,4 @@
-"""Measures what kernels and exchanges take, all ranks of a host at work at the same time (`weft probe`)."""
+"""`weft probe`: measure kernels and exchanges while all ranks of a host compute at the same time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy, elu
 from weft.autotune.estimate_time import Cluster, epoch_time, step_calls
 from weft.comm import Group
 from weft.cost import Network, Operation, Prices, PriceTable, Profile
-from weft.cost.prices import MOVES, is_attention
+from weft.cost.prices import MOVE_KERNELS, is_attention
 from weft.data import Adjacency, Graph
 from weft.kernels import attend, attend_edges, keyed_dropout, pair_logits, spmm, spmm_max
 from weft.nn import Workload, make_model
@@ -30,34 +30,40 @@ from weft.strategies.offload.options import OffloadOptions
 from weft.strategies.offload.plan import OffloadPlan
 from weft.strategies.pipeline.plan import PipelineOptions, PipelinePlan
 from weft.strategies.single import SinglePlan
-from weft.strategies.split.sampler import BatchSampler, ask_each_other
+from weft.strategies.split.sampler import BatchSampler, exchange_requests_locally
 from weft.strategies.vertex.plan import CommunicatedPlan
 
 Work = Callable[[], object]
-LEAST_SECONDS = 1e-3
-"""Short calls are repeated for so long."""
+"""Function that does the work to be timed, and returns its result."""
+MIN_SECONDS = 1e-3
+"""Shortest timed interval: shorter calls are repeated."""
 ROUNDS = 3
-VARYING: dict[str, Any] = {"least_seconds": 2e-2, "rounds": 33}
-"""Of what takes another time each time: ranks that wake each other, whole steps."""
-MOST_SECONDS = 1.0
-"""That more than ROUNDS take."""
-TURNS = 5
-"""Of whole steps of several ranks, which a neighbour on the machine slows for a second."""
-NOWHERE = MemoryUse(0, 0, 0)
-VERTICES, WIDTH, CLOSE, FAR = 4096, 64, 256, 256
-"""Of a graph whose steps show their fixed costs, as those of some milliseconds have them: rows, and their columns.
-Sources are among so many rows; of each so many edges, one comes from anywhere."""
+"""Number of timed intervals, of which the median counts."""
+VARYING: dict[str, Any] = {"min_seconds": 2e-2, "rounds": 33}
+"""Arguments of a `Stopwatch` for work whose time varies: ranks that wake each other, whole steps."""
+MAX_SECONDS = 1.0
+"""Time limit of the intervals after the first ROUNDS."""
+STEP_ROUNDS = 5
+"""Number of medians of a whole step of several ranks; their median counts, since other programs slow some."""
+NO_MEMORY = MemoryUse(0, 0, 0)
+"""Memory of a plan that is too small to matter."""
+VERTICES, WIDTH, NEIGHBORHOOD, FAR_EDGE_INTERVAL = 4096, 64, 256, 256
+"""Graph on which steps take milliseconds, so that their fixed costs are visible.
+
+VERTICES and WIDTH: its rows and their columns. NEIGHBORHOOD: sources are within a range of this many vertices, except
+for one edge in FAR_EDGE_INTERVAL, whose source is any vertex.
+"""
 LAYERS = 2, 4
-"""Of models on it."""
-MOST_WORK = {
+"""Numbers of layers of the models on this graph."""
+MAX_WORK = {
     "flops": 2.5e9,
     "numbers": 1.5e7,
     "bytes": 1.3e8,
     "aggregated": 2e7,
     "aggregated_backward": 4e7,
-    "drawn": 6e5,
+    "sampled": 6e5,
 }
-"""Of a sample; larger ones take as long for a unit."""
+"""Most work of a sample, by unit. Larger samples are not measured: their seconds per unit are the same."""
 
 ROWS, COLUMNS, WIDTHS = (
     (256.0, 4096.0, 65536.0),
@@ -65,7 +71,7 @@ ROWS, COLUMNS, WIDTHS = (
     (2.0, 8.0, 16.0, 40.0, 64.0, 128.0, 256.0, 512.0),
 )
 SHARES = (0.1, 1.0)
-"""Of edges whose source has to be brought from memory."""
+"""Shares of edges whose source row comes from memory, not from a cache."""
 SOURCES, DEGREES = (2048.0, 8192.0, 32768.0, 524288.0), (2.0, 64.0)
 SUM_WIDTHS, ATTENTION_WIDTHS, HEADS = (
     (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0),
@@ -73,103 +79,124 @@ SUM_WIDTHS, ATTENTION_WIDTHS, HEADS = (
     (1.0, 8.0),
 )
 CLASS_COUNTS = (2.0, 8.0, 64.0)
-TARGETS, FANOUTS, DRAWN_FROM = (64.0, 2048.0, 32768.0), (2.0, 16.0), (131072.0, 1.0, 32.0)
-"""Of draws, and the graph that they are of; see random_edges."""
-WINDOW = 64
+TARGETS, FANOUTS, SAMPLED_GRAPH = (64.0, 2048.0, 32768.0), (2.0, 16.0), (131072.0, 1.0, 32.0)
+"""Sampling of mini-batches: targets, fanouts, and the graph to sample from (arguments of `random_edges`)."""
+SOURCE_WINDOW = 64
+"""Number of consecutive sources that nearby edges share."""
 COPIES, COLD_BYTES = 4, 64 << 20
-"""How many times a sample's tensors are made: a step has worked on as many others before it comes back to some. Beyond
-so many bytes, which no cache holds, one after the other is enough."""
+"""Number of copies of a sample's tensors, and the bytes that are enough even with fewer copies.
+
+A step uses other tensors before it returns to the same ones. Cycling through copies avoids warm caches.
+"""
 BYTES = tuple(float(1 << power) for power in (12, 16, 20, 22, 24, 28))
 ROW_BYTES = (4.0, 32.0, 256.0, 4096.0)
 MESSAGES = tuple(float(1 << power) for power in (8, 13, 16, 19, 22, 25))
 PASSES, CACHED = 100, 1 << 16
-"""Beside an exchange: passes that are timed by themselves, and numbers that each passes over."""
+"""Work that overlaps with an exchange: number of passes to time one pass, and elements of each pass (cached)."""
 
 
 class Stopwatch:
-    """Times work that all ranks of a group do at the same time."""
+    """Timer of work that all ranks of a group do at the same time.
 
-    def __init__(self, group: Group, *, least_seconds: float = LEAST_SECONDS, rounds: int = ROUNDS) -> None:
-        self.group, self.least_seconds, self.rounds = group, least_seconds, rounds
+    Args:
+        group: The ranks.
+        min_seconds: Shortest timed interval: shorter work is repeated.
+        rounds: Number of timed intervals.
+    """
+
+    def __init__(self, group: Group, *, min_seconds: float = MIN_SECONDS, rounds: int = ROUNDS) -> None:
+        self.group, self.min_seconds, self.rounds = group, min_seconds, rounds
 
     def seconds(self, *works: Work) -> float:
-        """The median of a few runs, after one that counts for nothing; short ones are repeated.
+        """Return the median of the seconds of several runs, after a warm-up run that is not counted.
 
-        works: alike, done in turn. What one makes is there until its next turn, as a step keeps it.
+        Args:
+            *works: Equivalent functions that run in turn. The result of each is kept until its next turn, as a step
+                keeps its activations.
         """
         return statistics.median(self._runs(works, self.rounds))
 
     def seconds_once(self, work: Work) -> float:
-        """Those of one of these runs."""
+        """Return the seconds of a single run, after a warm-up run."""
         return self._runs([work], 1)[0]
 
     def _runs(self, works: Sequence[Work], rounds: int) -> list[float]:
-        self._meet()
+        self._barrier()
         first = self.group.all_gather_object({"seconds": max(self._run(works, 1), 1e-9)})[0]["seconds"]
-        again = max(1, int(self.least_seconds / first))
-        found = []
-        for _ in range(max(min(rounds, ROUNDS), min(rounds, int(MOST_SECONDS / (again * first))))):
-            self._meet()
-            found.append(self._run(works, -(-again // len(works))))
-        return found
+        repeats = max(1, int(self.min_seconds / first))
+        seconds = []
+        for _ in range(max(min(rounds, ROUNDS), min(rounds, int(MAX_SECONDS / (repeats * first))))):
+            self._barrier()
+            seconds.append(self._run(works, -(-repeats // len(works))))
+        return seconds
 
-    def _meet(self) -> None:
+    def _barrier(self) -> None:
         if self.group.size > 1:
             self.group.all_reduce(torch.zeros(1, device=self.group.device), tag="probe")
 
     def _run(self, works: Sequence[Work], times: int) -> float:
-        made: list[object] = [None] * len(works)
+        results: list[object] = [None] * len(works)
         start = time.perf_counter()
         for _ in range(times):
-            for place, work in enumerate(works):
-                made[place] = None
-                made[place] = work()
+            for number, work in enumerate(works):
+                results[number] = None
+                results[number] = work()
         self.group.synchronize()
         return (time.perf_counter() - start) / (times * len(works))
 
 
 def measure_kernels(group: Group) -> Prices:
-    """What one of the group's ranks, all of one host, takes for every kernel; all ranks call it."""
+    """Measure every kernel on the ranks of one host, which all call this at the same time."""
     watch = Stopwatch(group)
     tables = {
-        "linear": table(watch, (ROWS, COLUMNS, WIDTHS), forward_map),
-        "linear_weights": table(watch, (ROWS, COLUMNS, WIDTHS), weights_map),
-        "pass": table(watch, (BYTES,), elementwise),
-        "gather": table(watch, (BYTES, ROW_BYTES), gathered),
-        "exponential": table(watch, (BYTES,), exponential),
-        "dropout": table(watch, (BYTES,), dropped),
-        "update": table(watch, (BYTES,), updated),
-        "loss": table(watch, (ROWS, CLASS_COUNTS), scored),
-        "draw": table(watch, (TARGETS, FANOUTS), drawn),
-        "Sum": table(watch, (SOURCES, SHARES, DEGREES, SUM_WIDTHS), summed),
+        "linear": price_table(watch, (ROWS, COLUMNS, WIDTHS), linear_sample),
+        "linear_weights": price_table(watch, (ROWS, COLUMNS, WIDTHS), linear_weights_sample),
+        "pass": price_table(watch, (BYTES,), pass_sample),
+        "gather": price_table(watch, (BYTES, ROW_BYTES), gather_sample),
+        "exponential": price_table(watch, (BYTES,), exponential_sample),
+        "dropout": price_table(watch, (BYTES,), dropout_sample),
+        "update": price_table(watch, (BYTES,), update_sample),
+        "loss": price_table(watch, (ROWS, CLASS_COUNTS), loss_sample),
+        "draw": price_table(watch, (TARGETS, FANOUTS), draw_sample),
+        "Sum": price_table(watch, (SOURCES, SHARES, DEGREES, SUM_WIDTHS), sum_sample),
     }
-    for name, kernel in (("Attend", attended), ("AttendEdges", attended_edges), ("Max", maximum)):
+    for name, kernel in (("Attend", attention_sample), ("AttendEdges", edge_attention_sample), ("Max", max_sample)):
         heads = () if name == "Max" else (HEADS,)
         for back in (False, True):
             axes = (SOURCES, SHARES, DEGREES, ATTENTION_WIDTHS, *heads)
-            tables[name + "_backward" * back] = table(watch, axes, kernel, backward=back)
+            tables[name + "_backward" * back] = price_table(watch, axes, kernel, backward=back)
     free = Prices(ranks=group.size, threads=torch.get_num_threads(), tables=tables)
     return with_fixed_costs(free, Stopwatch(group, **VARYING))
 
 
 def measure_network(group: Group, profile: Profile, *, hosts: int = 1, emulated: bool = False) -> Network:
-    """What collectives take among the ranks of a group, which are on so many hosts; all ranks call it.
+    """Measure collectives between the ranks of a group; all ranks call it.
 
-    profile: of the hosts, by which is known what else a step takes. emulated: see Cluster.
+    1. Measure exchanges and sums by message size, alone.
+    2. Measure exchanges while the ranks compute for as long as the exchange takes.
+    3. Measure whole steps with many small collectives. The time that the profile does not explain, divided by the
+       number of collectives, is the fixed cost of a collective.
+    4. Do the same with steps that send message by message, for the fixed cost of a message.
+
+    Args:
+        group: The ranks.
+        profile: Profile of the hosts, which gives the time of the kernels in a step.
+        hosts: Number of hosts.
+        emulated: True if one machine stands for all hosts; see `Cluster`.
     """
     watch = Stopwatch(group, **VARYING)
     tables = {
-        "all_to_all": table(watch, (MESSAGES,), lambda size: exchanged(group, int(size))),
-        "all_reduce": table(watch, (MESSAGES,), lambda size: reduced(group, int(size))),
+        "all_to_all": price_table(watch, (MESSAGES,), lambda size: exchange_sample(group, int(size))),
+        "all_reduce": price_table(watch, (MESSAGES,), lambda size: all_reduce_sample(group, int(size))),
     }
     alone = watch.seconds(passes(PASSES, group.device)) / PASSES
-    one_pass = statistics.fmean(float(one["seconds"]) for one in group.all_gather_object({"seconds": alone}))
+    pass_seconds = statistics.fmean(float(rank["seconds"]) for rank in group.all_gather_object({"seconds": alone}))
 
-    def beside(size: float) -> ProbeSample:
-        takes = size * tables["all_to_all"].at((size,))
-        return exchanged(group, int(size), num_passes=max(1, round(takes / one_pass)))
+    def overlapped_sample(size: float) -> ProbeSample:
+        exchange_seconds = size * tables["all_to_all"].at((size,))
+        return exchange_sample(group, int(size), num_passes=max(1, round(exchange_seconds / pass_seconds)))
 
-    tables["all_to_all_beside"] = table(watch, (MESSAGES[:-1],), beside)
+    tables["all_to_all_beside"] = price_table(watch, (MESSAGES[:-1],), overlapped_sample)
     bare = Network(ranks=group.size, hosts=hosts, tables=tables)
 
     cluster = Cluster(
@@ -181,71 +208,99 @@ def measure_network(group: Group, profile: Profile, *, hosts: int = 1, emulated:
         emulated=emulated,
     )
 
-    def beyond(network: Network, plan: Plan) -> float:
-        """The seconds of a step on the slowest rank beyond those that are told of it."""
-        told = epoch_time(plan, replace(cluster, profile=replace(profile, networks=[network])), NOWHERE).total
+    def unexplained_seconds(network: Network, plan: Plan) -> float:
+        """Return the measured minus the estimated seconds of a step, on the slowest rank."""
+        estimate = epoch_time(plan, replace(cluster, profile=replace(profile, networks=[network])), NO_MEMORY).total
         step = train_step(plan, group)
-        seconds = statistics.median(watch.seconds(step) for _ in range(TURNS)) - told
-        return max(float(one["seconds"]) for one in group.all_gather_object({"seconds": seconds}))
+        seconds = statistics.median(watch.seconds(step) for _ in range(STEP_ROUNDS)) - estimate
+        return max(float(rank["seconds"]) for rank in group.all_gather_object({"seconds": seconds}))
 
     part = torch.arange(VERTICES, dtype=torch.int32) * group.size // VERTICES
-    deep = [CommunicatedPlan(small_work("gcn", one), group.size, VertexOptions(partition=part)) for one in LAYERS]
-    each = sum(beyond(bare, plan) for plan in deep) / sum(len(collectives(plan)) for plan in deep)
-    met = replace(bare, collective_seconds=max(0.0, each) / cluster.ranks_on_core)
-    piped = PipelinePlan(small_work("gcn", LAYERS[-1]), group.size, PipelineOptions(partition=part, chunks=4))
-    messages = sum(one.messages for one in collectives(piped))
-    return replace(met, message_seconds=max(0.0, beyond(met, piped)) / messages / cluster.ranks_on_core)
+    plans = [
+        CommunicatedPlan(small_work("gcn", layers), group.size, VertexOptions(partition=part)) for layers in LAYERS
+    ]
+    each = sum(unexplained_seconds(bare, plan) for plan in plans) / sum(len(collectives(plan)) for plan in plans)
+    network = replace(bare, collective_seconds=max(0.0, each) / cluster.ranks_on_core)
+    pipeline = PipelinePlan(small_work("gcn", LAYERS[-1]), group.size, PipelineOptions(partition=part, chunks=4))
+    messages = sum(collective.messages for collective in collectives(pipeline))
+    message_seconds = max(0.0, unexplained_seconds(network, pipeline)) / messages / cluster.ranks_on_core
+    return replace(network, message_seconds=message_seconds)
 
 
 def collectives(plan: Plan) -> list[Operation]:
-    """Those of a rank's training step."""
-    return [one for one in plan.trace(training=True).operations if one.kind == "collective"]
+    """Return the collectives of a rank's training step."""
+    return [operation for operation in plan.trace(training=True).operations if operation.kind == "collective"]
 
 
 def with_fixed_costs(prices: Prices, watch: Stopwatch) -> Prices:
-    """The same, with what steps on small_work's graph take beside: by call, by one of attention, by round of chunks."""
+    """Return prices with the fixed costs of a kernel call, an attention call and a round of chunks.
+
+    Measures steps on the graph of `small_work`. Each cost is the time that the prices so far do not explain, divided
+    by the number of calls.
+
+    Args:
+        prices: Prices without fixed costs.
+        watch: Timer.
+    """
 
     def chunked(work: Workload, chunks: int) -> Plan:
         return OffloadPlan(work, 1, OffloadOptions(chunks=chunks))
 
     works, attention = [small_work("gcn", layers) for layers in LAYERS], small_work("gat", LAYERS[0])
-    call = cost_of_each(prices, watch, map(SinglePlan, works), lambda one: one.kernel not in MOVES)
-    prices = replace(prices, call_seconds=call)
-    rounds = cost_of_each(
-        prices, watch, [chunked(works[0], 4), chunked(works[0], 16)], lambda one: one.kernel == "round"
+    call_seconds = cost_of_each(prices, watch, map(SinglePlan, works), lambda call: call.kernel not in MOVE_KERNELS)
+    prices = replace(prices, call_seconds=call_seconds)
+    round_seconds = cost_of_each(
+        prices, watch, [chunked(works[0], 4), chunked(works[0], 16)], lambda call: call.kernel == "round"
     )
-    prices = replace(prices, round_seconds=rounds)
-    more = cost_of_each(prices, watch, [SinglePlan(attention), chunked(attention, 16)], is_attention)
-    return replace(prices, attention_seconds=more)
+    prices = replace(prices, round_seconds=round_seconds)
+    attention_seconds = cost_of_each(prices, watch, [SinglePlan(attention), chunked(attention, 16)], is_attention)
+    return replace(prices, attention_seconds=attention_seconds)
 
 
 def cost_of_each(
     prices: Prices, watch: Stopwatch, plans: Iterable[Plan], counts: Callable[[KernelCall], bool]
 ) -> float:
-    """What each of the calls that count costs, of the time that steps take beside their prices."""
+    """Return the unexplained seconds of some steps, divided by the number of kernel calls that cause them; at least 0.
+
+    Args:
+        prices: Prices of the kernels.
+        watch: Timer.
+        plans: Plans whose training steps are measured.
+        counts: True for the kernel calls to divide by.
+    """
     number, seconds = 0, 0.0
     for plan in plans:
         calls = step_calls(plan, 0)
-        number += sum(one.number for one in calls if counts(one))
+        number += sum(call.number for call in calls if counts(call))
         seconds += watch.seconds(train_step(plan, Group())) - sum(map(prices.seconds, calls))
     return max(0.0, seconds / number)
 
 
 def small_work(model: str, layers: int) -> Workload:
-    """A model of so many layers on few rows, of which parts of neighbours exchange next to none."""
+    """Return a model on a small graph, whose parts of consecutive vertices exchange almost no rows.
+
+    Args:
+        model: Name of the model.
+        layers: Number of its layers.
+    """
     generator = torch.Generator().manual_seed(0)
     target = torch.arange(VERTICES).repeat_interleave(4)
-    source = target // CLOSE * CLOSE + torch.randint(CLOSE, target.shape, generator=generator)
-    source[::FAR] = torch.randint(VERTICES, source[::FAR].shape, generator=generator)
+    source = target // NEIGHBORHOOD * NEIGHBORHOOD + torch.randint(NEIGHBORHOOD, target.shape, generator=generator)
+    source[::FAR_EDGE_INTERVAL] = torch.randint(VERTICES, source[::FAR_EDGE_INTERVAL].shape, generator=generator)
     y = torch.arange(VERTICES) % WIDTH
     x = torch.rand(VERTICES, WIDTH, generator=generator)
-    every = torch.ones(VERTICES, dtype=torch.bool)
-    graph = Graph.from_edges(source, target, num_vertices=VERTICES, x=x, y=y, train_mask=every)
+    all_vertices = torch.ones(VERTICES, dtype=torch.bool)
+    graph = Graph.from_edges(source, target, num_vertices=VERTICES, x=x, y=y, train_mask=all_vertices)
     return Workload(make_model(model, WIDTH, WIDTH, hidden=WIDTH, layers=layers), graph)
 
 
 def train_step(plan: Plan, group: Group) -> Work:
-    """A training step with Adam."""
+    """Return a function that runs one training step with Adam.
+
+    Args:
+        plan: The plan of the step.
+        group: The ranks.
+    """
     placed = plan.place(group)
     optimizer = torch.optim.Adam(placed.model.parameters(), weight_decay=5e-4)
     assert plan.work.graph.y is not None
@@ -253,8 +308,8 @@ def train_step(plan: Plan, group: Group) -> Work:
 
     def step() -> None:
         optimizer.zero_grad()
-        (one,) = placed.steps(0)
-        logits = placed.forward(one)
+        (training_step,) = placed.steps(0)
+        logits = placed.forward(training_step)
         leaf = logits.detach().requires_grad_()
         (grad,) = torch.autograd.grad(cross_entropy(leaf, y), leaf)
         placed.backward(logits, grad)
@@ -264,133 +319,150 @@ def train_step(plan: Plan, group: Group) -> Work:
 
 
 ProbeSample = tuple[float, float, Callable[[], Work]]
-"""The units of a sample's work, the share of the most that a sample may do, and what makes it ready."""
+"""Units of a sample's work, its work as a share of `MAX_WORK`, and a function that prepares its tensors."""
 
 
-def table(
-    watch: Stopwatch, axes: Sequence[tuple[float, ...]], make: Callable[..., ProbeSample], **said: Any
+def price_table(
+    watch: Stopwatch, axes: Sequence[tuple[float, ...]], make: Callable[..., ProbeSample], **options: Any
 ) -> PriceTable:
-    """The seconds of a unit at all sizes; where a sample is too large, those of one that is as large as may be.
+    """Measure the seconds per unit of work at each combination of sizes.
 
-    Nor does that have less on the first axis than the sample before has, whose seconds then count.
+    If a sample is too large, its first size is reduced until it has `MAX_WORK`. If that is no more than the size before
+    on the first axis, the seconds of that size are used.
+
+    Args:
+        watch: Timer.
+        axes: Sizes of each axis, ascending.
+        make: Function that returns the sample of a combination of sizes.
+        **options: Keyword arguments of `make`.
     """
-    found: dict[tuple[float, ...], float] = {}
+    seconds: dict[tuple[float, ...], float] = {}
     for sizes in product(*axes):
-        units, share, ready = make(*sizes, **said)
-        at = axes[0].index(sizes[0])
-        if share > 1 and at:
-            before = axes[0][at - 1]
-            if sizes[0] / share <= before:
-                found[sizes] = found[(before, *sizes[1:])]
+        units, share, prepare = make(*sizes, **options)
+        index = axes[0].index(sizes[0])
+        if share > 1 and index:
+            previous = axes[0][index - 1]
+            if sizes[0] / share <= previous:
+                seconds[sizes] = seconds[(previous, *sizes[1:])]
                 continue
-            units, _, ready = make(sizes[0] // share, *sizes[1:], **said)
-        works = copies(ready)
-        found[sizes] = watch.seconds(*works) / units
+            units, _, prepare = make(sizes[0] // share, *sizes[1:], **options)
+        works = copies(prepare)
+        seconds[sizes] = watch.seconds(*works) / units
         del works
-    shared = watch.group.all_gather_object({"seconds": list(found.values())}) if watch.group.size > 1 else None
-    if shared:
-        seconds = tuple(statistics.fmean(each) for each in zip(*(one["seconds"] for one in shared), strict=True))
+    gathered = watch.group.all_gather_object({"seconds": list(seconds.values())}) if watch.group.size > 1 else None
+    if gathered:
+        means = tuple(statistics.fmean(each) for each in zip(*(rank["seconds"] for rank in gathered), strict=True))
     else:
-        seconds = tuple(found.values())
-    return PriceTable(axes=tuple(axes), seconds=seconds)
+        means = tuple(seconds.values())
+    return PriceTable(axes=tuple(axes), seconds=means)
 
 
-def copies(ready: Callable[[], Work]) -> list[Work]:
-    """A sample several times, each on tensors of its own, that none finds in the cache what a step would not."""
+def copies(prepare: Callable[[], Work]) -> list[Work]:
+    """Return several copies of a sample on different tensors, so that a run does not find its rows in a cache."""
     with TensorPeak() as peak:
-        works = [ready()]
+        works = [prepare()]
         while len(works) < COPIES and peak.alive < COLD_BYTES:
-            works.append(ready())
+            works.append(prepare())
     return works
 
 
-def forward_map(rows: float, columns: float, width: float) -> ProbeSample:
+def linear_sample(rows: float, columns: float, width: float) -> ProbeSample:
     flops = 2 * rows * columns * width
 
-    def ready() -> Work:
+    def prepare() -> Work:
         x, weight = torch.rand(int(rows), int(columns)), torch.rand(int(columns), int(width))
         return lambda: linear(x, weight)
 
-    return flops, flops / MOST_WORK["flops"], ready
+    return flops, flops / MAX_WORK["flops"], prepare
 
 
-def weights_map(rows: float, columns: float, width: float) -> ProbeSample:
+def linear_weights_sample(rows: float, columns: float, width: float) -> ProbeSample:
     flops = 2 * rows * columns * width
 
-    def ready() -> Work:
+    def prepare() -> Work:
         x, weight = torch.rand(int(rows), int(columns)), torch.rand(int(columns), int(width), requires_grad=True)
         y = linear(x, weight)
         grad = torch.rand_like(y)
         return lambda: torch.autograd.grad(y, weight, grad, retain_graph=True)
 
-    return flops, flops / MOST_WORK["flops"], ready
+    return flops, flops / MAX_WORK["flops"], prepare
 
 
-def elementwise(num_bytes: float) -> ProbeSample:
-    def ready() -> Work:
+def pass_sample(num_bytes: float) -> ProbeSample:
+    def prepare() -> Work:
         x = torch.rand(int(num_bytes) // 8)
         return lambda: x + 1.0
 
-    return num_bytes, num_bytes / MOST_WORK["bytes"], ready
+    return num_bytes, num_bytes / MAX_WORK["bytes"], prepare
 
 
-def gathered(num_bytes: float, row_bytes: float) -> ProbeSample:
-    """One row of each two, either at random."""
+def gather_sample(num_bytes: float, row_bytes: float) -> ProbeSample:
+    """Return a sample that gathers rows by index: of each two rows one at random.
 
-    def ready() -> Work:
+    Args:
+        num_bytes: Bytes that are gathered.
+        row_bytes: Bytes of a row.
+    """
+
+    def prepare() -> Work:
         rows, width = max(int(num_bytes / row_bytes), 1), int(row_bytes) // 4
         table = torch.rand(2 * rows, width)
-        chosen = 2 * torch.arange(rows) + torch.randint(2, (rows,), generator=torch.Generator().manual_seed(0))
-        return lambda: table.index_select(0, chosen)
+        indices = 2 * torch.arange(rows) + torch.randint(2, (rows,), generator=torch.Generator().manual_seed(0))
+        return lambda: table.index_select(0, indices)
 
-    return num_bytes, num_bytes / MOST_WORK["bytes"], ready
+    return num_bytes, num_bytes / MAX_WORK["bytes"], prepare
 
 
-def exponential(numbers: float) -> ProbeSample:
-    def ready() -> Work:
+def exponential_sample(numbers: float) -> ProbeSample:
+    def prepare() -> Work:
         x = torch.rand(int(numbers)) - 0.5
         return lambda: elu(x)
 
-    return numbers, numbers / MOST_WORK["numbers"], ready
+    return numbers, numbers / MAX_WORK["numbers"], prepare
 
 
-def dropped(numbers: float) -> ProbeSample:
-    def ready() -> Work:
+def dropout_sample(numbers: float) -> ProbeSample:
+    def prepare() -> Work:
         x = torch.rand(max(int(numbers) // 64, 1), 64)
         rows = torch.arange(len(x))
         return lambda: keyed_dropout(x, rows, key=1, p=0.5)
 
-    return numbers, numbers / MOST_WORK["numbers"], ready
+    return numbers, numbers / MAX_WORK["numbers"], prepare
 
 
-def updated(numbers: float) -> ProbeSample:
-    def ready() -> Work:
+def update_sample(numbers: float) -> ProbeSample:
+    def prepare() -> Work:
         weight = torch.nn.Parameter(torch.rand(int(numbers)))
         weight.grad = torch.rand(int(numbers))
         return torch.optim.Adam([weight], lr=1e-3, weight_decay=5e-4).step
 
-    return numbers, numbers / MOST_WORK["numbers"], ready
+    return numbers, numbers / MAX_WORK["numbers"], prepare
 
 
-def scored(rows: float, classes: float) -> ProbeSample:
+def loss_sample(rows: float, classes: float) -> ProbeSample:
     numbers = rows * classes
 
-    def ready() -> Work:
+    def prepare() -> Work:
         logits = torch.rand(int(rows), int(classes), requires_grad=True)
         y = torch.arange(int(rows)) % int(classes)
         return lambda: torch.autograd.grad(cross_entropy(logits, y, reduction="none").sum(), logits)
 
-    return numbers, numbers / MOST_WORK["numbers"], ready
+    return numbers, numbers / MAX_WORK["numbers"], prepare
 
 
-def drawn(targets: float, fanout: float) -> ProbeSample:
-    """One hop of a mini-batch as a rank makes it: edges drawn, their sources numbered, and the edges both ways."""
+def draw_sample(targets: float, fanout: float) -> ProbeSample:
+    """Return a sample of one hop of a mini-batch: sample edges, number their sources, transpose the block.
+
+    Args:
+        targets: Number of target vertices.
+        fanout: Number of sampled in-edges of each target.
+    """
     edges = targets * fanout
 
-    def ready() -> Work:
-        in_edges = random_edges(*DRAWN_FROM)
-        every = torch.ones(in_edges.num_sources, dtype=torch.bool)
-        graph = Graph(in_edges=in_edges, y=every.long(), train_mask=every)
+    def prepare() -> Work:
+        in_edges = random_edges(*SAMPLED_GRAPH)
+        all_vertices = torch.ones(in_edges.num_sources, dtype=torch.bool)
+        graph = Graph(in_edges=in_edges, y=all_vertices.long(), train_mask=all_vertices)
         fanouts, batch = (int(fanout),), min(int(targets), graph.num_vertices)
         sampler = BatchSampler(
             graph=graph, size=1, part=None, fanouts=fanouts, batch_size=batch, method="uniform", seed=0
@@ -398,83 +470,97 @@ def drawn(targets: float, fanout: float) -> ProbeSample:
         examples = sampler.batches(0)[0]
 
         def run() -> object:
-            (found,) = ask_each_other([sampler.draw(examples, 0, epoch=0, number=0)])
-            return found.hops[0].block.transpose
+            (batch_blocks,) = exchange_requests_locally([sampler.sample(examples, 0, epoch=0, number=0)])
+            return batch_blocks.hops[0].block.transpose
 
         return run
 
-    return edges + targets, (edges + targets) / MOST_WORK["drawn"], ready
+    return edges + targets, (edges + targets) / MAX_WORK["sampled"], prepare
 
 
 @lru_cache(maxsize=1)
 def random_edges(sources: float, share: float, degree: float, targets: float | None = None) -> Adjacency:
-    """A graph of so many vertices with so many in-edges on the mean, few of most and many of a few.
+    """Return random edges with skewed in-degrees: most vertices have few in-edges, and a few have many.
 
-    share: of the edges, those whose source no edge shortly before has, where rows do not fit into the cache. targets:
-    only the edges to so many, from all; None: to all.
+    Args:
+        sources: Number of source vertices.
+        share: Share of the edges whose source no recent edge has, so that its row comes from memory. Below 1, sources
+            lie in a window that moves by `share` vertices with each edge.
+        degree: Mean in-degree.
+        targets: Number of target vertices. None: as many as sources.
     """
     count, rows, generator = int(sources), int(targets or sources), torch.Generator().manual_seed(0)
     weights = torch.arange(1, rows + 1).float().rsqrt()[torch.randperm(rows, generator=generator)]
     in_degree = (weights * (degree * rows / weights.sum())).round().long()
     target = torch.arange(rows).repeat_interleave(in_degree)
     source = torch.randint(count, (len(target),), generator=generator)
-    if share < 1:  # a window that moves on by so many sources an edge
-        source = ((torch.arange(len(target)) * share).long() + source % WINDOW) % count
-    made = Adjacency.from_edges(source, target, num_sources=count, num_targets=rows)
-    made.transpose  # noqa: B018
-    return made
+    if share < 1:
+        source = ((torch.arange(len(target)) * share).long() + source % SOURCE_WINDOW) % count
+    edges = Adjacency.from_edges(source, target, num_sources=count, num_targets=rows)
+    edges.transpose  # noqa: B018  # computed here, so that no timed run does it
+    return edges
 
 
-def aggregate(
+def aggregate_sample(
     edges: tuple[float, float, float],
     width: float,
     make: Callable[[Adjacency], Callable[[Tensor], Tensor]],
     *,
     backward: bool = False,
 ) -> ProbeSample:
-    """A sample of an aggregate, or of its backward pass, over rows of some width; edges: see random_edges.
+    """Return a sample of an aggregate, or of its backward pass.
 
-    Where the whole is too large, forward it is of fewer targets, whose sources are as many as were asked for: rows of
-    fewer would be in the cache.
+    If the forward pass has more than `MAX_WORK`, it is measured with fewer targets, but with all sources: fewer source
+    rows would fit in a cache.
+
+    Args:
+        edges: Number of sources, share and mean degree; see `random_edges`.
+        width: Columns of a row.
+        make: Function that returns the aggregate over some edges.
+        backward: Measure the backward pass.
     """
     numbers = edges[0] * edges[2] * width
-    targets = None if backward else edges[0] * min(1.0, MOST_WORK["aggregated"] / numbers)
+    targets = None if backward else edges[0] * min(1.0, MAX_WORK["aggregated"] / numbers)
 
-    def ready() -> Work:
-        made = random_edges(*edges, targets)
-        run = make(made)
-        x = torch.rand(made.num_sources, int(width), requires_grad=backward)
+    def prepare() -> Work:
+        block = random_edges(*edges, targets)
+        run = make(block)
+        x = torch.rand(block.num_sources, int(width), requires_grad=backward)
         if not backward:
             return lambda: run(x)
         y = run(x)
         grad = torch.rand_like(y)
-        wanted = x
-        return lambda: torch.autograd.grad(y, wanted, grad, retain_graph=True)
+        inputs = x
+        return lambda: torch.autograd.grad(y, inputs, grad, retain_graph=True)
 
     if targets is not None:
-        return targets * edges[2] * width, 1.0, ready
-    return numbers, numbers / MOST_WORK["aggregated_backward"], ready
+        return targets * edges[2] * width, 1.0, prepare
+    return numbers, numbers / MAX_WORK["aggregated_backward"], prepare
 
 
-def summed(sources: float, share: float, degree: float, width: float) -> ProbeSample:
-    return aggregate((sources, share, degree), width, lambda edges: lambda x: spmm(edges, x))
+def sum_sample(sources: float, share: float, degree: float, width: float) -> ProbeSample:
+    return aggregate_sample((sources, share, degree), width, lambda edges: lambda x: spmm(edges, x))
 
 
-def maximum(sources: float, share: float, degree: float, width: float, *, backward: bool) -> ProbeSample:
-    return aggregate((sources, share, degree), width, lambda edges: lambda x: spmm_max(edges, x), backward=backward)
+def max_sample(sources: float, share: float, degree: float, width: float, *, backward: bool) -> ProbeSample:
+    return aggregate_sample(
+        (sources, share, degree), width, lambda edges: lambda x: spmm_max(edges, x), backward=backward
+    )
 
 
-def attended(sources: float, share: float, degree: float, width: float, heads: float, *, backward: bool) -> ProbeSample:
+def attention_sample(
+    sources: float, share: float, degree: float, width: float, heads: float, *, backward: bool
+) -> ProbeSample:
     def make(edges: Adjacency) -> Callable[[Tensor], Tensor]:
         bounds = [int(width) * head // int(heads) for head in range(int(heads) + 1)]
         sizes = edges.num_sources, edges.num_targets
         left, right = (torch.rand(size, int(heads), requires_grad=True) for size in sizes)
         return lambda x: attend(edges, x, left, right, bounds=bounds)
 
-    return aggregate((sources, share, degree), width, make, backward=backward)
+    return aggregate_sample((sources, share, degree), width, make, backward=backward)
 
 
-def attended_edges(
+def edge_attention_sample(
     sources: float, share: float, degree: float, width: float, heads: float, *, backward: bool
 ) -> ProbeSample:
     def make(edges: Adjacency) -> Callable[[Tensor], Tensor]:
@@ -488,11 +574,16 @@ def attended_edges(
 
         return run
 
-    return aggregate((sources, share, degree), width, make, backward=backward)
+    return aggregate_sample((sources, share, degree), width, make, backward=backward)
 
 
 def passes(number: int, device: torch.device) -> Work:
-    """So many passes over numbers that stay in a core's cache."""
+    """Return work that passes several times over elements that stay in a core's cache.
+
+    Args:
+        number: Number of passes.
+        device: Device of the elements.
+    """
     numbers = torch.zeros(CACHED, device=device)
 
     def run() -> None:
@@ -502,30 +593,41 @@ def passes(number: int, device: torch.device) -> Work:
     return run
 
 
-def exchanged(group: Group, num_bytes: int, *, num_passes: int = 0) -> ProbeSample:
-    """Every rank sends so many bytes, evenly to all others, and receives as many; beside so many `passes`."""
+def exchange_sample(group: Group, num_bytes: int, *, num_passes: int = 0) -> ProbeSample:
+    """Return a sample of an exchange in which every rank sends the same number of bytes to each other rank.
 
-    def ready() -> Work:
+    Args:
+        group: The ranks.
+        num_bytes: Bytes that a rank sends in all.
+        num_passes: Number of `passes` that the rank computes meanwhile.
+    """
+
+    def prepare() -> Work:
         each = num_bytes // (group.size - 1)
         counts = [0 if rank == group.rank else each for rank in range(group.size)]
         message = torch.zeros(sum(counts), dtype=torch.uint8, device=group.device)
-        beside = passes(num_passes, group.device)
+        overlapped = passes(num_passes, group.device)
 
         def run() -> Tensor:
             pending = group.all_to_all_async(message, counts, counts, tag="probe")
-            beside()
+            overlapped()
             return pending.wait()
 
         return run
 
-    return float(num_bytes), 0.0, ready
+    return float(num_bytes), 0.0, prepare
 
 
-def reduced(group: Group, num_bytes: int) -> ProbeSample:
-    """A sum over the ranks in which each sends so many bytes, as a ring moves it."""
+def all_reduce_sample(group: Group, num_bytes: int) -> ProbeSample:
+    """Return a sample of a sum over the ranks.
 
-    def ready() -> Work:
+    Args:
+        group: The ranks.
+        num_bytes: Bytes that a rank sends, if the sum goes around a ring.
+    """
+
+    def prepare() -> Work:
         numbers = torch.zeros(max(1, num_bytes * group.size // (group.size - 1) // 8), device=group.device)
         return lambda: group.all_reduce(numbers, tag="probe")
 
-    return float(num_bytes), 0.0, ready
+    return float(num_bytes), 0.0, prepare

@@ -1,4 +1,4 @@
-"""What was told of a run beside what it took: for its summary, and for forecasts to come."""
+"""Compares the estimate of a run with what was measured, for its summary and to calibrate later estimates."""
 
 from __future__ import annotations
 
@@ -10,40 +10,49 @@ from typing import Any, Self
 import torch
 
 from weft.cost import KINDS, Profile
-from weft.runtime.kernel_selection import Choices
-from weft.training.planning.probe_command import default_path, teach
+from weft.runtime.kernel_selection import KernelSelection
+from weft.training.planning.probe_command import default_path, update_calibration
 from weft.utils.errors import InputError
 
 SECONDS = ("epoch_seconds", *(f"{kind}_seconds" for kind in ("compute", "network", "waiting")))
-LEAST_EPOCHS = 5
-"""Of a run that teaches: the first ones are slower."""
-LEAST_SHARE = 0.05
-"""Of an epoch's seconds: of a kind that takes less, a run teaches nothing."""
+MIN_EPOCHS = 5
+"""Fewest epochs of a run that calibrates the profile, since the first epochs are slower."""
+MIN_SHARE = 0.05
+"""A kind of seconds that takes a smaller share of an epoch than this is too short to calibrate by."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch:
-    """An epoch of training, as it was told or seen."""
+    """Time and memory of an epoch of training, estimated or measured."""
 
     epoch_seconds: float
     compute_seconds: float
-    """Of the rank that computes longest."""
+    """Seconds of computing, on the rank that computes longest."""
     network_seconds: float
-    """While rows cross and nobody computes."""
+    """Seconds in which rows cross the network and no rank computes."""
     waiting_seconds: float
-    """Of the rank that waits longest for others."""
+    """Seconds of waiting for other ranks, on the rank that waits longest."""
     host_bytes: int
-    """In memory, of all ranks."""
+    """Peak bytes of host memory, summed over the ranks."""
 
     @classmethod
     def of(cls, plan: Mapping[str, Any]) -> Self:
-        """That of a plan as JSON has it. KeyError, TypeError or ValueError for what is none."""
+        """Return the estimate in a row of `weft plan --json`.
+
+        Args:
+            plan: The fields of a `StrategyEstimate`.
+
+        Raises:
+            KeyError: A field is missing.
+            TypeError: A field is of another type.
+            ValueError: A field is not a number.
+        """
         seconds = {name: float(plan[name]) for name in SECONDS}
         return cls(**seconds, host_bytes=int(plan["host_bytes"]))
 
     @classmethod
-    def seen(cls, summary: Mapping[str, Any]) -> Self:
-        """That of a run which has ended."""
+    def measured(cls, summary: Mapping[str, Any]) -> Self:
+        """Return the measured values of a finished run, from its summary."""
         ranks = summary["ranks"]
         return cls(
             epoch_seconds=summary["epoch_seconds"],
@@ -56,53 +65,70 @@ class Epoch:
 
 @dataclass(frozen=True, kw_only=True)
 class Correction:
-    """By what a run was told, on the machine that it is on."""
+    """State of the profile that a run was estimated with; needed to calibrate the profile after the run."""
 
     digest: str
-    """Of the profile."""
+    """Checksum of the profile's measurements."""
     threads: int
-    """Of a rank."""
+    """Number of threads of a rank."""
     factors: Mapping[str, float]
-    """By kind, what runs before had taught."""
-    choices: Choices
-    """The implementations of kernels that were measured."""
+    """Calibration factor of each kind of seconds, which the estimate already contains."""
+    choices: KernelSelection
+    """Implementations of kernels that the profile measured."""
 
     @classmethod
     def of(cls, profile: Profile, threads: int) -> Self:
-        """That of a profile as it is now."""
+        """Return the data of a profile in its present state.
+
+        Args:
+            profile: The profile of this machine.
+            threads: Number of threads of a rank.
+        """
         factors = {kind: profile.factor(kind) for kind in KINDS}
         return cls(digest=profile.digest, threads=threads, factors=factors, choices=profile.choices)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What was told of a run before it began."""
+    """Estimate of a run, made before it begins."""
 
     epoch: Epoch
-    lesson: Correction | None = None
-    """None: it was told elsewhere, and the run teaches nothing."""
+    correction: Correction | None = None
+    """None: the run does not calibrate the profile, since the estimate comes from another machine or other kernels."""
 
     def record(self, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """Both sides, as JSON knows them, of a run with this summary."""
-        return {"told": asdict(self.epoch), "seen": asdict(Epoch.seen(summary))}
+        """Return the field `forecast` of a run's summary: the estimated (`told`) and the measured (`seen`) values."""
+        return {"told": asdict(self.epoch), "seen": asdict(Epoch.measured(summary))}
 
-    def ratios(self, seen: Epoch) -> dict[str, float]:
-        """By kind, how many times the seconds that the tables alone tell a run took."""
-        assert self.lesson
-        found = {}
-        for kind in KINDS:
-            told, took = (getattr(one, f"{kind}_seconds") for one in (self.epoch, seen))
-            if min(told / self.epoch.epoch_seconds, took / seen.epoch_seconds) >= LEAST_SHARE:
-                found[kind] = took / told * self.lesson.factors[kind]
-        return found
+    def ratios(self, measured: Epoch) -> dict[str, float]:
+        """Return the ratio of measured to uncalibrated estimated seconds, for each kind of `KINDS`.
 
-    def teach(self, summary: Mapping[str, Any], epochs: int) -> None:
-        """Has later forecasts learn of a run that trained so many epochs; nothing where the file cannot be written.
+        A kind that takes less than `MIN_SHARE` of the epoch is left out.
 
-        Nor of one whose ranks had another number of threads than told.
+        Args:
+            measured: The epoch as it was measured.
         """
-        lesson = self.lesson
-        if lesson is None or epochs < LEAST_EPOCHS or torch.get_num_threads() != lesson.threads:
+        assert self.correction
+        ratios = {}
+        for kind in KINDS:
+            estimate, measurement = (getattr(epoch, f"{kind}_seconds") for epoch in (self.epoch, measured))
+            if min(estimate / self.epoch.epoch_seconds, measurement / measured.epoch_seconds) >= MIN_SHARE:
+                # The estimate contains the calibration factor: multiply by it to compare with the tables alone.
+                ratios[kind] = measurement / estimate * self.correction.factors[kind]
+        return ratios
+
+    def update_calibration(self, summary: Mapping[str, Any], epochs: int) -> None:
+        """Calibrate the profile of this machine by a finished run.
+
+        Does nothing if the run is too short, its ranks had another number of threads than estimated, or the profile
+        cannot be read or written.
+
+        Args:
+            summary: The summary of the run.
+            epochs: Number of epochs that this process trained.
+        """
+        correction = self.correction
+        if correction is None or epochs < MIN_EPOCHS or torch.get_num_threads() != correction.threads:
             return
         with suppress(InputError, OSError):
-            teach(default_path(), lesson.digest, self.ratios(Epoch.seen(summary)))
+            update_calibration(default_path(), correction.digest, self.ratios(Epoch.measured(summary)))

@@ -91,8 +91,16 @@ class Where:
 def planned(
     config: Config, graph: Graph | None, model: nn.Module | None, where: Where, *, approximate: bool
 ) -> tuple[list[StrategyEstimate], dict[str, Any]]:
-    """`plan` for a configuration, and what a file of it says."""
-    kernels_for_run(config)  # for its check of --choices: prices are always those of the implementations that were measured
+    """Return the estimates of `plan` for a configuration, and the content of its plan file.
+
+    Args:
+        config: The configuration.
+        graph: The graph. None: the configuration names it.
+        model: A custom model. None: the configuration names it.
+        where: Machines to estimate training on.
+        approximate: Also estimate strategies whose results differ from those of `single`.
+    """
+    kernels_for_run(config)  # only checks --choices: prices are those of the kernels that the probe measured
     clusters, profile = where.clusters(config)
     subject = subject_of(config, graph, model)
     estimates = estimate_strategies(config, subject, clusters, approximate=approximate)

@@ -16,43 +16,65 @@ from weft.training.planning.search import StrategyEstimate
 from weft.utils import migrate
 from weft.utils.errors import InputError, readable
 
-DECIDED = {spec.name for spec in dataclasses.fields(Config)} - {"graph", "model"}
-"""Fields of a configuration that a plan may say."""
+PLANNED_FIELDS = {spec.name for spec in dataclasses.fields(Config)} - {"graph", "model"}
+"""Fields of a configuration that a plan may set."""
 
 
-def record(found: Sequence[StrategyEstimate], fingerprint: str, notes: Sequence[str] = ()) -> dict[str, Any]:
-    """All as JSON knows it, the graph that it is of ('': one that is only described), and what was not measured."""
-    plans = [dataclasses.asdict(one) for one in found]
+def record(estimates: Sequence[StrategyEstimate], fingerprint: str, notes: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the content of a plan file, in values that JSON can store.
+
+    Args:
+        estimates: The estimate of each strategy, the best first.
+        fingerprint: Fingerprint of the graph. Empty: a graph of which only numbers are known (`stats:...`).
+        notes: Lines about what was not measured.
+    """
+    plans = [dataclasses.asdict(estimate) for estimate in estimates]
     return migrate.versioned("plan", {"fingerprint": fingerprint, "plans": plans, "notes": [*notes]})
 
 
 def as_planned(config: Config, work: Workload, path: Path) -> tuple[Config, Estimate, str]:
-    """A configuration with what the best plan of a file says. InputError where it says something else by itself."""
+    """Return a configuration with the options of the best plan in a file, its estimate, and an empty message.
+
+    Args:
+        config: The configuration as requested.
+        work: The model and the graph to train.
+        path: A file that `weft plan --json` wrote.
+
+    Raises:
+        InputError: An option of the configuration contradicts the plan, or the file cannot be used.
+    """
     options, epoch = planned_options(path, work.graph.fingerprint)
     for name, value in options.items():
         default = getattr(Config(), name)
         if getattr(config, name) not in (default, value):
             flag = "--" + name.replace("_", "-")
-            raise InputError(f"{flag} {getattr(config, name)}: {path} says {value}: leave {flag} or --plan out")
+            raise InputError(
+                f"{flag} {getattr(config, name)} contradicts {path}, which has {value}: leave out {flag} or --plan"
+            )
     return replace(config, **options), Estimate(epoch=epoch), ""
 
 
 def planned_options(path: Path, fingerprint: str) -> tuple[dict[str, Any], Epoch]:
-    """What the best plan of a file says: strategy, workers and options, and what they take.
+    """Return the options of the best plan in a file (strategy, workers and more), and the estimate of an epoch.
 
-    InputError where it is of another graph.
+    Args:
+        path: A file that `weft plan --json` wrote.
+        fingerprint: Fingerprint of the graph to train.
+
+    Raises:
+        InputError: The file is damaged, is about another graph, or has no plan that fits.
     """
-    with readable(path, "write it by: weft plan GRAPH --json > FILE"):
-        known = migrate.plan(json.loads(path.read_text()), path)
-        of, fitting = known["fingerprint"], [one for one in known["plans"] if one["fits"]]
-        found = [
-            ({"strategy": one["strategy"], "workers": one["workers"], **one["options"]}, Epoch.of(one))
-            for one in fitting[:1]
+    with readable(path, "write it again: weft plan GRAPH --json > FILE"):
+        content = migrate.plan(json.loads(path.read_text()), path)
+        planned_graph, fitting = content["fingerprint"], [plan for plan in content["plans"] if plan["fits"]]
+        best = [
+            ({"strategy": plan["strategy"], "workers": plan["workers"], **plan["options"]}, Epoch.of(plan))
+            for plan in fitting[:1]
         ]
-        if unknown := [name for options, _ in found for name in options if name not in DECIDED]:
-            raise ValueError(f"no option {unknown[0]!r} is decided by a plan")
-    if of != fingerprint:
-        raise InputError(f"{path} is a plan of another graph: make one of this by weft plan")
-    if not found:
-        raise InputError(f"{path}: no strategy in it fits")
-    return found[0]
+        if unknown := [name for options, _ in best for name in options if name not in PLANNED_FIELDS]:
+            raise ValueError(f"a plan cannot set the option {unknown[0]!r}")
+    if planned_graph != fingerprint:
+        raise InputError(f"{path} is a plan for another graph: run weft plan for this one")
+    if not best:
+        raise InputError(f"{path}: no strategy in this plan fits: run weft plan again, for other machines or options")
+    return best[0]

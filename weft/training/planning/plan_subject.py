@@ -1,4 +1,4 @@
-"""What plans are made of: a graph that is there, or small ones that tell of one which is only described."""
+"""Workloads to estimate: on a graph that exists, or on small graphs from which a larger one is extrapolated."""
 
 from __future__ import annotations
 
@@ -14,123 +14,141 @@ from weft.nn import Workload
 from weft.strategies import Options, get_strategy
 from weft.training.flag_checks import configured_options, make_options, open_book, with_partition
 
-MOST_VERTICES, MOST_EDGES = 1 << 15, 1 << 20
-"""Of the largest graph that is drawn."""
-LEAST_OF_A_RANK = 16
-"""Vertices, on the smallest graph."""
-MOST_RANKS = 16
-"""That plans are made for; what more do is extrapolated as well."""
+MAX_VERTICES, MAX_EDGES = 1 << 15, 1 << 20
+"""Sizes of the largest graph that is generated to extrapolate from."""
+MIN_VERTICES_OF_RANK = 16
+"""Fewest vertices of a rank on the smallest generated graph."""
+MAX_RANKS = 16
+"""Most ranks that plans are made for; the estimates of more ranks are extrapolated."""
 
 
 class Parts:
-    """The partitions of a graph that plans ask for, each found once."""
+    """Cache of the partitions of a graph that plans need.
+
+    Args:
+        graph: The graph to partition.
+    """
 
     def __init__(self, graph: Graph) -> None:
-        self.graph, self.found = graph, dict[tuple[str, int], Tensor]()
+        self.graph, self._partitions = graph, dict[tuple[str, int], Tensor]()
 
     def options(self, config: Config) -> Options:
-        """What a configuration says to its strategy, with its partition."""
+        """Return the options of a configuration's strategy, with the partition that it needs."""
         options, name = make_options(config), config.partition or get_strategy(config.strategy).partition
         if not name or "partition" not in configured_options(get_strategy(config.strategy)):
             return options
-        if (name, config.workers) not in self.found:
-            self.found[name, config.workers] = open_book(name, config.workers, self.graph).part
-        return with_partition(options, self.found[name, config.workers])
+        if (name, config.workers) not in self._partitions:
+            self._partitions[name, config.workers] = open_book(name, config.workers, self.graph).part
+        return with_partition(options, self._partitions[name, config.workers])
 
 
 class PlannedWorkload(NamedTuple):
-    """A workload as a plan is made of it, and the partitions of its graph."""
+    """Workload that plans are made for, and the partitions of its graph."""
 
     work: Workload
     parts: Parts
 
 
 class Point(NamedTuple):
-    """What a plan is made of to learn of a larger one."""
+    """Workload and number of ranks of a plan from which a larger one is extrapolated."""
 
-    known: PlannedWorkload
+    planned: PlannedWorkload
     ranks: int
 
 
 class WholeSubject:
-    """A workload of which is told what it takes."""
+    """Workload on a graph that exists: estimated as it is.
 
-    is_there = True
+    Args:
+        work: The model and the graph.
+    """
+
+    has_graph = True
 
     def __init__(self, work: Workload) -> None:
-        self.whole = PlannedWorkload(work, Parts(work.graph))
+        self.planned = PlannedWorkload(work, Parts(work.graph))
 
     def explain(self, ranks: int) -> str:
-        """What was extrapolated: nothing."""
+        """Return an empty note: nothing is extrapolated."""
         del ranks
         return ""
 
 
 class DescribedSubject:
-    """A workload on a graph that is only described: small R-MAT graphs of the same mean degree tell what it takes.
+    """Workload on a graph of which only the sizes are known: extrapolated from R-MAT graphs of the same mean degree.
 
-    work: the workload of a graph, as the configuration asks for it.
+    Args:
+        described: Sizes of the graph.
+        make_work: Function that returns the requested workload on a generated graph.
     """
 
-    is_there = False
+    has_graph = False
 
-    def __init__(self, described: DescribedGraph, work: Callable[[Graph], Workload]) -> None:
-        self.described, self._work = described, work
-        self._drawn = dict[int, PlannedWorkload]()
-        self._found = dict[Hashable, list[RankEstimate]]()
+    def __init__(self, described: DescribedGraph, make_work: Callable[[Graph], Workload]) -> None:
+        self.described, self._make_work = described, make_work
+        self._generated = dict[int, PlannedWorkload]()
+        self._estimates = dict[Hashable, list[RankEstimate]]()
 
-    def found(self, what: Hashable, find: Callable[[], list[RankEstimate]]) -> list[RankEstimate]:
-        """What is found out on one of these graphs, once for all machines on which it is the same."""
-        if what not in self._found:
-            self._found[what] = find()
-        return self._found[what]
+    def cached(self, key: Hashable, compute: Callable[[], list[RankEstimate]]) -> list[RankEstimate]:
+        """Return the estimates of a key, computed once for all machines that share the key.
+
+        Args:
+            key: Configuration, generated graph and machine of the estimates.
+            compute: Function that computes them.
+        """
+        if key not in self._estimates:
+            self._estimates[key] = compute()
+        return self._estimates[key]
 
     def by_vertices(self, ranks: int) -> list[Point]:
-        """A graph and a larger one, for so many ranks or what stands for them."""
-        return [Point(self._at(halvings), min(ranks, MOST_RANKS)) for halvings in self._halvings(ranks)]
+        """Return a small and a larger generated graph, each for `ranks` ranks but at most `MAX_RANKS`."""
+        return [Point(self._at(halvings), min(ranks, MAX_RANKS)) for halvings in self._halvings(ranks)]
 
     def fewer_ranks(self, ranks: int) -> list[Point]:
-        """The largest of these for half as many ranks, and half of those, where there are too many; ascending."""
-        if ranks <= MOST_RANKS:
+        """Return the larger graph for a quarter and for half of `MAX_RANKS` ranks.
+
+        Empty if plans are made for `ranks` themselves.
+        """
+        if ranks <= MAX_RANKS:
             return []
         largest = self._at(self._halvings(ranks)[-1])
-        return [Point(largest, MOST_RANKS >> halvings) for halvings in (2, 1)]
+        return [Point(largest, MAX_RANKS >> halvings) for halvings in (2, 1)]
 
-    def times(self, ranks: int) -> float:
-        """How many times the vertices of the largest the graph has."""
+    def size_ratio(self, ranks: int) -> float:
+        """Return the number of vertices of the graph, divided by that of the largest generated graph."""
         return self.described.num_vertices / (self.described.num_vertices >> self._halvings(ranks)[-1])
 
     def explain(self, ranks: int) -> str:
-        """What was extrapolated, from which sizes and how far."""
-        found = [point.known.work.stats.num_vertices for point in self.by_vertices(ranks)]
-        about = f"on {ranks} rank{'s' if ranks > 1 else ''}, R-MAT graphs in place of the one described"
+        """Return a note about what is extrapolated, from which sizes and how far."""
+        sampled = [point.planned.work.stats.num_vertices for point in self.by_vertices(ranks)]
+        about = f"on {ranks} rank{'s' if ranks > 1 else ''}, estimated from R-MAT graphs of the described sizes"
         beyond = []
-        if self.times(ranks) > 1:
-            sizes = " and ".join(f"{one:,}" for one in found)
-            beyond.append(f"{self.times(ranks):,.0f} times from graphs of {sizes} vertices")
-        if ranks > MOST_RANKS:
+        if self.size_ratio(ranks) > 1:
+            sizes = " and ".join(f"{num_vertices:,}" for num_vertices in sampled)
+            beyond.append(f"{self.size_ratio(ranks):,.0f} times from graphs of {sizes} vertices")
+        if ranks > MAX_RANKS:
             fewer = ", ".join(str(point.ranks) for point in self.fewer_ranks(ranks))
-            beyond.append(f"{ranks / MOST_RANKS:g} times from {fewer} and {MOST_RANKS} ranks")
-        said = f"; work, rows that cross and memory extrapolated {' and '.join(beyond)}" if beyond else ""
-        return about + said
+            beyond.append(f"{ranks / MAX_RANKS:g} times from {fewer} and {MAX_RANKS} ranks")
+        detail = f"; work, exchanged bytes and memory extrapolated {' and '.join(beyond)}" if beyond else ""
+        return about + detail
 
     def _halvings(self, ranks: int) -> list[int]:
-        """How often the graph is halved for each size; not at all where it is small enough itself."""
+        """Return how often the graph is halved for each generated size, the smaller size first; [0] if it is small."""
         graph, last = self.described, 0
-        least = max(LEAST_OF_A_RANK * min(ranks, MOST_RANKS), graph.num_classes) << HALVINGS
-        by_edges = MOST_EDGES * graph.num_vertices // max(graph.num_edges, 1)
-        while graph.num_vertices >> last > max(min(MOST_VERTICES, by_edges), least):
+        least = max(MIN_VERTICES_OF_RANK * min(ranks, MAX_RANKS), graph.num_classes) << HALVINGS
+        by_edges = MAX_EDGES * graph.num_vertices // max(graph.num_edges, 1)
+        while graph.num_vertices >> last > max(min(MAX_VERTICES, by_edges), least):
             last += 1
         return [last + HALVINGS, last] if last else [0]
 
     def _at(self, halvings: int) -> PlannedWorkload:
-        if halvings not in self._drawn:
-            work = self._work(self.described.drawn(halvings))
-            if self._drawn:  # of one model, plans for each of the graphs know what chunks take
-                model = next(iter(self._drawn.values())).work.model
+        if halvings not in self._generated:
+            work = self._make_work(self.described.generate(halvings))
+            if self._generated:  # one model for all graphs, so that the memory of its chunks is measured only once
+                model = next(iter(self._generated.values())).work.model
                 work = Workload(model, work.graph, work.optimisations, num_classes=work.num_classes)
-            self._drawn[halvings] = PlannedWorkload(work, Parts(work.graph))
-        return self._drawn[halvings]
+            self._generated[halvings] = PlannedWorkload(work, Parts(work.graph))
+        return self._generated[halvings]
 
 
 Subject = WholeSubject | DescribedSubject

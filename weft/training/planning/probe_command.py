@@ -1,4 +1,4 @@
-"""`weft probe`: measures this machine, and under torchrun the network between hosts, once for all plans."""
+"""`weft probe`: measure this machine, and under torchrun the network between hosts, for all later estimates."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
-from weft.autotune import measure_disk, measure_kernels, measure_network, measured_choices
+from weft.autotune import measure_disk, measure_kernels, measure_network, select_fastest_kernels
 from weft.comm import Group, join
 from weft.cost import Processes, Profile
 from weft.runtime.cores import num_cores
 from weft.runtime.forkserver import temporary_folder
-from weft.runtime.kernel_selection import DEFAULT, use
-from weft.runtime.memory import keep_pages, memory_limit_bytes
+from weft.runtime.kernel_selection import DEFAULT, select_kernels
+from weft.runtime.memory import keep_freed_memory, memory_limit_bytes
 from weft.runtime.meter import Meter
 from weft.runtime.native import _native
 from weft.runtime.process_memory import watch
@@ -33,22 +33,23 @@ from weft.training.progress import waiting
 from weft.utils.errors import InputError, Stopped
 
 TIMEOUT_SECONDS = 600.0
-TINY, LAUNCHED = "rmat:vertices=64,edges=256,features=4,classes=2", (2, 4)
-"""The graph, and the numbers of ranks, of runs by which the memory of processes is told."""
-EPOCHS = "300"
-"""Of these runs, so that their ranks are seen at work more than once."""
-FOUND = "found.json"
+TINY_GRAPH, LAUNCHED_RANKS = "rmat:vertices=64,edges=256,features=4,classes=2", (2, 4)
+"""Graph, and numbers of ranks, of the runs that measure the memory of processes."""
+TINY_EPOCHS = "300"
+"""Number of epochs of these runs, enough to measure all ranks several times while they train."""
+PROFILE_FILE = "found.json"
+"""File in a temporary folder by which ranks return the profile to the process that launched them."""
 
 
 def default_path() -> Path:
-    """Where the profile of this machine is kept: weft/machine.json in the user's cache folder."""
+    """Return the path of this machine's profile: weft/machine.json in the user's cache folder."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "weft" / "machine.json"
 
 
 @contextmanager
 def only_writer(path: Path) -> Iterator[None]:
-    """Keeps other processes from writing a profile's file, as far as its file system has locks."""
+    """Lock a profile's file against other processes that write it, if the file system supports locks."""
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
@@ -59,133 +60,205 @@ def only_writer(path: Path) -> Iterator[None]:
         os.close(folder)
 
 
-def keep(profile: Profile, path: Path) -> None:
-    """Writes a profile that was measured."""
+def save_profile(profile: Profile, path: Path) -> None:
+    """Save a measured profile.
+
+    Args:
+        profile: The profile.
+        path: File to write.
+    """
     with only_writer(path):
         profile.save(path)
 
 
-def teach(path: Path, digest: str, ratios: Mapping[str, float]) -> None:
-    """Adds to a profile's file what a run has taught, see `Profile.learned`, unless it is another one by now.
+def update_calibration(path: Path, digest: str, ratios: Mapping[str, float]) -> None:
+    """Calibrate the profile in a file by a finished run; see `Profile.calibration`.
 
-    digest: of the profile by which the run was told. InputError and OSError where the file cannot be read or written.
+    Does nothing if the machine was measured again since the run was estimated.
+
+    Args:
+        path: File of the profile.
+        digest: Checksum of the profile that the run was estimated with.
+        ratios: Ratio of measured to uncalibrated estimated seconds, by kind.
+
+    Raises:
+        InputError: The file cannot be read.
+        OSError: The file cannot be written.
     """
     with only_writer(path):
         profile = Profile.read(path)
         if profile.digest == digest:
-            profile.taught(ratios).save(path)
+            profile.with_calibration(ratios).save(path)
 
 
 def probe_machine(workers: Sequence[int] = (), *, quiet: bool = False) -> Profile:
-    """The profile of this host, with so many local ranks at work; by default 1, 2, 4, ... up to its cores, at least 4.
+    """Measure this host and return its profile. Each number of ranks takes two or three minutes.
 
-    What each has takes two minutes or three, in which nothing else should be at work.
+    No other program should run meanwhile.
+
+    Args:
+        workers: Numbers of local ranks to measure. Default: 1, 2, 4, ... up to the number of cores, and at least 4.
+        quiet: Print no progress.
     """
     cores = num_cores()
     workers = workers or [1 << power for power in range(max(cores, 4).bit_length()) if 1 << power <= max(cores, 4)]
     with waiting("measuring processes and disk", quiet=quiet):
-        found = Profile(host=host_facts() | process_facts() | {"disk": measure_disk()._asdict()}, prices=[])
-    for ranks, threads in sorted({pair for count in workers for pair in at_work(count, cores)}):
+        profile = Profile(host=host_facts() | process_facts() | {"disk": measure_disk()._asdict()}, prices=[])
+    for ranks, threads in sorted({pair for count in workers for pair in measured_pairs(count, cores)}):
         with waiting(f"measuring {ranks} ranks of {threads} threads", quiet=quiet):
-            found = measured(found, ranks, threads, kernels=ranks * threads <= cores)
-    return found
+            profile = measure_on_ranks(profile, ranks, threads, kernels=ranks * threads <= cores)
+    return profile
 
 
 def process_facts() -> dict[str, Any]:
-    """What a profile says of the memory of processes (Linux; nothing elsewhere): as seen on a graph without size."""
-    seen = {workers: watch_tiny(workers) for workers in (1, *LAUNCHED)} if Path("/proc/self/smaps").exists() else {}
-    if not seen or not all(seen.values()):
+    """Measure the memory of processes by runs on a tiny graph. Empty if that is impossible (not on Linux).
+
+    With memory(ranks) = launcher + ranks * rank, two runs with different numbers of ranks give both values.
+    """
+    if not Path("/proc/self/smaps").exists():
         return {}
-    few, many = LAUNCHED
-    rank = (seen[many] - seen[few]) // (many - few)
-    return {"processes": Processes(alone=seen[1], launcher=seen[few] - few * rank, rank=rank)._asdict()}
+    memory = {workers: watch_tiny(workers) for workers in (1, *LAUNCHED_RANKS)}
+    if not all(memory.values()):
+        return {}
+    few, many = LAUNCHED_RANKS
+    rank = (memory[many] - memory[few]) // (many - few)
+    return {"processes": Processes(alone=memory[1], launcher=memory[few] - few * rank, rank=rank)._asdict()}
 
 
 def watch_tiny(workers: int) -> int:
-    """The most memory of a run of so many local ranks that have next to no rows; 0 where it fails."""
+    """Return the peak memory in bytes of a run of local ranks on a tiny graph; 0 if the run fails."""
     with tempfile.TemporaryDirectory(prefix="weft-", dir=temporary_folder()) as folder:
-        run = [sys.executable, "-m", "weft", "train", TINY, "--quiet", "--out", f"{folder}/run"]
-        run += ["--epochs", EPOCHS, "--eval-every", EPOCHS]
+        run = [sys.executable, "-m", "weft", "train", TINY_GRAPH, "--quiet", "--out", f"{folder}/run"]
+        run += ["--epochs", TINY_EPOCHS, "--eval-every", TINY_EPOCHS]
         several = ["--workers", str(workers), "--strategy", "communicated"]
         seen = watch([*run, *(several if workers > 1 else [])], Path(folder))
     return 0 if seen.code else seen.memory
 
 
-def at_work(ranks: int, cores: int) -> list[tuple[int, int]]:
-    """How many ranks of how many threads are measured for a run on so many: all of them, and one alone."""
+def measured_pairs(ranks: int, cores: int) -> list[tuple[int, int]]:
+    """Return the pairs of ranks and threads per rank to measure for a run: one rank alone, a full host, all ranks.
+
+    Args:
+        ranks: Number of ranks of the run.
+        cores: Number of cores of the host.
+    """
     threads = max(1, cores // ranks)
     return [(1, threads), (min(ranks, cores), threads), (ranks, threads)]
 
 
-def measured(known: Profile, ranks: int, threads: int, *, kernels: bool) -> Profile:
-    """What is known, and what so many local ranks measure. Stopped where a signal ends them."""
+def measure_on_ranks(profile: Profile, ranks: int, threads: int, *, kernels: bool) -> Profile:
+    """Return a profile with the measurements of local ranks added.
+
+    Args:
+        profile: The profile so far.
+        ranks: Number of ranks to launch.
+        threads: Number of threads of each rank.
+        kernels: Also measure kernels; else only the network.
+
+    Raises:
+        Stopped: A signal stopped the ranks.
+    """
     with tempfile.TemporaryDirectory(prefix="weft-", dir=temporary_folder()) as folder:
-        known.save(Path(folder) / FOUND)
-        if stopped_by := launch(measuring_rank, (threads, kernels), workers=ranks, folder=Path(folder)):
+        profile.save(Path(folder) / PROFILE_FILE)
+        if stopped_by := launch(rank_main, (threads, kernels), workers=ranks, folder=Path(folder)):
             raise Stopped(f"stopped by {signal.Signals(stopped_by).name}; nothing was written", stopped_by)
-        return Profile.read(Path(folder) / FOUND)
+        return Profile.read(Path(folder) / PROFILE_FILE)
 
 
-def measuring_rank(threads: int, kernels: bool, meeting: Meeting) -> None:
-    """What each process of `measured` does."""
+def rank_main(threads: int, kernels: bool, meeting: Meeting) -> None:
+    """Run one rank of `measure_on_ranks`; rank 0 writes the profile to the folder of the launch.
+
+    Args:
+        threads: Number of threads of the rank.
+        kernels: Also measure kernels.
+        meeting: Where the ranks of this launch meet.
+    """
     torch.set_num_threads(threads)
-    keep_pages()
+    keep_freed_memory()
     meter = Meter()
     meter.show_in(meeting.status, int(os.environ["RANK"]))
     group = join(timeout_seconds=TIMEOUT_SECONDS, meter=meter, init_method=meeting.init_method)
-    found = with_measured(Profile.read(meeting.folder / FOUND), group, kernels=kernels)
+    profile = with_measurements(Profile.read(meeting.folder / PROFILE_FILE), group, kernels=kernels)
     group.close()
     if group.rank == 0:
-        found.save(meeting.folder / FOUND)
+        profile.save(meeting.folder / PROFILE_FILE)
 
 
-def with_measured(found: Profile, group: Group, *, kernels: bool) -> Profile:
-    """What is known, and what the ranks of a group measure: prices of what a rank alone has chosen before."""
+def with_measurements(profile: Profile, group: Group, *, kernels: bool) -> Profile:
+    """Return a profile with the measurements of a group of ranks added; all ranks call it.
+
+    A rank alone first selects the fastest implementation of each kernel; prices are those of the selected ones.
+
+    Args:
+        profile: The profile so far.
+        group: The ranks.
+        kernels: Also measure kernels; else only the network.
+    """
     if kernels and group.size == 1:
-        has_sums = found.choices.kinds["sum"] != DEFAULT.kinds["sum"]
+        has_sums = profile.choices.kinds["sum"] != DEFAULT.kinds["sum"]
         device = "cuda" if torch.cuda.is_available() and not has_sums else ""
-        found = replace(found, choices=measured_choices(found.choices, device=device))
-    use(found.choices)
+        profile = replace(profile, choices=select_fastest_kernels(profile.choices, device=device))
+    select_kernels(profile.choices)
     if kernels:
-        found = replace(found, prices=[*found.prices, measure_kernels(group)])
+        profile = replace(profile, prices=[*profile.prices, measure_kernels(group)])
     if group.size > 1:
-        found = replace(found, networks=[*found.networks, measure_network(group, found)])
-    return found
+        profile = replace(profile, networks=[*profile.networks, measure_network(group, profile)])
+    return profile
 
 
 def probe_network(path: Path) -> Profile:
-    """Under torchrun: the profile at a path on each host, with the network between the ranks that are there."""
-    profile = replace(Profile.read(path), learned=())
+    """Measure the network between the ranks of torchrun, and return the profile of this host with it.
+
+    Args:
+        path: File of the host's profile, the same path on every host.
+
+    Raises:
+        InputError: torchrun has started only one rank.
+    """
+    profile = replace(Profile.read(path), calibration=())
     group = join(timeout_seconds=TIMEOUT_SECONDS, meter=Meter())
     if group.size == 1:
-        raise InputError("one rank has no network: start weft probe by torchrun with several, or without torchrun")
+        raise InputError(
+            "one rank has no network to measure: start weft probe with several ranks of torchrun, or without torchrun"
+        )
     hosts = group.size // int(os.environ["LOCAL_WORLD_SIZE"])
-    use(profile.choices)
-    found = measure_network(group, profile, hosts=hosts)
+    select_kernels(profile.choices)
+    measured = measure_network(group, profile, hosts=hosts)
     group.close()
-    others = [one for one in profile.networks if (one.ranks, one.hosts) != (found.ranks, found.hosts)]
-    return replace(profile, networks=[*others, found])
+    others = [
+        network for network in profile.networks if (network.ranks, network.hosts) != (measured.ranks, measured.hosts)
+    ]
+    return replace(profile, networks=[*others, measured])
 
 
-def known_profile(path: str | Path = "") -> Profile:
-    """The profile at a path, or this machine's. InputError where there is none, or it is of other hardware."""
-    where = Path(path) if path else default_path()
-    if not where.exists():
-        raise InputError(f"{where}: no profile of this machine is there: weft probe makes it, once")
-    profile = Profile.read(where)
-    here = hardware()
-    for name, value in here.items() if not path else ():
+def load_profile(path: str | Path = "") -> Profile:
+    """Load a profile.
+
+    Args:
+        path: File of the profile. Empty: the profile of this machine.
+
+    Raises:
+        InputError: The file does not exist, or (without `path`) was measured on other hardware.
+    """
+    file = Path(path) if path else default_path()
+    if not file.exists():
+        raise InputError(
+            f"{file} does not exist: weft plan needs a profile of this machine. Run weft probe once, while the machine "
+            "is idle"
+        )
+    profile = Profile.read(file)
+    for name, value in hardware().items() if not path else ():
         if profile.host.get(name) != value:
-            known = profile.host.get(name)
+            measured = profile.host.get(name)
             raise InputError(
-                f"{where} is of {name.replace('_', ' ')} {known}, not {value} as here: measure this machine by weft "
-                "probe, or give --machine to plan for the other"
+                f"{file} was measured on another machine ({name.replace('_', ' ')} is {measured} there and {value} "
+                f"here): run weft probe on this one, or give --machine {file} to plan for the other"
             )
     return profile
 
 
 def hardware() -> dict[str, Any]:
-    """What a profile holds for."""
+    """Return the properties of this machine that must equal those of its profile."""
     return {
         "processor": processor(),
         "cores": num_cores(),
@@ -194,7 +267,7 @@ def hardware() -> dict[str, Any]:
 
 
 def host_facts() -> dict[str, Any]:
-    """What a profile says of where it was measured."""
+    """Return the description of this machine for a profile: hardware, memory, versions and date."""
     return hardware() | {
         "host": platform.node(),
         "memory_bytes": memory_limit_bytes(),
@@ -205,7 +278,7 @@ def host_facts() -> dict[str, Any]:
 
 
 def processor() -> str:
-    """Its name, as the system has it."""
+    """Return the processor's name as the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from weft.autotune import plan_memory, epoch_time
+from weft.autotune import epoch_time, plan_memory
 from weft.config.config import Config
 from weft.nn import Workload
 from weft.strategies import Plan
@@ -16,7 +16,7 @@ from weft.training.launch.torchrun import on_one_host
 from weft.training.machine_context import local_cluster
 from weft.training.planning.calibration import Correction, Epoch, Estimate
 from weft.training.planning.plan_file import as_planned
-from weft.training.planning.search import choose_config, check_can_estimate
+from weft.training.planning.search import check_can_estimate, choose_config
 
 MIN_EPOCHS = 100
 """Fewest epochs of a run that is estimated only for its summary: an estimate costs at most a few epochs."""

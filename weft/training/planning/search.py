@@ -1,4 +1,4 @@
-"""`weft plan`, `--plan` and `--strategy auto`: which strategy a run is to have, by what each will take."""
+"""`weft plan`, `--plan` and `--strategy auto`: choose a strategy by the estimated time and memory of each."""
 
 from __future__ import annotations
 
@@ -9,146 +9,198 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-from weft.autotune import CONTEXT_BYTES, Cluster, RankEstimate, Samples, extrapolated, held_by_all, time_of, works_of
+from weft.autotune import (
+    CONTEXT_BYTES,
+    Cluster,
+    RankEstimate,
+    Samples,
+    cluster_memory,
+    estimate_ranks,
+    extrapolated,
+    steps_time,
+)
 from weft.config.config import Config
 from weft.cost import Machine
 from weft.nn import Workload
 from weft.reporting.rerun import flags
 from weft.strategies import STRATEGIES, MemoryUse, Plan, get_strategy
 from weft.training.flag_checks import (
-    asks_for_batches,
     configured_options,
     draws_batches,
     foreign_flags,
     refuse_foreign_flags,
+    requests_batches,
 )
 from weft.training.machine_context import known_machine
 from weft.training.planning.calibration import Correction, Epoch, Estimate
 from weft.training.planning.machine_list import clusters_of
 from weft.training.planning.plan_subject import PlannedWorkload, Point, Subject, WholeSubject
-from weft.training.planning.probe_command import known_profile
+from weft.training.planning.probe_command import load_profile
 from weft.utils.errors import InputError
 from weft.utils.units import format_bytes, parse_bytes
 
 AUTO = "auto"
-SOME_CHUNKS = tuple(4**power for power in range(1, 6))
-"""That a described graph is tried in."""
-SAME = 0.1
-"""Strategies whose seconds differ by less than this share are alike, as far as a forecast can tell."""
+CHUNK_COUNTS = tuple(4**power for power in range(1, 6))
+"""Numbers of chunks to try for a graph of which only the sizes are known."""
+TOLERANCE = 0.1
+"""Relative difference of estimated seconds below which two strategies count as equally fast."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyEstimate:
-    """A run as it could be, and what it will take."""
+    """Estimated time and memory of a run under one strategy."""
 
     strategy: str
+    """Name of the strategy."""
     workers: int
+    """Number of ranks."""
     options: Mapping[str, Any]
-    """The strategy's fields of the configuration that are not as in the one that was given."""
+    """Fields of the configuration that the estimate sets in addition to the requested ones."""
     command: str
-    """The command that runs it."""
+    """Command that starts the run."""
     fits: bool
+    """True if the run is possible and its memory fits."""
     reason: str = ""
-    """Why it cannot be, or does not fit."""
+    """Why the run is impossible or does not fit. Empty: it fits."""
     epoch_seconds: float = 0.0
+    """Seconds of an epoch of training, without evaluations."""
     compute_seconds: float = 0.0
-    """Of the rank that computes longest."""
+    """Seconds of computing, on the rank that computes longest."""
     network_seconds: float = 0.0
-    """While rows cross and nobody computes."""
+    """Seconds in which rows cross the network and no rank computes."""
     disk_seconds: float = 0.0
-    """Of the rank that waits longest for temporary files, which a host's memory has no room for."""
+    """Seconds of waiting for temporary files that do not fit in memory, on the rank that waits longest."""
     waiting_seconds: float = 0.0
-    """Of the rank that waits longest for others."""
+    """Seconds of waiting for other ranks, on the rank that waits longest."""
     device_bytes: int = 0
-    """On the device of the rank that takes most there."""
+    """Peak bytes of device memory, on the rank that needs most."""
     host_bytes: int = 0
-    """In memory of the host that takes most there."""
+    """Peak bytes of host memory, on the host that needs most."""
     disk_bytes: int = 0
+    """Bytes of temporary files, on the host that needs most."""
     sent_bytes: int = 0
-    """To other ranks, by all, in an epoch; of more mini-batches than are examined, as these tell."""
+    """Bytes sent per epoch, summed over ranks; for mini-batch strategies extrapolated from the profiled steps."""
     machines: str = ""
-    """On which, where several were asked for."""
+    """Machines of the run, as `--machines` names them. Empty: this machine."""
 
     @property
     def order(self) -> tuple[bool, float]:
-        """The best first."""
+        """Sort key that puts the best estimate first."""
         return not self.fits, self.epoch_seconds
 
 
-def foresee(
+def estimate_strategies(
     config: Config,
     work: Workload | Subject,
     clusters: Sequence[Cluster],
     *,
     approximate: bool = False,
 ) -> list[StrategyEstimate]:
-    """What a workload will take under each strategy with its sensible options, on each of some clusters: best first.
+    """Estimate a workload under each strategy, with the options that each strategy proposes.
 
-    approximate: also under strategies that do not give the numbers of `single`, which those of mini-batches, asked for
-    by a flag that these alone have, never do. InputError where none has the flags that the configuration gives.
+    Args:
+        config: The requested configuration. If it sets a flag that only mini-batch strategies have, only these are
+            estimated, else only strategies that train on the whole graph.
+        work: The model and the graph.
+        clusters: Machines and numbers of ranks to estimate for.
+        approximate: Also estimate strategies on the whole graph whose results differ from those of `single`.
+
+    Returns:
+        The estimates, the best first.
+
+    Raises:
+        InputError: The configuration cannot be estimated, or no strategy has its flags.
     """
     subject = WholeSubject(work) if isinstance(work, Workload) else work
-    require_foreseeable(config)
-    if asks_for_batches(config):
-        require_batches_foreseeable(subject, clusters)
+    check_can_estimate(config)
+    if requests_batches(config):
+        check_can_estimate_batches(subject, clusters)
         names = [name for name, plan in STRATEGIES.items() if draws_batches(plan)]
     else:
         whole = {name: plan for name, plan in STRATEGIES.items() if not draws_batches(plan)}
         names = [name for name, plan in whole.items() if plan.exact or approximate]
     refuse_foreign_flags(config, tuple(names))
-    having = [name for name in names if not foreign_flags(config, name)]
-    found = [
-        first_fitting(attempts(one, subject, cluster), config, subject, cluster)
+    names = [name for name in names if not foreign_flags(config, name)]
+    estimates = [
+        first_fitting(candidate_configs(variant, subject, cluster), config, subject, cluster)
         for cluster in clusters
-        for name in having
+        for name in names
         if (STRATEGIES[name].max_ranks or cluster.ranks) >= cluster.ranks
-        for one in variants(replace(config, strategy=name, workers=cluster.ranks), STRATEGIES[name])
+        for variant in variants(replace(config, strategy=name, workers=cluster.ranks), STRATEGIES[name])
     ]
-    return sorted(without_same(found), key=lambda one: one.order)
+    return sorted(without_duplicates(estimates), key=lambda estimate: estimate.order)
 
 
-def require_foreseeable(config: Config) -> None:
-    """InputError for what cannot be told yet, so that nothing is told wrongly."""
-    unknown = {"--task link": config.task == "link", "--device cuda": config.device == "cuda"}
-    for flag, asked in unknown.items():
-        if asked:
-            raise InputError(f"{flag}: what that takes cannot be told beforehand yet: choose a --strategy by yourself")
+def check_can_estimate(config: Config) -> None:
+    """Check that a run can be estimated. InputError for link prediction and for GPUs of this machine."""
+    unsupported = {"--task link": config.task == "link", "--device cuda": config.device == "cuda"}
+    for flag, requested in unsupported.items():
+        if requested:
+            raise InputError(f"{flag} cannot be estimated yet: choose a --strategy yourself")
 
 
-def require_batches_foreseeable(subject: Subject, clusters: Sequence[Cluster]) -> None:
-    """InputError where it is not known what mini-batches take."""
-    if not subject.is_there:
+def check_can_estimate_batches(subject: Subject, clusters: Sequence[Cluster]) -> None:
+    """Check that mini-batches can be estimated.
+
+    Args:
+        subject: The workload.
+        clusters: Machines to estimate for.
+
+    Raises:
+        InputError: Only the sizes of the graph are known, or a cluster has GPUs.
+    """
+    if not subject.has_graph:
         raise InputError(
-            "mini-batches of a graph that is only described cannot be told of: give a graph that is there, or leave "
-            "the flags of mini-batches out"
+            "mini-batches cannot be estimated for stats:..., which has no edges to sample: name a graph, or leave out "
+            "the flags of mini-batches"
         )
-    if any(one.device_bytes is not None for one in clusters):
+    if any(cluster.device_bytes is not None for cluster in clusters):
         raise InputError(
-            "mini-batches on GPUs cannot be told of, since hosts that nobody measured draw them: give --machines "
-            "without GPUs, or leave the flags of mini-batches out"
+            "mini-batches on GPUs cannot be estimated, since their hosts were not measured: give --machines without "
+            "GPUs, or leave out the flags of mini-batches"
         )
 
 
-def without_same(found: Iterable[StrategyEstimate]) -> list[StrategyEstimate]:
-    """Those that do not do what one before does: on one rank, most strategies are `single`."""
+def without_duplicates(estimates: Iterable[StrategyEstimate]) -> list[StrategyEstimate]:
+    """Return the estimates without those that equal an earlier one: on one rank, most strategies are `single`."""
     first = {
-        (one.machines, one.workers, one.epoch_seconds, one.device_bytes, one.reason): one for one in reversed([*found])
+        (
+            estimate.machines,
+            estimate.workers,
+            estimate.epoch_seconds,
+            estimate.device_bytes,
+            estimate.reason,
+        ): estimate
+        for estimate in reversed([*estimates])
     }
     return [*first.values()]
 
 
 def variants(config: Config, plan: type[Plan]) -> Iterable[Config]:
-    """A configuration, and those with other sensible options where the configuration gives none of these."""
+    """Yield a configuration with each set of options that a strategy proposes.
+
+    A set is left out if the configuration already sets one of its options.
+
+    Args:
+        config: The configuration.
+        plan: Type of the strategy's plan.
+    """
     default = Config()
     for options in plan.variants:
         if all(getattr(config, name) == getattr(default, name) for name in options):
             yield replace(config, **options)
 
 
-def attempts(config: Config, subject: Subject, cluster: Cluster) -> Iterable[Config]:
-    """A configuration, and the same chunk by chunk on a device of its own that has too little memory for the whole.
+def candidate_configs(config: Config, subject: Subject, cluster: Cluster) -> Iterable[Config]:
+    """Yield a configuration, and then the same with chunks, for a device that cannot hold the whole step.
 
-    How many chunks a described graph needs is tried out, since small graphs fit.
+    If only the sizes of the graph are known, several numbers of chunks are tried: the small graphs that stand for it
+    would fit in one chunk.
+
+    Args:
+        config: The configuration.
+        subject: The workload.
+        cluster: Machines to estimate for.
     """
     options = configured_options(get_strategy(config.strategy))
     if cluster.device_bytes is not None:
@@ -158,54 +210,78 @@ def attempts(config: Config, subject: Subject, cluster: Cluster) -> Iterable[Con
     if limit is None or "device_memory" not in options:
         return
     limited = replace(config, device_memory=config.device_memory or str(limit))
-    if not subject.is_there and not config.chunks:
-        yield from (replace(limited, chunks=count) for count in SOME_CHUNKS)
+    if not subject.has_graph and not config.chunks:
+        yield from (replace(limited, chunks=count) for count in CHUNK_COUNTS)
     elif limited != config:
         yield limited
 
 
 def device_limit(config: Config, cluster: Cluster) -> int | None:
-    """Bytes that a rank may have on its device: what a person says, or what a GPU has beside CUDA itself."""
+    """Return the bytes that a rank may use on its device: `--device-memory`, or a GPU's memory without CUDA's own.
+
+    Args:
+        config: The configuration.
+        cluster: Machines to estimate for.
+
+    Returns:
+        None if there is no limit other than the host's memory.
+    """
     if config.device_memory:
         return parse_bytes(config.device_memory, "--device-memory")
     return None if cluster.device_bytes is None else cluster.device_bytes - CONTEXT_BYTES
 
 
-def first_fitting(tried: Iterable[Config], asked: Config, subject: Subject, cluster: Cluster) -> StrategyEstimate:
-    """What the first configuration that fits will take, or the last."""
-    found = None
-    for config in tried:
-        found = foreseen(config, asked, subject, cluster)
-        if found.fits or not found.epoch_seconds:
+def first_fitting(
+    candidates: Iterable[Config], requested: Config, subject: Subject, cluster: Cluster
+) -> StrategyEstimate:
+    """Return the estimate of the first configuration that fits, or of the last one if none fits.
+
+    Args:
+        candidates: Configurations to try in this order.
+        requested: The configuration that the user requested.
+        subject: The workload.
+        cluster: Machines to estimate for.
+    """
+    estimate = None
+    for config in candidates:
+        estimate = estimate_config(config, requested, subject, cluster)
+        if estimate.fits or not estimate.epoch_seconds:
             break
-    assert found is not None
-    return found
+    assert estimate is not None
+    return estimate
 
 
-def foreseen(config: Config, asked: Config, subject: Subject, cluster: Cluster) -> StrategyEstimate:
-    """What one configuration will take."""
+def estimate_config(config: Config, requested: Config, subject: Subject, cluster: Cluster) -> StrategyEstimate:
+    """Estimate one configuration.
+
+    Args:
+        config: The configuration.
+        requested: The configuration that the user requested, from which it may differ in some options.
+        subject: The workload.
+        cluster: Machines to estimate for.
+    """
     options = {
         spec.name: getattr(config, spec.name)
         for spec in dataclasses.fields(config)
-        if spec.name not in ("strategy", "workers") and getattr(config, spec.name) != getattr(asked, spec.name)
+        if spec.name not in ("strategy", "workers") and getattr(config, spec.name) != getattr(requested, spec.name)
     }
-    known = StrategyEstimate(
+    estimate = StrategyEstimate(
         strategy=config.strategy,
         workers=config.workers,
         machines=cluster.machines,
         options=options,
-        command=command(config if subject.is_there else replace(config, graph="GRAPH"), cluster.hosts),
+        command=command(config if subject.has_graph else replace(config, graph="GRAPH"), cluster.hosts),
         fits=False,
     )
     try:
-        works = rank_works(config, subject, cluster)
-        held = held_by_all([one.held for one in works], works[0].graph, cluster)
-        seconds = time_of([one.steps for one in works], [one.besides for one in works], cluster, held)
-    except (InputError, NotImplementedError) as error:  # a strategy of one's own may not say what it takes
-        return replace(known, reason=str(error))
-    reason = too_little(held, config, cluster)
+        ranks = rank_estimates(config, subject, cluster)
+        memory = cluster_memory([rank.memory for rank in ranks], ranks[0].graph, cluster)
+        seconds = steps_time([rank.steps for rank in ranks], [rank.untraced_calls for rank in ranks], cluster, memory)
+    except (InputError, NotImplementedError) as error:  # a custom strategy may have no estimate
+        return replace(estimate, reason=str(error))
+    reason = misfit_reason(memory, config, cluster)
     return replace(
-        known,
+        estimate,
         fits=not reason,
         reason=reason,
         epoch_seconds=seconds.total,
@@ -213,65 +289,104 @@ def foreseen(config: Config, asked: Config, subject: Subject, cluster: Cluster) 
         network_seconds=seconds.network,
         disk_seconds=seconds.disk,
         waiting_seconds=seconds.waiting,
-        device_bytes=held.device,
-        host_bytes=held.host,
-        disk_bytes=held.disk,
-        sent_bytes=sum(one.sent_bytes for one in works),
+        device_bytes=memory.device,
+        host_bytes=memory.host,
+        disk_bytes=memory.disk,
+        sent_bytes=sum(rank.sent_bytes for rank in ranks),
     )
 
 
-def rank_works(config: Config, subject: Subject, cluster: Cluster) -> list[RankEstimate]:
-    """What each rank does and holds under a configuration. InputError for what cannot be."""
+def rank_estimates(config: Config, subject: Subject, cluster: Cluster) -> list[RankEstimate]:
+    """Estimate the work and memory of each rank under a configuration.
+
+    On a graph of which only the sizes are known:
+
+    1. Make plans for a small and a larger generated graph, for `config.workers` ranks but at most `MAX_RANKS`.
+    2. For more ranks, also make plans of the larger graph for a quarter and for half of `MAX_RANKS`.
+    3. Extrapolate each number of these plans to the sizes of the graph and to `config.workers` ranks.
+
+    Args:
+        config: The configuration.
+        subject: The workload.
+        cluster: Machines to estimate for.
+
+    Raises:
+        InputError: The strategy does not support the configuration, or a rank does not fit in memory or on disk.
+    """
     ranks = config.workers
     if isinstance(subject, WholeSubject):
-        machine = known_machine(config, subject.whole.work, cluster=cluster)
-        return planned_works(config, subject.whole, machine, required=True)
+        machine = known_machine(config, subject.planned.work, cluster=cluster)
+        return plan_rank_estimates(config, subject.planned, machine, required=True)
     bare = without_fixed_costs(cluster)
 
-    def sampled(point: Point) -> list[RankEstimate]:
-        one = replace(config, workers=point.ranks)
-        machine = known_machine(one, point.known.work, cluster=bare)
-        return subject.found((one, point.known.parts.graph, machine), lambda: planned_works(one, point.known, machine))
+    def estimate_point(point: Point) -> list[RankEstimate]:
+        small = replace(config, workers=point.ranks)
+        machine = known_machine(small, point.planned.work, cluster=bare)
+        key = small, point.planned.parts.graph, machine
+        return subject.cached(key, lambda: plan_rank_estimates(small, point.planned, machine))
 
-    by_vertices = [sampled(one) for one in subject.by_vertices(ranks)]
-    before = [sampled(one) for one in subject.fewer_ranks(ranks)]
-    samples = Samples(by_vertices=by_vertices, by_ranks=[*before, by_vertices[-1]])
-    return extrapolated(samples, subject.times(ranks), ranks)
+    by_vertices = [estimate_point(point) for point in subject.by_vertices(ranks)]
+    fewer_ranks = [estimate_point(point) for point in subject.fewer_ranks(ranks)]
+    samples = Samples(by_vertices=by_vertices, by_ranks=[*fewer_ranks, by_vertices[-1]])
+    return extrapolated(samples, subject.size_ratio(ranks), ranks)
 
 
 def without_fixed_costs(cluster: Cluster) -> Cluster:
-    """The same where a call costs its work alone, as on graphs that are large enough."""
-    prices = [replace(one, call_seconds=0.0, move_seconds=0.0, attention_seconds=0.0) for one in cluster.profile.prices]
+    """Return a cluster whose kernel calls have no fixed cost, which is negligible on a graph of full size."""
+    prices = [
+        replace(price, call_seconds=0.0, move_seconds=0.0, attention_seconds=0.0) for price in cluster.profile.prices
+    ]
     return replace(cluster, profile=replace(cluster.profile, prices=prices))
 
 
-def planned_works(
-    config: Config, known: PlannedWorkload, machine: Machine | None, *, required: bool = False
+def plan_rank_estimates(
+    config: Config, planned: PlannedWorkload, machine: Machine | None, *, required: bool = False
 ) -> list[RankEstimate]:
-    """The same on a graph that is there; required: where there is memory and disk for it, and of all ranks exactly.
+    """Make a plan for a graph that exists, and estimate the work and memory of each of its ranks.
 
-    Else it stands for a larger one, which is opened where it is stored.
+    Args:
+        config: The configuration.
+        planned: The workload.
+        machine: Cost rates that the plan decides by. None: nominal ones.
+        required: True if the run itself uses this graph: memory and disk must suffice, and memory is exact for each
+            rank. False: the graph stands for a larger one, which is assumed to be stored in files already.
+
+    Raises:
+        InputError: The strategy does not support the configuration, or (if `required`) memory or disk are too small.
     """
-    plan = get_strategy(config.strategy)(known.work, config.workers, known.parts.options(config), machine)
+    plan = get_strategy(config.strategy)(planned.work, config.workers, planned.parts.options(config), machine)
     if required:
-        plan.require()
-    found = works_of(plan, exactly=required)
-    plan.forget()
-    return found if required else [replace(one, graph=one.graph._replace(store=0)) for one in found]
+        plan.check_fits()
+    estimates = estimate_ranks(plan, exactly=required)
+    plan.release()
+    if required:
+        return estimates
+    return [replace(estimate, graph=estimate.graph._replace(store=0)) for estimate in estimates]
 
 
-def too_little(held: MemoryUse, config: Config, cluster: Cluster) -> str:
-    """Why that does not fit; '': it does."""
-    if held.host > cluster.memory_bytes:
-        return f"takes {format_bytes(held.host)} of a host's {format_bytes(cluster.memory_bytes)}"
+def misfit_reason(memory: MemoryUse, config: Config, cluster: Cluster) -> str:
+    """Return why a run does not fit in memory; empty if it fits.
+
+    Args:
+        memory: Estimated memory of the run, of the host and the device that need most.
+        config: The configuration.
+        cluster: Machines of the run.
+    """
+    if memory.host > cluster.memory_bytes:
+        return f"needs {format_bytes(memory.host)} of host memory, {format_bytes(cluster.memory_bytes)} available"
     limit = device_limit(config, cluster)
-    if limit is not None and held.device > limit:
-        return f"takes {format_bytes(held.device)} of a device's {format_bytes(limit)}"
+    if limit is not None and memory.device > limit:
+        return f"needs {format_bytes(memory.device)} of device memory, {format_bytes(limit)} available"
     return ""
 
 
 def command(config: Config, hosts: int = 1) -> str:
-    """The command line that trains as a configuration says, on each of some hosts."""
+    """Return the command line that trains with a configuration; it has to be run on each host.
+
+    Args:
+        config: The configuration.
+        hosts: Number of hosts. More than one: the command starts with torchrun.
+    """
     words = ["weft", "train", config.graph]
     if hosts > 1:
         each = config.workers // hosts
@@ -283,37 +398,63 @@ def command(config: Config, hosts: int = 1) -> str:
     return shlex.join([*words, *chain.from_iterable(flags(changed))])
 
 
-def best(found: Sequence[StrategyEstimate]) -> tuple[StrategyEstimate, str]:
-    """The one to take, and why, in a line: of those as good as the fastest, the one with the fewest ranks and options.
+def best(estimates: Sequence[StrategyEstimate]) -> tuple[StrategyEstimate, str]:
+    """Return the estimate of the strategy to use, and a line with the reason.
 
-    InputError where none fits.
+    Of the estimates within `TOLERANCE` of the fastest, it is the one with the fewest ranks, then the strategy that
+    comes first in `STRATEGIES`, then the fewest options.
+
+    Args:
+        estimates: Estimates, the best first.
+
+    Raises:
+        InputError: No strategy fits.
     """
-    fitting = [one for one in found if one.fits]
+    fitting = [estimate for estimate in estimates if estimate.fits]
     if not fitting:
-        raise InputError("no strategy fits: " + "; ".join(f"{one.strategy}: {one.reason}" for one in found[:3]))
-    alike = [one for one in fitting if one.epoch_seconds <= fitting[0].epoch_seconds * (1 + SAME)]
+        reasons = "; ".join(f"{estimate.strategy}: {estimate.reason}" for estimate in estimates[:3])
+        raise InputError(f"no strategy fits: {reasons}")
+    fastest = [estimate for estimate in fitting if estimate.epoch_seconds <= fitting[0].epoch_seconds * (1 + TOLERANCE)]
     order = list(STRATEGIES)
-    chosen = min(alike, key=lambda one: (one.workers, order.index(one.strategy), len(one.options)))
-    others = [one for one in fitting if one.strategy != chosen.strategy]
-    why = f"{chosen.epoch_seconds:.3g} s an epoch"
+    chosen = min(
+        fastest, key=lambda estimate: (estimate.workers, order.index(estimate.strategy), len(estimate.options))
+    )
+    others = [estimate for estimate in fitting if estimate.strategy != chosen.strategy]
+    why = f"{chosen.epoch_seconds:.3g} s per epoch"
     if others:
-        next_best = min(others, key=lambda one: one.epoch_seconds)
-        alike_too = ", no faster as far as can be told" if next_best in alike else ""
-        why += f"; {next_best.strategy} {next_best.epoch_seconds:.3g} s{alike_too}"
+        next_best = min(others, key=lambda estimate: estimate.epoch_seconds)
+        equal = ", which is within the error of the estimates" if next_best in fastest else ""
+        why += f"; next: {next_best.strategy} {next_best.epoch_seconds:.3g} s{equal}"
     return chosen, why
 
 
-def chosen(config: Config, work: Workload) -> tuple[Config, Estimate, str]:
-    """The configuration that `--strategy auto` comes to on this machine, what it will take, and a line that says so."""
-    profile = known_profile()
-    taken, why = best(foresee(config, work, clusters_of(config, profile)))
-    lesson = Correction.of(profile, max(1, profile.cores // taken.workers))
-    said = f"auto: {taken.strategy} {' '.join(f'{name}={value}' for name, value in taken.options.items())}".rstrip()
-    taking = replace(config, strategy=taken.strategy, workers=taken.workers, **taken.options)
-    return taking, Estimate(epoch=Epoch.of(vars(taken)), lesson=lesson), f"{said} ({why})"
+def choose_config(config: Config, work: Workload) -> tuple[Config, Estimate, str]:
+    """Choose a strategy for `--strategy auto` on this machine.
+
+    Args:
+        config: The requested configuration.
+        work: The model and the graph.
+
+    Returns:
+        The configuration with the strategy, its number of ranks and its options; the estimate; a line for the user.
+    """
+    profile = load_profile()
+    chosen, why = best(estimate_strategies(config, work, clusters_of(config, profile)))
+    correction = Correction.of(profile, max(1, profile.cores // chosen.workers))
+    options = " ".join(f"{name}={value}" for name, value in chosen.options.items())
+    chosen_config = replace(config, strategy=chosen.strategy, workers=chosen.workers, **chosen.options)
+    estimate = Estimate(epoch=Epoch.of(vars(chosen)), correction=correction)
+    return chosen_config, estimate, f"auto: {f'{chosen.strategy} {options}'.rstrip()} ({why})"
 
 
 def notes_on(subject: Subject, clusters: Sequence[Cluster]) -> list[str]:
-    """What of a forecast is nominal, and what is extrapolated and how far."""
-    assumed = {f"{one.machines}: nominal, not measured: {one.assumed}" for one in clusters if one.assumed}
-    return [*sorted(assumed), *filter(None, map(subject.explain, sorted({one.ranks for one in clusters})))]
+    """Return notes on what is nominal in the estimates, and on what is extrapolated and how far.
+
+    Args:
+        subject: The workload.
+        clusters: Machines of the estimates.
+    """
+    assumed = {
+        f"{cluster.machines}: nominal, not measured: {cluster.assumed}" for cluster in clusters if cluster.assumed
+    }
+    return [*sorted(assumed), *filter(None, map(subject.explain, sorted({cluster.ranks for cluster in clusters})))]
