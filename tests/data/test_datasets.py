@@ -79,7 +79,7 @@ def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for place, parts in (
         (tmp_path / "none.npz", ["none.npz", "no such file or folder"]),
         (tmp_path / "none", ["none", "no such file or folder"]),
-        ("empty", ["empty", "manifest.json: missing, so this folder is no graph store"]),
+        ("empty", ["empty", "manifest.json: missing, so this is no graph folder"]),
         (tmp_path / "notes.md", ["notes.md", "unknown kind of file '.md'", ".npz"]),
         (tmp_path / "graph.xyz.gz", ["unknown kind of file '.xyz'"]),
         (tmp_path, ["manifest.json", "missing"]),

@@ -107,7 +107,7 @@ def test_sbm_neighbours_help() -> None:
         ("rmat:vertices=-3,edges=4", ["vertices=-3", "no number from 0 on"]),
         ("rmat:vertices=nan,edges=4", ["vertices=nan", "no number from 0 on"]),
         ("rmat:vertices=2.5,edges=4", ["vertices=2.5", "whole number"]),
-        ("rmat:vertices=0,edges=4", ["vertices=0", "one or more"]),
+        ("rmat:vertices=0,edges=4", ["vertices=0", "at least 1"]),
         ("rmat:vertices=3,4", ["'4' has no key", "key=value"]),
         ("rmat:vertices=3,edges=5,undirected=1", ["edges=5 is odd", "even"]),
         ("rmat:1000g,5", ["1000000000000 vertices", "16000.00 GB of memory", "fewer"]),

@@ -150,7 +150,7 @@ MISTAKES = {
     ),
     "label that is none": ({"y": with_entry(torch.zeros(5), (1,), math.nan)}, ["y[1] is nan", "class numbers from 0"]),
     "label of an id": ({"y": torch.tensor([0, 1, 2**40, 0, 0])}, ["y", str(2**40), "5 vertices", "without gaps"]),
-    "no features": ({"features": torch.ones(5, 1)}, ["features", "Tensor", "by vertex type"]),
+    "no features": ({"features": torch.ones(5, 1)}, ["features", "Tensor", "dict of vertex type"]),
     "no offsets": ({"vertex_types": ("v",), "type_offsets": (0, "5")}, ["type_offsets", "tuple of Integral"]),
     "no names": ({"relations": "v|a|v"}, ["relations", "tuple of str"]),
     "no name": ({"name": 5}, ["name is of type int"]),
@@ -195,7 +195,7 @@ TYPED_MISTAKES = {
     "offsets": ({"type_offsets": (0, 3, 4)}, ["type_offsets", "[0, 3, 4]", "ascend from 0"]),
     "offsets missing": ({"type_offsets": ()}, ["type_offsets", "2 vertex types"]),
     "relation": ({"relations": ("a|r|a", "b|s|c")}, ["'b|s|c'", "a, b", "rename"]),
-    "relation twice": ({"relations": ("a|r|a", "a|r|a")}, ["repeat", "each its own"]),
+    "relation twice": ({"relations": ("a|r|a", "a|r|a")}, ["repeat", "its own name"]),
     "feature rows": ({"features": {"b": torch.ones(3, 1)}}, ["features['b']", "2 vertices of type b"]),
     "feature nan": ({"features": {"a": torch.full((3, 1), float("nan"))}}, ["features['a'][0, 0]", "nan"]),
     "both": ({"features": {"a": torch.ones(3, 1)}, "x": torch.ones(5, 1)}, ["x and features"]),
@@ -309,7 +309,7 @@ def test_require_trainable() -> None:
         ({"x": None}, ["no features", "--random-features 256"]),
         ({"y": None}, ["no labels", "--random-classes 16"]),
         ({"train_mask": None}, ["train_mask is missing", "with_split"]),
-        ({"train_mask": mask & False}, ["train_mask selects no vertex", "mark"]),
+        ({"train_mask": mask & False}, ["train_mask selects no vertex", "with_split"]),
         ({"y": torch.tensor([-1, 0, 0, 0, 0])}, ["train_mask[0]", "unlabelled", "clear"]),
     ):
         with pytest.raises(InputError) as error:

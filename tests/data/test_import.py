@@ -206,18 +206,18 @@ def changed(**columns: Any) -> dict[str, Any]:
         ({"dst": ["bob", "zed", *"abcde"]}, {}, ["edges: column 'dst', row 1: 'zed' is no vertex's id"]),
         ({"src": ["bob", None, *["ann"] * 5]}, {}, ["column 'src', row 1: is missing"]),
         ({"user": ["a", "b", "c", "b", "e", "f"]}, {}, ["column 'user' is 'b' in rows 1 and 3"]),
-        ({"user": ["a", 2, "c", "b", "e", "f"]}, {}, ["column 'user': holds number and text"]),
+        ({"user": ["a", 2, "c", "b", "e", "f"]}, {}, ["column 'user': contains number and text"]),
         ({"a": [1, 2, None, 4, 5, 6]}, {}, ["vertices: column 'a', row 2: is missing", "leave the column out"]),
         ({"a": [1, 2, 1e300, 4, 5, 6]}, {}, ["vertices: column 'a', row 2: is infinite"]),
         ({"a": list("uvwxyz")}, {}, ["vertices: column 'a', row 0: 'u' is no number: leave the column out"]),
         ({"w": [1, 2, None, 4, 5, 6, 7]}, {}, ["edges: column 'w', row 2: is missing"]),
-        ({"y": list("uvwxyz")}, {}, ["column 'y'", "number the classes from 0 on"]),
+        ({"y": list("uvwxyz")}, {}, ["column 'y'", "give class numbers from 0 on"]),
         ({"part": ["train", "tset", *SPLIT[2:]]}, {}, ["column 'part', row 1: 'tset' is not train, val, test"]),
         ({}, {"label": "why"}, ["vertices: unknown column of --label 'why'"]),
         ({}, {"target": "dts"}, ["edges: unknown column of --target 'dts': did you mean 'dst'?"]),
         ({}, {"split_time": "a"}, ["--split part is a column"]),
         ({}, {"split_time": "part", "split": None}, ["column 'part': is text"]),
-        ({}, {"id": None}, ["column 'src': holds texts, and no --id"]),
+        ({}, {"id": None}, ["column 'src': contains texts, but no --id"]),
         ({}, {"vertices": None}, ["--id names a column of vertices", "--vertices"]),
         ({}, {"edges": 3}, ["edges is of type int: give a DataFrame"]),
         ({}, {"edges": "no.parquet"}, ["no.parquet: no such file"]),
@@ -389,7 +389,7 @@ def test_networkx_joins_both_ways_and_keeps_parallel_edges() -> None:
     assert list(zip(source.tolist(), target.tolist(), strict=True)) == [(1, 0), (1, 0), (0, 1), (0, 1), (2, 2)]
     with pytest.raises(InputError) as error:
         Graph.from_networkx(networkx.grid_2d_graph(2, 2))
-    assert_one_line(error, "column 'node': holds lists", "whole numbers or text")
+    assert_one_line(error, "column 'node': contains lists", "whole numbers or text")
 
 
 def test_dgl() -> None:

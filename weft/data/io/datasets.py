@@ -197,7 +197,7 @@ def load_path(path: Path, seed: int, split: int, verify: bool | None) -> Graph:
     if is_edge_list(path):
         return read_edges(path)
     raise InputError(
-        f"{path}: unknown kind of file '{suffix_of(path)}': give a store folder, .npz, .npy, .txt, .csv or .tsv (or "
+        f"{path}: unknown kind of file '{suffix_of(path)}': give a graph folder, .npz, .npy, .txt, .csv or .tsv (or "
         ".gz), or import a table of edges by 'weft data import --edges'"
     )
 

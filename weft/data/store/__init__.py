@@ -1,1 +1,1 @@
-"""Graphs as folders of .npy files with a manifest: writing, reading and verifying them."""
+"""Graph folders (stores): folders of .npy files with a manifest; writing, reading and verifying them."""

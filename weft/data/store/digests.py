@@ -1,4 +1,4 @@
-"""Digests of arrays, by which a run tells whether its data are those that it was trained on."""
+"""Digests of arrays, by which a run recognizes whether its data are those that it was trained on."""
 
 from __future__ import annotations
 
@@ -15,34 +15,40 @@ from weft.data.tensor_checks import LINKS, MASKS
 from weft.storage.unnamed_files import release
 
 CHUNK_BYTES = 1 << 22
-"""Bytes that are hashed at once: few enough to stay in the processor's cache, where a writer has them as well."""
+"""Number of bytes hashed at once: few enough that a writer's data are still in the processor's cache."""
 FIELDS = ("edge_type", "edge_features", "x", "y", "ids", *MASKS, *LINKS)
-"""Fields of a graph that are one array each. The edges themselves have a fingerprint."""
+"""Fields of a graph that are one array each. The edges have a fingerprint instead."""
 
 
 class Noted(NamedTuple):
     """The digest of an array that was read from a file."""
 
     digest: str
+    """sha256 of the data, 64 hex digits."""
     version: int
-    """PyTorch's count of changes in place, by which a later change is seen."""
+    """PyTorch's count of in-place changes at that time, by which a later change is detected."""
 
 
 _noted: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def note_digest(array: Tensor, digest: str) -> None:
-    """Note the digest of an array whose file states it, so that `digest_of` need not read the array."""
+    """Note the digest of an array whose file states it, so that `digest_of` need not read the array.
+
+    Args:
+        array: the array, unchanged since it was read.
+        digest: sha256 of its data, 64 hex digits.
+    """
     _noted[array] = Noted(digest, version_of(array))
 
 
 def version_of(array: Tensor) -> int:
-    """Return PyTorch's count of changes in place; tensors made under torch.inference_mode have none."""
+    """Return PyTorch's count of in-place changes; tensors made under torch.inference_mode have none."""
     return 0 if array.is_inference() else array._version
 
 
 def digest_of(array: Tensor) -> str:
-    """Return the sha256 of an array's data, 64 hex digits: the noted one, unless the array was changed since."""
+    """Return the sha256 of an array's data, 64 hex digits: the noted one, unless the array has changed since."""
     noted: Noted | None = _noted.get(array)
     if noted is not None and noted.version == version_of(array):
         return noted.digest
@@ -54,7 +60,7 @@ def digest_of(array: Tensor) -> str:
 
 
 def data_digests(graph: GraphFields) -> dict[str, str]:
-    """Return the digests of what a graph has apart from its edges, by the names of its fields.
+    """Return the digests of everything in a graph except its edges, by name of the field.
 
     Reads every array that was not read from a graph folder.
     """
@@ -68,6 +74,11 @@ def data_digests(graph: GraphFields) -> dict[str, str]:
 
 
 def changed_data(graph: GraphFields, recorded: dict[str, str]) -> list[str]:
-    """Return the names of the fields whose digests are not those that were recorded."""
+    """Return the names of the fields whose digests differ from recorded ones.
+
+    Args:
+        graph: the graph.
+        recorded: digests from `data_digests`.
+    """
     digests = data_digests(graph)
     return sorted(name for name in digests.keys() | recorded.keys() if digests.get(name) != recorded.get(name))

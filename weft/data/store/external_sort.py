@@ -1,4 +1,4 @@
-"""Sorting more edges than memory holds: by row into buckets on the disk, each sorted by itself."""
+"""Sorting of more edges than fit in memory: distributed by row to buckets on disk, then sorted bucket by bucket."""
 
 from __future__ import annotations
 
@@ -14,14 +14,22 @@ from numpy.typing import DTypeLike, NDArray
 from weft.runtime.native import coo_to_csr
 
 BUCKET_RECORDS = 1 << 20
+"""Approximate number of records of a bucket."""
 
 Records = NDArray[Any]
-"""A structured array with whole numbers `row` and `col`, and what is kept with them."""
+"""A structured array with integer fields `row` and `col`, and further fields that are moved along."""
 ReportProgress = Callable[[str], None]
+"""Function that is called with a line of progress."""
 
 
 class RecordFile:
-    """Records one after the other in a file without a name, which goes when it is closed."""
+    """Records in an unnamed temporary file, which is deleted when it is closed.
+
+    Args:
+        folder: folder of the file.
+        name: name that the file has while it is being opened.
+        dtype: dtype of the records.
+    """
 
     def __init__(self, folder: Path, name: str, dtype: DTypeLike) -> None:
         self.dtype, self.num_records = np.dtype(dtype), 0
@@ -29,28 +37,38 @@ class RecordFile:
         (folder / name).unlink()
 
     def add(self, records: Records) -> None:
-        """Some more at the end."""
+        """Append records."""
         records.tofile(self._file)
         self.num_records += len(records)
 
-    def put(self, place: int, records: Records) -> None:
-        """Some from a place on."""
-        self._file.seek(place * self.dtype.itemsize)
+    def put(self, position: int, records: Records) -> None:
+        """Write records at a position.
+
+        Args:
+            position: number of the first record.
+            records: the records.
+        """
+        self._file.seek(position * self.dtype.itemsize)
         records.tofile(self._file)
 
     def read(self, first: int, last: int) -> Records:
-        """Those from one place up to another."""
+        """Return a range of records.
+
+        Args:
+            first: position of the first record.
+            last: position after the last record.
+        """
         self._file.flush()
         self._file.seek(first * self.dtype.itemsize)
         return np.fromfile(self._file, self.dtype, last - first)
 
     def blocks(self) -> Iterator[Records]:
-        """All in order."""
+        """Yield all records in order, in blocks."""
         for first in range(0, self.num_records, BUCKET_RECORDS):
             yield self.read(first, min(first + BUCKET_RECORDS, self.num_records))
 
     def close(self) -> None:
-        """Gives the space back."""
+        """Close the file, which frees its space."""
         self._file.close()
 
 
@@ -60,18 +78,29 @@ def sorted_records(
     num_rows: int,
     num_cols: int,
     folder: Path,
-    say: ReportProgress,
+    report: ReportProgress,
 ) -> Iterator[Records]:
-    """What `read` gives, by (row, col, position), in blocks of whole rows. It is read twice.
+    """Yield records sorted by (row, col, position in the input), in blocks of whole rows.
 
-    Memory: some times BUCKET_RECORDS records, or those of one row if they are more, and 16 bytes for each row.
+    Memory: a few times BUCKET_RECORDS records, or the records of one row if they are more, and 16 bytes per row.
+
+    Args:
+        read: function that yields the records in blocks; called twice.
+        dtype: dtype of the records.
+        num_rows: number of rows.
+        num_cols: number of columns.
+        folder: folder for a temporary file.
+        report: called with a line of progress after each bucket.
     """
+    # 1. Count the records of each row, and cut the rows into buckets of similar size.
+    # 2. Write each record to its bucket; a bucket's records stay in their order.
+    # 3. Read one bucket after the other and sort it by (row, col), stably.
     counts = np.zeros(num_rows, np.int64)
     for records in read():
         counts += np.bincount(records["row"], minlength=num_rows)
-    first_rows, places = buckets(counts)
+    first_rows, bounds = buckets(counts)
     del counts
-    cursor = places[:-1].copy()
+    cursor = bounds[:-1].copy()
     with closing(RecordFile(folder, "buckets.tmp", dtype)) as file:
         for records in read():
             bucket = np.searchsorted(first_rows[1:], records["row"], side="right")
@@ -81,20 +110,27 @@ def sorted_records(
                 file.put(int(cursor[number]), records[ends[number] - sizes[number] : ends[number]])
             cursor += sizes
         for number, row in enumerate(first_rows.tolist()):
-            records = file.read(int(places[number]), int(places[number + 1]))
+            records = file.read(int(bounds[number]), int(bounds[number + 1]))
             last = num_rows if number + 1 == len(first_rows) else int(first_rows[number + 1])
             rows, cols = (torch.from_numpy(ids.astype(np.int64)) for ids in (records["row"] - row, records["col"]))
             yield records[coo_to_csr(rows, cols, last - row, num_cols)[2].numpy()]
-            say(f"sorted {places[number + 1]:,} of {places[-1]:,} edges")
+            report(f"sorted {bounds[number + 1]:,} of {bounds[-1]:,} edges")
 
 
 def buckets(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Ranges of rows of about BUCKET_RECORDS records: the first row of each, and where records begin, and end."""
+    """Cut rows into buckets of about BUCKET_RECORDS records.
+
+    Args:
+        counts: number of records of each row, int64 [rows].
+
+    Returns:
+        First row of each bucket, and the bounds of the buckets' records, one more than buckets.
+    """
     ends = np.cumsum(counts)
-    first_rows, places = [], [0]
+    first_rows, bounds = [], [0]
     row = 0
     while row < len(counts):
         first_rows.append(row)
-        row = max(row + 1, int(np.searchsorted(ends, places[-1] + BUCKET_RECORDS, side="right")))
-        places.append(int(ends[row - 1]))
-    return np.array(first_rows, np.int64), np.array(places, np.int64)
+        row = max(row + 1, int(np.searchsorted(ends, bounds[-1] + BUCKET_RECORDS, side="right")))
+        bounds.append(int(ends[row - 1]))
+    return np.array(first_rows, np.int64), np.array(bounds, np.int64)

@@ -1,4 +1,4 @@
-"""Imports: a graph of parts, written as a store without being in memory, or gathered."""
+"""Import of a graph that comes in parts: written as a graph folder without being in memory as a whole."""
 
 from __future__ import annotations
 
@@ -16,25 +16,32 @@ from weft.data.store.store import new_store
 from weft.data.store.write_parts import write_parts
 
 
-def say_nothing(text: str) -> None:
-    """Of those who ask for no progress."""
+def ignore_progress(text: str) -> None:
+    """Ignore a line of progress."""
     del text
 
 
 def import_parts(
-    parts: GraphParts, folder: str | Path, say: ReportProgress = say_nothing, *, overwrite: bool = False
+    parts: GraphParts, folder: str | Path, report: ReportProgress = ignore_progress, *, overwrite: bool = False
 ) -> Graph:
-    """Writes a graph of parts as a store folder, and opens it. say: is told how far it is. overwrite: a store there.
+    """Write a graph that comes in parts as a graph folder, and open it.
 
-    Raises InputError as new_store does, and for values that no graph may hold; nothing is left then.
+    Args:
+        parts: the graph.
+        folder: the new folder.
+        report: called with lines of progress.
+        overwrite: replace a graph folder that exists.
+
+    Raises:
+        InputError: as from new_store, and for values that no graph may contain; no folder is left then.
     """
     with new_store(folder, overwrite=overwrite) as draft:
-        write_parts(checked(parts), draft, say)
+        write_parts(with_checked_labels(parts), draft, report)
     return Graph.open(folder, verify=False)
 
 
-def checked(parts: GraphParts) -> GraphParts:
-    """The same with labels and masks as a graph has them. InputError where they are wrong."""
+def with_checked_labels(parts: GraphParts) -> GraphParts:
+    """Return parts whose labels and masks are checked and cast as a Graph does. Raises InputError if they are wrong."""
     if parts.num_vertices is None:
         return parts
     none = torch.empty(0, dtype=torch.int32)

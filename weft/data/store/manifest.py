@@ -1,4 +1,4 @@
-"""Reading a store's manifest and the arrays it vouches for, with an error for every way in which they may disagree."""
+"""Reading of a graph folder's manifest and arrays, with an error for every way in which they can be inconsistent."""
 
 from __future__ import annotations
 
@@ -18,51 +18,60 @@ from weft.utils.errors import InputError, readable
 
 FORMAT = "weft-graph"
 MANIFEST = "manifest.json"
-DTYPES = ("|b1", "|u1", "<i2", "<i4", "<i8", "<f4", "<f8")  # others would be copied, and no longer be the file
+DTYPES = ("|b1", "|u1", "<i2", "<i4", "<i8", "<f4", "<f8")
+"""Dtypes of arrays in a graph folder; PyTorch could not map others without a copy."""
 REMEDY = "import the graph again"
 ASIDE = ".old"
-"""Suffix of the temporary name of a store that is being replaced."""
+"""Suffix of the temporary name of a graph folder that is being replaced."""
 
 Value = TypeVar("Value", int, str, bool, list[Any], dict[str, Any])
 Item = TypeVar("Item", int, str)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a store folder, in today's form. InputError if there is none, or of a later weft."""
+    """Return the manifest of a graph folder, migrated to the current version.
+
+    Raises:
+        InputError: if there is none, or it was written by a later weft.
+    """
     if not folder.exists():
         require_not_set_aside(folder)
         raise InputError(f"{folder}: no such folder: check the path, or write it with 'weft data import'")
     if not folder.is_dir():
-        raise InputError(f"{folder}: is a file, not a graph store: load it as a data file, or give the store's folder")
+        raise InputError(f"{folder}: is a file, not a graph folder: load it as a data file, or give a graph folder")
     path = folder / MANIFEST
     if not path.is_file():
         raise InputError(
-            f"{path}: missing, so this folder is no graph store: give one that 'weft data import' has written, or one "
-            "of OGB's, with raw/ and split/"
+            f"{path}: missing, so this is no graph folder: give one that 'weft data import' has written, or one of "
+            "OGB's, with raw/ and split/"
         )
     manifest = read_json(path)
     if not isinstance(manifest, dict) or entry(manifest, "format", str, path) != FORMAT:
         raise InputError(f"{path}: field 'format' is not '{FORMAT}': give a folder written by 'weft data import'")
-    entry(manifest, "version", int, path)  # which every store has had
+    entry(manifest, "version", int, path)  # present in every version of the format
     with readable(path, REMEDY):
         return migrate.graph(manifest, path)
 
 
 def require_not_set_aside(folder: Path) -> None:
-    """InputError where a process was stopped while it replaced a store, which still has its temporary name."""
+    """Check that no process was stopped while it replaced a graph folder, which then still has its temporary name.
+
+    Raises:
+        InputError: if there is a folder with that name, with the command that restores it.
+    """
     aside = next(folder.parent.glob(f".{glob.escape(folder.name)}.????????{ASIDE}"), None)
     if aside is not None:
         raise InputError(f"{folder}: a process was stopped while it replaced this graph: mv {aside} {folder}")
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds. InputError if it cannot be read."""
+    """Return the content of a JSON file. Raises InputError if it cannot be read."""
     with readable(path, REMEDY):
         return json.loads(path.read_text(encoding="utf-8"))
 
 
 def is_store(folder: Path) -> bool:
-    """Whether a folder is a graph store, of any version and state: many programs write a manifest.json."""
+    """Return whether a folder is a graph folder, of any version and state; other programs write a manifest.json too."""
     try:
         manifest = read_json(folder / MANIFEST)
     except InputError:
@@ -71,7 +80,17 @@ def is_store(folder: Path) -> bool:
 
 
 def entry(fields: dict[str, Any], name: str, kind: type[Value], path: Path) -> Value:
-    """One field of a JSON object. Raises InputError if it is missing or of another kind."""
+    """Return one field of a JSON object.
+
+    Args:
+        fields: the object.
+        name: name of the field.
+        kind: type of the field.
+        path: the file, for errors.
+
+    Raises:
+        InputError: if it is missing or of another type.
+    """
     if name not in fields:
         raise InputError(f"{path}: field '{name}' is missing: {REMEDY}")
     value = fields[name]
@@ -81,39 +100,66 @@ def entry(fields: dict[str, Any], name: str, kind: type[Value], path: Path) -> V
 
 
 def entries(fields: dict[str, Any], name: str, kind: type[Item], path: Path) -> tuple[Item, ...]:
-    """One field of a JSON object that is a list. Raises InputError if anything in it is of another kind."""
+    """Return one field of a JSON object that is a list.
+
+    Args:
+        fields: the object.
+        name: name of the field.
+        kind: type of the items.
+        path: the file, for errors.
+
+    Raises:
+        InputError: if it is missing, or an item is of another type.
+    """
     values = entry(fields, name, list, path)
     for value in values:
         if not isinstance(value, kind):
-            raise InputError(f"{path}: field '{name}' lists a {type(value).__name__}, no {kind.__name__}: {REMEDY}")
+            raise InputError(f"{path}: field '{name}' lists a {type(value).__name__}, not {kind.__name__}: {REMEDY}")
     return tuple(values)
 
 
 def read_arrays(folder: Path, manifest: dict[str, Any], verify: bool | None) -> dict[str, Tensor]:
-    """The arrays that a manifest lists, by name. Raises InputError for a name that is no plain file name."""
+    """Return the arrays that a manifest lists, by name.
+
+    Args:
+        folder: the graph folder.
+        manifest: its manifest.
+        verify: whether to verify checksums; see `read_array`.
+
+    Raises:
+        InputError: if a name is no plain file name, or an array is damaged.
+    """
     path = folder / MANIFEST
     files = entry(manifest, "files", dict, path)
     for name in files:
         if not re.fullmatch(r"\w+", name):
-            raise InputError(f"{path}: field 'files' lists '{name}', which is no array's name: {REMEDY}")
+            raise InputError(f"{path}: field 'files' lists '{name}', which is no name of an array: {REMEDY}")
     return {name: read_array(folder / f"{name}.npy", entry(files, name, dict, path), verify) for name in files}
 
 
 def read_array(path: Path, fields: dict[str, Any], verify: bool | None) -> Tensor:
-    """A .npy file, memory-mapped, copy on write; InputError where header, size or checksum are not the manifest's.
+    """Return a .npy file, memory-mapped copy-on-write.
 
-    verify: whether to compute the checksum; None: only where the file was changed, or copied, after it was written.
+    Args:
+        path: the file.
+        fields: its entry in the manifest.
+        verify: whether to compute the checksum; None: only if the file was changed or copied after it was written.
+
+    Raises:
+        InputError: if header, size or checksum differ from the manifest.
     """
     if not path.is_file():
         raise InputError(f"{path}: missing, though the manifest lists it: {REMEDY}")
     manifest = path.with_name(MANIFEST)
     array = map_array(path, REMEDY)
     stated_dtype, stated_shape = entry(fields, "dtype", str, manifest), entry(fields, "shape", list, manifest)
-    for field, stated, found in (("dtype", stated_dtype, array.dtype.str), ("shape", stated_shape, list(array.shape))):
-        if stated != found:
-            raise InputError(f"{path}: field '{field}' is {found}, the manifest says {stated}: {REMEDY}")
+    for field, stated, actual in (("dtype", stated_dtype, array.dtype.str), ("shape", stated_shape, list(array.shape))):
+        if stated != actual:
+            raise InputError(f"{path}: field '{field}' is {actual}, the manifest says {stated}: {REMEDY}")
     if array.dtype.str not in DTYPES or not array.ndim:
-        raise InputError(f"{path}: holds {array.dtype} of shape {list(array.shape)}, which no store has: {REMEDY}")
+        raise InputError(
+            f"{path}: contains {array.dtype} of shape {list(array.shape)}, which no graph folder has: {REMEDY}"
+        )
     tensor, checksum = torch.from_numpy(array), entry(fields, "sha256", str, manifest)
     unchanged = file_state(path).items() <= fields.items()
     if verify or (verify is None and not unchanged):
@@ -126,6 +172,6 @@ def read_array(path: Path, fields: dict[str, Any], verify: bool | None) -> Tenso
 
 
 def file_state(path: Path) -> dict[str, int]:
-    """Return the fields of a manifest by which a reader sees that nobody has written to a file since."""
+    """Return the fields of a manifest by which a reader detects that a file was written to since."""
     state = path.stat()
     return {"bytes": state.st_size, "modified": state.st_mtime_ns}

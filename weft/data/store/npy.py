@@ -1,4 +1,4 @@
-"""The .npy format: what an array's header says is compared with what is there before anything is allocated."""
+"""The .npy format. Headers are compared with the file's size before memory is allocated."""
 
 from __future__ import annotations
 
@@ -22,31 +22,44 @@ REMEDY = "save numbers by numpy.save, or fetch the file again"
 
 
 class Header(NamedTuple):
-    """What a .npy file says of its array."""
+    """Header of a .npy file."""
 
     shape: tuple[int, ...]
+    """Shape of the array."""
     fortran_order: bool
+    """True if the array is stored column by column."""
     dtype: np.dtype[Any]
+    """Dtype of the array."""
 
     @property
     def num_bytes(self) -> int:
-        """What the data take."""
+        """Number of bytes of the data."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 @contextmanager
 def parsing(path: Path, remedy: str) -> Iterator[None]:
-    """`readable`, without numpy's warnings of what is damaged or old: it is read, or refused."""
+    """Turn errors in the block into InputErrors as `readable` does, and ignore NumPy's warnings about old files.
+
+    Args:
+        path: the file, for errors.
+        remedy: remedy to print in the error.
+    """
     with readable(path, remedy), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def read_header(file: IO[bytes], num_bytes: int) -> Header:
-    """The header that a file of `num_bytes` begins with; the data come next. To be called while `parsing`.
+    """Read the header at the start of a file; the file is then positioned at the data. To be called inside `parsing`.
 
-    Raises ValueError for objects, which would have to be unpickled, and where the data are of another size. At damaged
-    bytes, numpy raises errors of many kinds.
+    Args:
+        file: the file.
+        num_bytes: size of the file.
+
+    Raises:
+        ValueError: if it contains Python objects, which would have to be unpickled, or data of another size. NumPy
+            raises errors of many types for damaged bytes.
     """
     if np.lib.format.read_magic(file) != (1, 0):
         raise ValueError("its format is another version of .npy than numpy.save writes")
@@ -60,7 +73,15 @@ def read_header(file: IO[bytes], num_bytes: int) -> Header:
 
 
 def map_array(path: Path, remedy: str = REMEDY) -> NDArray[Any]:
-    """A .npy file as a memory map, copy on write, which torch takes as writable. InputError if it is no whole one."""
+    """Return a .npy file as a copy-on-write memory map, which PyTorch accepts as writable.
+
+    Args:
+        path: the file.
+        remedy: remedy to print in the error.
+
+    Raises:
+        InputError: if it is missing or damaged.
+    """
     if not path.is_file():
         raise InputError(f"{path}: no such file: check the path")
     with parsing(path, remedy), path.open("rb") as file:
@@ -70,18 +91,31 @@ def map_array(path: Path, remedy: str = REMEDY) -> NDArray[Any]:
 
 
 def map_tensor(path: Path, field: str) -> Tensor:
-    """A person's own .npy file as a tensor, memory-mapped where torch knows its type. InputError for what it is not."""
+    """Return a user's .npy file as a tensor, memory-mapped if PyTorch has its dtype.
+
+    Args:
+        path: the file.
+        field: name of the array in errors.
+
+    Raises:
+        InputError: if it contains no numbers.
+    """
     array = map_array(path)
     tensor = as_tensor(f"{path}: {field}", array)
-    if tensor.data_ptr() == array.ctypes.data:  # no copy of another type
+    if tensor.data_ptr() == array.ctypes.data:  # not converted, so the tensor is the mapping
         note_mapped(tensor, private=True)
     return tensor
 
 
 def as_tensor(field: str, array: NDArray[Any]) -> Tensor:
-    """A numpy array as a tensor that shares its memory where torch knows the type. InputError for other than numbers.
+    """Return a NumPy array as a tensor, which shares its memory if PyTorch has the dtype.
 
-    Numbers of any byte order and width are taken, by their value.
+    Args:
+        field: name of the array in errors.
+        array: numbers of any byte order and width.
+
+    Raises:
+        InputError: if it contains no numbers.
     """
     if array.dtype.kind not in "biuf" or array.itemsize > 8:
         raise InputError(f"{field} is {array.dtype}: save real numbers of at most 64 bits")

@@ -1,4 +1,4 @@
-"""A .npy file written part by part, with the checksum that a store's manifest states."""
+"""Writing of a .npy file part by part, with the checksum for a graph folder's manifest."""
 
 from __future__ import annotations
 
@@ -16,10 +16,15 @@ from weft.data.store.manifest import file_state
 
 
 class ArrayWriter:
-    """Writes rows one part after the other; the header says in the end how many there were."""
+    """Writes an array row by row; the header gets the number of rows at the end.
+
+    Args:
+        path: the new file.
+        dtype: dtype of the array.
+        columns: shape of a row.
+    """
 
     def __init__(self, path: Path, dtype: DTypeLike, columns: tuple[int, ...] = ()) -> None:
-        """columns: the shape of a row."""
         self.path, self.dtype, self.num_rows = path, np.dtype(dtype), 0
         self._columns, self._digest = columns, hashlib.sha256()
         self._file = path.open("wb")
@@ -34,7 +39,7 @@ class ArrayWriter:
         self._file.close()
 
     def add(self, rows: NDArray[Any]) -> None:
-        """Writes some more rows [n, ...]."""
+        """Append rows [n, ...]."""
         array = np.ascontiguousarray(rows, self.dtype)
         data = array.reshape(-1).view(np.uint8).data
         for start in range(0, len(data), CHUNK_BYTES):
@@ -44,11 +49,11 @@ class ArrayWriter:
         self.num_rows += len(array)
 
     def finish(self) -> dict[str, Any]:
-        """Flushes the file; its manifest entry, with the sha256 of the data after the header, and the file's state."""
+        """Complete and flush the file. Return its manifest entry: dtype, shape, sha256 of the data, size and time."""
         self._file.seek(0)
         header_bytes = self._write_header()
-        if header_bytes != self._header_bytes:  # numpy leaves room for a longer shape
-            raise RuntimeError(f"{self.path}: the header of {self.num_rows} rows has no room before the data")
+        if header_bytes != self._header_bytes:  # NumPy pads the header for a longer shape, so this is a bug
+            raise RuntimeError(f"{self.path}: the header for {self.num_rows} rows does not fit before the data")
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
@@ -56,6 +61,7 @@ class ArrayWriter:
         return {**described, "sha256": self._digest.hexdigest(), **file_state(self.path)}
 
     def _write_header(self) -> int:
+        """Write the header for the rows so far, and return its size."""
         shape = (self.num_rows, *self._columns)
         described = {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(self._file, described)
@@ -63,7 +69,12 @@ class ArrayWriter:
 
 
 def write_array(path: Path, array: NDArray[Any]) -> dict[str, Any]:
-    """Writes one .npy file and flushes it; returns its manifest entry."""
+    """Write one .npy file, flush it, and return its manifest entry.
+
+    Args:
+        path: the new file.
+        array: the array.
+    """
     with ArrayWriter(path, array.dtype, array.shape[1:]) as writer:
         writer.add(array)
         return writer.finish()

@@ -1,4 +1,4 @@
-"""Graphs as folders of .npy files with one JSON manifest: written whole or not at all, opened memory-mapped."""
+"""Graphs as folders of .npy files with a JSON manifest: written completely or not at all, opened memory-mapped."""
 
 from __future__ import annotations
 
@@ -36,29 +36,40 @@ from weft.utils.errors import InputError
 from weft.utils.migrate import versioned
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
-"""Constants of Linux's renameat2: paths from the current folder, and the exchange of two names."""
+"""Constants of Linux's renameat2: paths are relative to the current folder; exchange the two names."""
 
 
 def save(graph: GraphFields, folder: str | Path, *, overwrite: bool = False) -> None:
-    """Writes a graph as a store folder; see new_store."""
+    """Write a graph as a graph folder; see new_store.
+
+    Args:
+        graph: the graph.
+        folder: the new folder.
+        overwrite: replace a graph folder that exists.
+    """
     with new_store(folder, overwrite=overwrite) as draft:
         write_store(graph, draft)
 
 
 @contextmanager
 def new_store(folder: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """Where a store's files are to be written; they are at `folder` when that has succeeded.
+    """Yield a temporary folder to write a graph to, which becomes `folder` when the block has succeeded.
 
-    Everything goes to a hidden sibling folder first, is flushed to disk and then renamed: no reader sees half of it.
+    The temporary folder is a hidden sibling. It is flushed to disk and then renamed, so no reader sees half of a graph.
 
-    Raises InputError if `folder` exists, unless it is a store and `overwrite` is given.
+    Args:
+        folder: the new folder.
+        overwrite: replace a graph folder that exists.
+
+    Raises:
+        InputError: if `folder` exists, unless it is a graph folder and `overwrite` is True.
     """
     folder = Path(folder).absolute()
     if folder.exists() or folder.is_symlink():
         if not is_store(folder):
-            raise InputError(f"{folder}: exists and is no graph store: choose another folder")
+            raise InputError(f"{folder}: exists and is no graph folder: choose another folder")
         if not overwrite:
-            raise InputError(f"{folder}: holds a graph store already: choose another folder, or overwrite it")
+            raise InputError(f"{folder}: a graph folder exists already: choose another folder, or overwrite it")
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
     partial.mkdir()
@@ -73,10 +84,15 @@ def new_store(folder: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
 
 
 def replace_folder(new: Path, folder: Path) -> None:
-    """Rename `new` to `folder`, and remove what was there.
+    """Rename a folder, and remove the one that had the name before.
 
-    The two are exchanged at once, so that a process that is stopped at any moment leaves the old or the new one under
-    the name. Where the file system cannot do that, the old one is renamed first: a reader then says where it is.
+    The two names are exchanged in one step, so a process that is stopped at any moment leaves the old or the new folder
+    under the name. On file systems that cannot do that, the old folder is renamed first; if the process is stopped
+    then, a reader's error says where the old folder is.
+
+    Args:
+        new: the new folder.
+        folder: name that it gets.
     """
     old = new
     if not folder.exists():
@@ -93,17 +109,30 @@ def replace_folder(new: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two folders in one step. Return whether the system and the file system can."""
+def exchange(first: Path, second: Path) -> bool:
+    """Exchange the names of two folders in one step.
+
+    Args:
+        first: a folder.
+        second: another folder.
+
+    Returns:
+        Whether the system and the file system can do that.
+    """
     renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
     if renameat2 is None:
         return False
-    names = AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other)
+    names = AT_FDCWD, os.fsencode(first), AT_FDCWD, os.fsencode(second)
     return bool(renameat2(*names, RENAME_EXCHANGE) == 0)
 
 
 def write_store(graph: GraphFields, folder: Path) -> None:
-    """Writes arrays and manifest into an empty folder, and flushes them."""
+    """Write arrays and manifest of a graph to an empty folder, and flush them.
+
+    Args:
+        graph: the graph.
+        folder: the folder.
+    """
     in_edges, transpose = graph.in_edges, graph.in_edges.transpose
     symmetric = is_symmetric(in_edges)
     arrays: dict[str, Tensor | None] = {
@@ -134,18 +163,24 @@ def write_store(graph: GraphFields, folder: Path) -> None:
 
 
 def is_symmetric(in_edges: Adjacency) -> bool:
-    """Whether edges and their transpose are the same, so that a store has them once."""
+    """Return whether the edges and their transpose are equal, so that a graph folder stores them once."""
     transpose = in_edges.transpose
     return torch.equal(in_edges.indptr, transpose.indptr) and torch.equal(in_edges.indices, transpose.indices)
 
 
 def no_types() -> dict[str, Any]:
-    """What a manifest says of a graph with one kind of vertices and of edges."""
+    """Return the manifest fields of a graph with one vertex type and no relations."""
     return {"relations": [], "vertex_types": [], "type_offsets": []}
 
 
 def write_manifest(described: dict[str, Any], files: dict[str, Any], folder: Path) -> None:
-    """Writes the manifest, and flushes it and the folder. files: the entries of the arrays that were written."""
+    """Write the manifest, and flush it and the folder.
+
+    Args:
+        described: fields of the manifest.
+        files: manifest entries of the arrays, by name.
+        folder: the graph folder.
+    """
     manifest = {"format": FORMAT, **versioned("graph", described), "files": files}
     with (folder / MANIFEST).open("w", encoding="utf-8") as file:
         json.dump(manifest, file, indent=2)
@@ -155,12 +190,17 @@ def write_manifest(described: dict[str, Any], files: dict[str, Any], folder: Pat
 
 
 def feature_key(vertex_types: tuple[str, ...], name: str) -> str:
-    """The file of a vertex type's features, by number: a type's name need not be a file name."""
+    """Return the file name of a vertex type's features, by its number, because a type's name need not be a file name.
+
+    Args:
+        vertex_types: names of the vertex types.
+        name: name of the type.
+    """
     return f"features_{vertex_types.index(name)}"
 
 
 def sync(folder: Path) -> None:
-    """Flushes a folder's entries to disk."""
+    """Flush a file, or the entries of a folder, to disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -169,23 +209,28 @@ def sync(folder: Path) -> None:
 
 
 class StoreContents(NamedTuple):
-    """What a store folder holds."""
+    """Content of a graph folder."""
 
     fields: GraphFields
-    """The graph's fields: views of the arrays."""
+    """Fields of the graph, as views of the arrays."""
     folder: Path
-    """The folder, absolute."""
+    """Absolute path of the folder."""
     arrays: tuple[Tensor, ...]
-    """Every array, memory-mapped; whoever has read them may `release` their pages."""
+    """All arrays, memory-mapped; call `release` after reading one to free its pages."""
 
 
 def read_store(folder: str | Path, *, verify: bool | None = True) -> StoreContents:
-    """A store folder, memory-mapped: what is not touched is not read, and ranks of one host share pages.
+    """Open a graph folder, memory-mapped: only what is used is read, and ranks on one host share pages.
 
-    `verify` reads every file once and compares checksums; None: only the files whose size or modification time is not
-    what the manifest says. Dtypes, shapes and sizes are always compared. Writing to a tensor does not reach the files.
+    Dtypes, shapes and sizes are always compared with the manifest. Writing to a tensor does not change the files.
 
-    Raises InputError with the file, the field and the remedy for a store that is damaged, newer, or none at all.
+    Args:
+        folder: the folder.
+        verify: True: read every file once and compare checksums. None: only files whose size or modification time
+            differs from the manifest. False: none.
+
+    Raises:
+        InputError: with file, field and remedy if the folder is damaged, of a later version, or no graph folder.
     """
     folder = Path(folder).absolute()
     manifest = read_manifest(folder)
@@ -208,16 +253,31 @@ def read_store(folder: str | Path, *, verify: bool | None = True) -> StoreConten
 
 
 def open_names(arrays: dict[str, Tensor], manifest: dict[str, Any], path: Path) -> VertexNames | None:
-    """The names of the vertices; None where the store has none."""
-    found = [arrays.get(name) for name in (NUMBER_COLUMN, OFFSET_COLUMN, TEXT_COLUMN)]
-    if found[0] is None and (found[1] is None or found[2] is None):
+    """Return the names of the vertices; None if the folder has none.
+
+    Args:
+        arrays: arrays of the folder by name.
+        manifest: its manifest.
+        path: path of the manifest, for errors.
+    """
+    columns = [arrays.get(name) for name in (NUMBER_COLUMN, OFFSET_COLUMN, TEXT_COLUMN)]
+    if columns[0] is None and (columns[1] is None or columns[2] is None):
         return None
-    numbers, offsets, text = found
+    numbers, offsets, text = columns
     return VertexNames(column=entry(manifest, "id_column", str, path), numbers=numbers, offsets=offsets, text=text)
 
 
 def open_adjacency(arrays: dict[str, Tensor], symmetric: bool, manifest: Path) -> Adjacency:
-    """In-edges with the stored transpose; a symmetric graph's two share arrays. InputError where one is lacking."""
+    """Return the in-edges with the stored transpose; in a symmetric graph both share arrays.
+
+    Args:
+        arrays: arrays of the folder by name.
+        symmetric: whether the graph is symmetric.
+        manifest: path of the manifest, for errors.
+
+    Raises:
+        InputError: if an array is missing.
+    """
     needed = ["indptr", "indices", "transpose_edge_ids"]
     needed += [] if symmetric else ["transpose_indptr", "transpose_indices"]
     needed += ["transpose_weight"] if "weight" in arrays else []

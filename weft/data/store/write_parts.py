@@ -1,4 +1,4 @@
-"""Writes a graph part by part as a store: what grows with its edges or features is never in memory."""
+"""Writing of a graph folder from a graph in parts: edges and features are never in memory as a whole."""
 
 from __future__ import annotations
 
@@ -25,33 +25,42 @@ from weft.storage.unnamed_files import release
 from weft.utils.errors import InputError
 
 BLOCK_EDGES = 1 << 20
+"""Number of edges or entries that are processed at once."""
 MAX_ID = 1 << 53
+"""Limit of ids if the number of vertices is unknown; larger ids would not be exact as float64."""
 
 
-def write_parts(parts: GraphParts, folder: Path, say: ReportProgress) -> None:
-    """Writes arrays and manifest into an empty folder, and flushes them; what a gathered graph's store would be.
+def write_parts(parts: GraphParts, folder: Path, report: ReportProgress) -> None:
+    """Write arrays and manifest to an empty folder and flush them: the same files as for the graph gathered in memory.
 
-    Memory: 40 bytes for each vertex, what GraphParts holds, and parts of a few million edges.
-    Raises InputError where the parts do not fit together.
+    Memory: 40 bytes per vertex, the tensors of GraphParts, and parts of a few million edges.
+
+    Args:
+        parts: the graph.
+        folder: the folder.
+        report: called with lines of progress.
+
+    Raises:
+        InputError: if the parts are inconsistent.
     """
     none = torch.empty(0, dtype=torch.int64)
-    given = parts.edges()
-    some = next(given, EdgesOfPart(source=none, target=none))
-    with closing(RecordFile(folder, "edges.tmp", record_type(some))) as spool:
-        num_vertices = fill(spool, itertools.chain([some], given), parts, say)
+    edges = parts.edges()
+    first_part = next(edges, EdgesOfPart(source=none, target=none))
+    with closing(RecordFile(folder, "edges.tmp", record_type(first_part))) as spool:
+        num_vertices = spool_edges(spool, itertools.chain([first_part], edges), parts, report)
         release_freed_memory()
-        degree, files = write_forward(parts, spool, num_vertices, folder, say)
+        degree, files = write_forward(parts, spool, num_vertices, folder, report)
     indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(degree)])
     del degree
     release_freed_memory()
     files["indptr"] = write_array(folder / "indptr.npy", indptr)
-    symmetric, backward = write_transpose(indptr, folder, "weight" in files, say)
+    symmetric, backward = write_transpose(indptr, folder, "weight" in files, report)
     files |= backward
     if parts.x is not None:
-        files["x"] = write_features(parts, num_vertices, folder, say)
-    known = {"y": parts.y, **parts.masks._asdict()}
-    known |= {} if parts.vertex_names is None else parts.vertex_names.arrays()
-    files |= {name: write_array(folder / f"{name}.npy", t.numpy()) for name, t in known.items() if t is not None}
+        files["x"] = write_features(parts, num_vertices, folder, report)
+    tensors = {"y": parts.y, **parts.masks._asdict()}
+    tensors |= {} if parts.vertex_names is None else parts.vertex_names.arrays()
+    files |= {name: write_array(folder / f"{name}.npy", t.numpy()) for name, t in tensors.items() if t is not None}
     manifest = {
         "name": parts.name,
         "num_vertices": num_vertices,
@@ -63,14 +72,24 @@ def write_parts(parts: GraphParts, folder: Path, say: ReportProgress) -> None:
     write_manifest(no_types() | manifest, files, folder)
 
 
-def fill(spool: RecordFile, edges: Iterator[EdgesOfPart], parts: GraphParts, say: ReportProgress) -> int:
-    """Keeps the edges as they come; the number of vertices."""
+def spool_edges(spool: RecordFile, edges: Iterator[EdgesOfPart], parts: GraphParts, report: ReportProgress) -> int:
+    """Write the edges to a file in the order in which they come, and return the number of vertices.
+
+    Args:
+        spool: the file.
+        edges: the edges in parts.
+        parts: the graph.
+        report: called with lines of progress.
+
+    Raises:
+        InputError: if parts differ in their fields, or an id is out of range.
+    """
     largest, limit = -1, MAX_ID if parts.num_vertices is None else parts.num_vertices
     for part in edges:
         if record_type(part) != spool.dtype:
             raise InputError(f"{parts.name}: parts of the edges differ in weights or features: give all the same")
-        for end in ("source", "target"):
-            check_ids(f"edges' {end}", getattr(part, end), limit)
+        for side in ("source", "target"):
+            check_ids(f"edges' {side}", getattr(part, side), limit)
         for first in range(0, len(part.source), BLOCK_EDGES):
             block = part.rows(first, first + BLOCK_EDGES)
             spool.add(records_of(block, spool.dtype))
@@ -78,14 +97,19 @@ def fill(spool: RecordFile, edges: Iterator[EdgesOfPart], parts: GraphParts, say
             release(block.target)
         if len(part.source):
             largest = max(largest, int(part.source.max()), int(part.target.max()))
-        say(f"read {spool.num_records:,} edges")
+        report(f"read {spool.num_records:,} edges")
     if parts.num_vertices is None:
         return vertex_count(check_sparse_ids(largest + 1, spool.num_records, "edges"))
     return vertex_count(parts.num_vertices)
 
 
 def record_type(part: EdgesOfPart, ids: DTypeLike = np.int64) -> np.dtype[Any]:
-    """What is kept of an edge into `row` from `col`."""
+    """Return the dtype of records of edges into `row` from `col`.
+
+    Args:
+        part: a part of the edges, for its fields.
+        ids: dtype of ids.
+    """
     fields: list[Any] = [("row", ids), ("col", ids)]
     if part.weight is not None:
         fields.append(("weight", np.float32))
@@ -95,7 +119,12 @@ def record_type(part: EdgesOfPart, ids: DTypeLike = np.int64) -> np.dtype[Any]:
 
 
 def records_of(part: EdgesOfPart, dtype: np.dtype[Any]) -> Records:
-    """Edges as records."""
+    """Return edges as records.
+
+    Args:
+        part: the edges.
+        dtype: dtype of the records.
+    """
     records = np.empty(len(part.source), dtype)
     records["row"], records["col"] = part.target.numpy(), part.source.numpy()
     for name, tensor in (("weight", part.weight), ("features", part.features)):
@@ -105,53 +134,75 @@ def records_of(part: EdgesOfPart, dtype: np.dtype[Any]) -> Records:
 
 
 def write_forward(
-    parts: GraphParts, spool: RecordFile, num_vertices: int, folder: Path, say: ReportProgress
+    parts: GraphParts, spool: RecordFile, num_vertices: int, folder: Path, report: ReportProgress
 ) -> tuple[NDArray[np.int64], dict[str, Any]]:
-    """Writes the in-edges, with weights and features; the vertices' in-degrees, and the files' manifest entries."""
+    """Write the in-edges with weights and features.
+
+    Args:
+        parts: the graph.
+        spool: all edges in the order in which they came.
+        num_vertices: number of vertices.
+        folder: the folder.
+        report: called with lines of progress.
+
+    Returns:
+        In-degree of each vertex, int64 [N], and the manifest entries of the files.
+    """
     ids = numpy_ids(num_vertices)
     fields = [(name, *rest) for name, *rest in spool.dtype.descr if name not in ("row", "col")]
-    dtype = np.dtype([("row", ids), ("col", ids), *fields, *([("turned", np.bool_)] if parts.undirected else [])])
+    dtype = np.dtype([("row", ids), ("col", ids), *fields, *([("reversed", np.bool_)] if parts.undirected else [])])
     degree = np.zeros(num_vertices, np.int64)
 
     def read() -> Iterator[Records]:
-        for given in spool.blocks():
-            records = np.zeros(len(given), dtype)
+        for block in spool.blocks():
+            records = np.zeros(len(block), dtype)
             for name in spool.dtype.names or ():
-                records[name] = given[name]
+                records[name] = block[name]
             yield records
             if parts.undirected:
-                turned = records.copy()
-                turned["row"], turned["col"], turned["turned"] = records["col"], records["row"], True
-                yield turned
+                backward = records.copy()
+                backward["row"], backward["col"], backward["reversed"] = records["col"], records["row"], True
+                yield backward
 
     fields_of = {"indices": "col", "weight": "weight", "edge_features": "features"}
-    kept = {name: field for name, field in fields_of.items() if field in (dtype.names or ())}
+    stored = {name: field for name, field in fields_of.items() if field in (dtype.names or ())}
     with ExitStack() as stack:
         writers = {
             name: stack.enter_context(ArrayWriter(folder / f"{name}.npy", dtype[field].base, dtype[field].shape))
-            for name, field in kept.items()
+            for name, field in stored.items()
         }
-        for block in sorted_records(read, dtype, num_vertices, num_vertices, folder, say):
+        for block in sorted_records(read, dtype, num_vertices, num_vertices, folder, report):
             block = first_of_runs(block) if parts.undirected else block
             degree += np.bincount(block["row"], minlength=num_vertices)
-            for name, field in kept.items():
+            for name, field in stored.items():
                 writers[name].add(block[field])
         return degree, {name: writer.finish() for name, writer in writers.items()}
 
 
 def first_of_runs(records: Records) -> Records:
-    """Of records sorted by row and column, one for each pair: the first that was given so, else one turned round."""
+    """Return one record for each pair of row and column: the first given one, else the first reversed one."""
+    # Number the runs of equal pairs, sort by (run, reversed, position), and take the first record of each run.
     new = np.ones(len(records), bool)
     new[1:] = (records["row"][1:] != records["row"][:-1]) | (records["col"][1:] != records["col"][:-1])
-    run, place = np.cumsum(new) - 1, np.arange(len(records))
-    best = np.lexsort((place, records["turned"], run))
-    return records[best[np.flatnonzero(new)]]
+    run, position = np.cumsum(new) - 1, np.arange(len(records))
+    order = np.lexsort((position, records["reversed"], run))
+    return records[order[np.flatnonzero(new)]]
 
 
 def write_transpose(
-    indptr: NDArray[np.int64], folder: Path, weighted: bool, say: ReportProgress
+    indptr: NDArray[np.int64], folder: Path, weighted: bool, report: ReportProgress
 ) -> tuple[bool, dict[str, Any]]:
-    """Writes the edges by source; whether they are those by target, whose files serve for both then."""
+    """Write the transpose: the edges sorted by source. A symmetric graph shares the arrays of the in-edges.
+
+    Args:
+        indptr: row pointers of the in-edges, int64 [N + 1].
+        folder: folder with the files of the in-edges.
+        weighted: whether edges have weights.
+        report: called with lines of progress.
+
+    Returns:
+        Whether the graph is symmetric, and the manifest entries of the files.
+    """
     num_vertices, num_edges = len(indptr) - 1, int(indptr[-1])
     ids, positions = numpy_ids(num_vertices), numpy_ids(num_edges)
     dtype = np.dtype([("row", ids), ("col", ids), ("position", positions), *([("weight", "<f4")] if weighted else [])])
@@ -168,17 +219,20 @@ def write_transpose(
             yield records
 
     fields = {"transpose_indices": "col", "transpose_edge_ids": "position", "transpose_weight": "weight"}
-    kept = {name: field for name, field in fields.items() if field in (dtype.names or ())}
-    degree, symmetric, place = np.zeros(num_vertices, np.int64), True, 0
+    stored = {name: field for name, field in fields.items() if field in (dtype.names or ())}
+    degree, symmetric, position = np.zeros(num_vertices, np.int64), True, 0
     with ExitStack() as stack:
         writers = {
-            name: stack.enter_context(ArrayWriter(folder / f"{name}.npy", dtype[field])) for name, field in kept.items()
+            name: stack.enter_context(ArrayWriter(folder / f"{name}.npy", dtype[field]))
+            for name, field in stored.items()
         }
-        for block in sorted_records(read, dtype, num_vertices, num_vertices, folder, say):
+        for block in sorted_records(read, dtype, num_vertices, num_vertices, folder, report):
             degree += np.bincount(block["row"], minlength=num_vertices)
-            symmetric &= np.array_equal(block["col"], read_rows(folder / "indices.npy", place, place + len(block)))
-            place += len(block)
-            for name, field in kept.items():
+            symmetric &= np.array_equal(
+                block["col"], read_rows(folder / "indices.npy", position, position + len(block))
+            )
+            position += len(block)
+            for name, field in stored.items():
                 writers[name].add(block[field])
         files = {name: writer.finish() for name, writer in writers.items()}
     transposed = np.concatenate([np.zeros(1, np.int64), np.cumsum(degree)])
@@ -190,30 +244,52 @@ def write_transpose(
     return False, files
 
 
-def write_features(parts: GraphParts, num_vertices: int, folder: Path, say: ReportProgress) -> dict[str, Any]:
-    """Writes x; its manifest entry."""
+def write_features(parts: GraphParts, num_vertices: int, folder: Path, report: ReportProgress) -> dict[str, Any]:
+    """Write x, and return its manifest entry.
+
+    Args:
+        parts: the graph.
+        num_vertices: number of vertices.
+        folder: the folder.
+        report: called with lines of progress.
+
+    Raises:
+        InputError: if there is not one row per vertex.
+    """
     assert parts.x is not None
     rows = parts.x()
-    some = next(rows, torch.empty(0, 0))
-    with ArrayWriter(folder / "x.npy", np.float32, tuple(some.shape[1:])) as writer:
-        for part in itertools.chain([some], rows):
+    first_rows = next(rows, torch.empty(0, 0))
+    with ArrayWriter(folder / "x.npy", np.float32, tuple(first_rows.shape[1:])) as writer:
+        for part in itertools.chain([first_rows], rows):
             for block in part.split(max(1, BLOCK_EDGES // max(1, part.shape[1]))):
                 writer.add(block.numpy())
                 release(block)
-            say(f"wrote features of {writer.num_rows:,} vertices")
+            report(f"wrote features of {writer.num_rows:,} vertices")
         require_rows("features", writer.num_rows, num_vertices)
         return writer.finish()
 
 
 def owners(indptr: NDArray[np.int64], first: int, last: int) -> NDArray[np.int64]:
-    """The rows that the entries from one place up to another belong to."""
+    """Return the row of each entry in a range.
+
+    Args:
+        indptr: row pointers, int64 [n + 1].
+        first: position of the first entry.
+        last: position after the last entry.
+    """
     low, high = np.searchsorted(indptr, (first, last - 1), side="right") - 1
     bounds = indptr[low : high + 2].clip(first, last)
     return np.repeat(np.arange(low, high + 1), np.diff(bounds))
 
 
 def read_rows(path: Path, first: int, last: int) -> NDArray[Any]:
-    """Some rows of a .npy file of single numbers, read rather than mapped."""
+    """Return a range of entries of a .npy file of single numbers, read instead of mapped.
+
+    Args:
+        path: the file.
+        first: position of the first entry.
+        last: position after the last entry.
+    """
     with path.open("rb") as file:
         np.lib.format.read_magic(file)
         _, _, dtype = np.lib.format.read_array_header_1_0(file)
@@ -221,7 +297,13 @@ def read_rows(path: Path, first: int, last: int) -> NDArray[Any]:
 
 
 def fingerprint(folder: Path, num_vertices: int, num_edges: int) -> str:
-    """Adjacency.fingerprint of what was written."""
+    """Return Adjacency.fingerprint of the edges in a folder.
+
+    Args:
+        folder: the folder.
+        num_vertices: number of vertices.
+        num_edges: number of edges.
+    """
     digest = topology_digest(num_vertices, num_edges)
     for name, length in (("indptr", num_vertices + 1), ("indices", num_edges)):
         for first in range(0, length, BLOCK_EDGES):
@@ -230,5 +312,5 @@ def fingerprint(folder: Path, num_vertices: int, num_edges: int) -> str:
 
 
 def numpy_ids(count: int) -> np.dtype[Any]:
-    """The narrowest integers that number so many things."""
+    """Return the narrowest integer dtype that can number `count` things."""
     return np.dtype(str(id_dtype(count)).removeprefix("torch."))

@@ -1,1 +1,1 @@
-"""Vertices and edges from tables: data frames, Parquet, CSV and text files."""
+"""Vertices and edges from tables: data frames, Parquet, Arrow, CSV and text files."""

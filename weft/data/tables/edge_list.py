@@ -1,4 +1,4 @@
-"""Edge lists from people's own files: text tables, and .npy arrays that are never read as a whole."""
+"""Edge lists from users' files: text tables, and .npy arrays that are never read as a whole."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from weft.utils.errors import InputError
 
 TEXT_SUFFIXES = (".txt", ".csv", ".tsv")
 
-# Larger whole numbers are not exact in a table that has a weight column, and are no vertex numbers.
 MAX_ID = 1 << 53
+"""Limit of ids if the number of vertices is unknown; larger ids would not be exact in a table with a weight column."""
 
-NAMES = "; a list of names is imported by 'weft data import --edges FILE'"
+NAMES_HINT = "; to import vertices with names, use 'weft data import --edges FILE'"
 
 
 def edge_list_parts(
@@ -40,7 +40,22 @@ def edge_list_parts(
     name: str | None = None,
     seed: int = 0,
 ) -> GraphParts:
-    """A graph from an edge list; weft.data.read_edges says what the files may hold."""
+    """Return a graph from an edge list; weft.data.read_edges describes the files.
+
+    Args:
+        path: file of the edges.
+        num_vertices: number of vertices. Default: the rows of features or labels, else one more than the largest id.
+        features: file of the features.
+        labels: file of the labels.
+        split: file of the split.
+        shares: fractions of a random split, instead of `split`.
+        undirected: add the reverse of each edge and merge duplicates.
+        name: name of the graph. Default: the file's name.
+        seed: seed of a random split.
+
+    Raises:
+        InputError: if features and labels disagree, or the number of vertices of a split is unknown.
+    """
     path = Path(path)
     x = None if features is None else read_features(Path(features))
     y = None if labels is None else read_labels(Path(labels))
@@ -53,7 +68,7 @@ def edge_list_parts(
         masks = read_split(Path(split))
     elif shares is not None:
         if limit is None:
-            raise InputError(f"{path}: a split is of as many vertices as --labels or --features have: give one of them")
+            raise InputError(f"{path}: a random split needs the number of vertices: give --labels or --features")
         masks = split_vertices(y, limit, seed, shares)
     return GraphParts(
         name=path.name.split(".")[0] if name is None else name,
@@ -67,9 +82,17 @@ def edge_list_parts(
 
 
 def read_edge_table(path: Path, num_vertices: int | None) -> Iterator[EdgesOfPart]:
-    """The edges of a text table, with weights where it has three columns."""
+    """Yield the edges of a text table in parts, with weights if it has three columns.
+
+    Args:
+        path: the file.
+        num_vertices: number of vertices; None: unknown.
+
+    Raises:
+        InputError: at the first line that is no edge.
+    """
     limit, block = MAX_ID if num_vertices is None else num_vertices, None
-    for block in read_blocks(path, remedy=NAMES):
+    for block in read_blocks(path, remedy=NAMES_HINT):
         if block.values.shape[1] not in (2, 3):
             raise block.error(0, "an edge has two columns, source and target, or three with a weight")
         source, target = (torch.from_numpy(ids) for ids in edge_ids(block, limit))
@@ -85,19 +108,36 @@ def read_edge_table(path: Path, num_vertices: int | None) -> Iterator[EdgesOfPar
 
 
 def edge_ids(block: TextBlock, limit: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sources and targets of a block, int64 [rows]; InputError at the first line whose ids are not in [0, limit)."""
-    ends = block.values[:, :2]
-    check_rows(block, np.any(ends < 0, axis=1), "vertex ids count from 0: renumber them")
-    past = f"the largest vertex id is {limit - 1}: correct it, or give more vertices"
-    check_rows(block, np.any(ends >= limit, axis=1), past)
-    with np.errstate(invalid="ignore"):  # nan and infinity are told by the next line
-        ids = ends.astype(np.int64)
-    check_rows(block, np.any(ids != ends, axis=1), "vertex ids are whole numbers: correct it")
+    """Return sources and targets of a block, int64 [rows].
+
+    Args:
+        block: lines of the table.
+        limit: number that ids must be below.
+
+    Raises:
+        InputError: at the first line with an id out of range.
+    """
+    endpoints = block.values[:, :2]
+    check_rows(block, np.any(endpoints < 0, axis=1), "vertex ids count from 0: renumber them")
+    too_large = f"the largest vertex id is {limit - 1}: correct it, or give more vertices"
+    check_rows(block, np.any(endpoints >= limit, axis=1), too_large)
+    with np.errstate(invalid="ignore"):  # the next check reports NaN and infinity
+        ids = endpoints.astype(np.int64)
+    check_rows(block, np.any(ids != endpoints, axis=1), "vertex ids are whole numbers: correct it")
     return np.ascontiguousarray(ids[:, 0]), np.ascontiguousarray(ids[:, 1])
 
 
 def as_float32(block: TextBlock, values: NDArray[Any], reason: str) -> NDArray[np.float32]:
-    """Columns of a block as float32; InputError for the first row in which one is not finite, or too large for it."""
+    """Return columns of a block as float32.
+
+    Args:
+        block: lines of the table.
+        values: columns of the block.
+        reason: problem and remedy, for the error.
+
+    Raises:
+        InputError: at the first row with a number that is not finite as float32.
+    """
     with np.errstate(over="ignore"):
         result = values.astype(np.float32)
     check_rows(block, np.any(~np.isfinite(result), axis=1), reason)
@@ -105,13 +145,22 @@ def as_float32(block: TextBlock, values: NDArray[Any], reason: str) -> NDArray[n
 
 
 def check_rows(block: TextBlock, wrong: NDArray[np.bool_], reason: str) -> None:
-    """Raises the block's error for the first flagged row."""
+    """Check that no row of a block is flagged.
+
+    Args:
+        block: lines of the table.
+        wrong: flags, bool [rows].
+        reason: problem and remedy, for the error.
+
+    Raises:
+        InputError: at the first flagged row.
+    """
     if wrong.any():
         raise block.error(int(wrong.argmax()), reason)
 
 
 def read_edge_array(path: Path) -> Iterator[EdgesOfPart]:
-    """The edges of a memory-mapped .npy array of integers: views where its rows are contiguous."""
+    """Yield the edges of a memory-mapped .npy array of integers, as views if its rows are contiguous."""
     edges = map_tensor(path, "edges")
     if edges.dim() != 2 or 2 not in edges.shape:
         raise InputError(f"{path}: edges have shape {list(edges.shape)}: save them as (2, E) or (E, 2)")
@@ -122,7 +171,7 @@ def read_edge_array(path: Path) -> Iterator[EdgesOfPart]:
 
 
 def read_features(path: Path) -> Tensor:
-    """Features float32 [N, F] from .npy or a text table; InputError where one is not finite."""
+    """Return features, float32 [N, F], from .npy or a text table. Raises InputError if one is not finite."""
     remedy = "features must be finite, replace missing ones, for example with 0"
     if path.suffix == ".npy":
         x = map_tensor(path, "features")
@@ -136,7 +185,7 @@ def read_features(path: Path) -> Tensor:
 
 
 def read_labels(path: Path) -> Tensor:
-    """Labels from .npy or a text table, as they are stored: [N] for one column, else [N, C]."""
+    """Return labels from .npy or a text table as they are stored: [N] for one column, else [N, C]."""
     if path.suffix == ".npy":
         y = map_tensor(path, "labels")
     else:
@@ -145,7 +194,7 @@ def read_labels(path: Path) -> Tensor:
 
 
 def read_split(path: Path) -> Masks:
-    """A split from .npy or a text table of one column: train, val or test, or 0, 1 or 2; -1 or none for neither."""
+    """Return a split from .npy or a text table of one column: train, val, test, or 0, 1, 2; -1 or 'none' for none."""
     if path.suffix == ".npy":
         table: InputTable = FrameTable({"split": map_array(path)}, str(path))
     else:
@@ -154,7 +203,15 @@ def read_split(path: Path) -> Masks:
 
 
 def concatenate(blocks: list[NDArray[Any]], path: Path) -> NDArray[Any]:
-    """The rows of all blocks; InputError if there are none."""
+    """Return the rows of all blocks.
+
+    Args:
+        blocks: the blocks.
+        path: the file, for errors.
+
+    Raises:
+        InputError: if there are none.
+    """
     if not blocks:
         raise InputError(f"{path}: holds no rows: give one line per vertex")
     return np.concatenate(blocks)

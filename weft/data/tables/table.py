@@ -1,6 +1,6 @@
-"""Tables as columns in parts: data frames, arrays, Parquet, Arrow and CSV files, and lists of names in plain text.
+"""Tables as columns in parts: data frames, arrays, Parquet, Arrow and CSV files, and plain text.
 
-Every source of tables is one class with `place`, `columns` and `parts`; what the columns mean is told elsewhere.
+Every kind of table is a class with `place`, `columns` and `parts`; table_graph.py interprets the columns.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     import pyarrow
 
 PART_ROWS = 1 << 17
+"""Number of rows of a part."""
 ARROW_FORMATS = {".parquet": "parquet", ".arrow": "ipc", ".feather": "ipc", ".ipc": "ipc", ".csv": "csv", ".tsv": "csv"}
 SUFFIXES = (*ARROW_FORMATS, ".txt", ".csv.gz", ".tsv.gz", ".txt.gz")
 ID, NUMBER, TEXT, TIME = "id", "number", "text", "time"
-"""What a column is read as, where the file does not say it."""
+"""Kinds of columns, which decide how values are read from files without types."""
 CSV_MISTAKE = re.compile(r"CSV column #(\d+): Row #(\d+): .* invalid value '(.*)'")
+"""Error of pyarrow for a value that is no number, with column, row and value."""
 
 
 class Column(NamedTuple):
@@ -35,26 +37,34 @@ class Column(NamedTuple):
     values: NDArray[Any] | Texts
     """Numbers or points in time [n], numbers [n, K] of a column of lists, or texts."""
     missing: NDArray[np.bool_]
-    """[n]: where there is none; the value is any then."""
+    """[n]: rows without a value; `values` is arbitrary there."""
 
 
 class InputTable(Protocol):
-    """Columns of equal length that can be read again and again, a part at a time."""
+    """Columns of equal length that can be read repeatedly, in parts."""
 
     @property
     def place(self) -> str:
-        """What messages call the table."""
+        """Name of the table in messages."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of its columns."""
+        """Names of the columns."""
 
     def parts(self, columns: Mapping[str, str]) -> Iterator[dict[str, Column]]:
-        """Some columns, by name, and what each is read as; parts of them from the first row on."""
+        """Yield consecutive parts of some columns, from the first row on.
+
+        `columns` maps the name of each column to its kind: ID, NUMBER, TEXT or TIME.
+        """
 
 
 class FrameTable:
-    """A pandas DataFrame, or arrays and lists by name."""
+    """A pandas DataFrame, or arrays and lists by name.
+
+    Args:
+        frame: the DataFrame or mapping. A named index becomes a column.
+        place: name of the table in messages.
+    """
 
     def __init__(self, frame: Any, place: str) -> None:
         index = getattr(getattr(frame, "index", None), "name", None)
@@ -68,7 +78,7 @@ class FrameTable:
         self._num_rows = next(iter(sizes.values()), 0)
 
     def parts(self, columns: Mapping[str, str]) -> Iterator[dict[str, Column]]:
-        """See Table."""
+        """Yield consecutive parts of some columns; see InputTable."""
         for start in range(0, self._num_rows, PART_ROWS):
             part = {}
             for name in columns:
@@ -78,33 +88,38 @@ class FrameTable:
 
 
 class ArrowTable:
-    """A file or folder of Parquet, Arrow or CSV files, or a pyarrow.Table. Needs pyarrow."""
+    """A file or folder of Parquet, Arrow or CSV files, or a pyarrow.Table. Needs pyarrow.
+
+    Args:
+        source: path or pyarrow.Table.
+        place: name of the table in messages.
+    """
 
     def __init__(self, source: Any, place: str) -> None:
         dataset = import_extra("pyarrow.dataset", place)
-        self._source, self.place, self._kind = source, place, kind_of(source)
+        self._source, self.place, self._kind = source, place, format_of(source)
         with readable(place, "give a whole file of that format"):
             self.columns = tuple(dataset.dataset(source, format=self._format({})).schema.names)
 
     def parts(self, columns: Mapping[str, str]) -> Iterator[dict[str, Column]]:
-        """See Table."""
+        """Yield consecutive parts of some columns; see InputTable."""
         import pyarrow
         from pyarrow import dataset
 
         with readable(self.place, "give a whole file of that format"):
             try:
-                found = dataset.dataset(self._source, format=self._format(columns))
-                batches = found.to_batches(
+                table = dataset.dataset(self._source, format=self._format(columns))
+                batches = table.to_batches(
                     columns=list(columns),
                     batch_size=PART_ROWS,
                     batch_readahead=1,
                     fragment_readahead=1,
                     use_threads=False,
-                    fragment_scan_options=self._sparing(),
+                    fragment_scan_options=self._scan_options(),
                 )
                 for batch in batches:
                     if len(batch):
-                        yield {name: of_arrow(batch.column(name)) for name in columns}
+                        yield {name: column_from_arrow(batch.column(name)) for name in columns}
                 pyarrow.default_memory_pool().release_unused()
             except pyarrow.ArrowInvalid as error:
                 if not (mistake := CSV_MISTAKE.search(str(error))):
@@ -113,15 +128,15 @@ class ArrowTable:
                 name = self.columns[int(number)]
                 raise InputError(f"{self.place}: column '{name}', line {line}: '{value}' is no number") from None
 
-    def _sparing(self) -> Any:
-        """Options by which no group of rows is in memory as it is stored, beside what was made of it."""
+    def _scan_options(self) -> Any:
+        """Return options with which pyarrow does not keep a compressed group of rows in memory next to its columns."""
         from pyarrow import dataset
 
         parquet = self._kind == "parquet"
         return dataset.ParquetFragmentScanOptions(pre_buffer=False, use_buffered_stream=True) if parquet else None
 
     def _format(self, columns: Mapping[str, str]) -> Any:
-        """How pyarrow is to read it."""
+        """Return the format as pyarrow expects it, with the types of CSV columns."""
         if self._kind != "csv":
             return self._kind
         import pyarrow
@@ -137,7 +152,11 @@ class ArrowTable:
 
 
 class TextTable:
-    """Lines of words between blanks, tabs, commas or semicolons, without a header: columns '0', '1' and so on."""
+    """Lines of words separated by blanks, tabs, commas or semicolons, without a header; columns are '0', '1' and so on.
+
+    Args:
+        path: the file.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path, self.place = path, str(path)
@@ -145,7 +164,7 @@ class TextTable:
         self.columns = tuple(str(number) for number in range(len(first[0])))
 
     def parts(self, columns: Mapping[str, str]) -> Iterator[dict[str, Column]]:
-        """See Table."""
+        """Yield consecutive parts of some columns; see InputTable."""
         for words, first_line in self._lines():
             for number, line in enumerate(words):
                 if len(line) != len(self.columns):
@@ -158,26 +177,31 @@ class TextTable:
             yield part
 
     def _lines(self) -> Iterator[tuple[list[list[bytes]], int]]:
-        """The words of the lines that have any, in blocks, and about which line a block begins at."""
+        """Yield the words of nonempty lines in blocks, with the approximate number of a block's first line."""
         number = 1
         for text in read_text(self._path):
             lines = COMMENT.sub(b"", text).translate(SEPARATORS).split(b"\n")
-            words = [found for line in lines if (found := line.split())]
+            words = [line_words for line in lines if (line_words := line.split())]
             if words:
                 yield words, number
             number += text.count(b"\n")
 
 
 def open_table(source: Any, place: str) -> InputTable:
-    """A table of any kind: a path, a DataFrame, a pyarrow.Table, or arrays by name. `place` names what has no path.
+    """Return a table of any kind.
 
-    Raises InputError for what is no table.
+    Args:
+        source: a path, a DataFrame, a pyarrow.Table, or arrays by name.
+        place: name in messages of a table that has no path.
+
+    Raises:
+        InputError: if it is no table.
     """
     if isinstance(source, str | Path):
         path = Path(source).expanduser()
         if not path.exists():
             raise InputError(f"{path}: no such file or folder: check the path")
-        if path.is_dir() or kind_of(path):
+        if path.is_dir() or format_of(path):
             return ArrowTable(str(path), str(path))
         if path.name.removesuffix(".gz").endswith(".txt"):
             return TextTable(path)
@@ -189,55 +213,57 @@ def open_table(source: Any, place: str) -> InputTable:
     raise InputError(f"{place} is of type {type(source).__name__}: give a DataFrame, arrays by name, or a path")
 
 
-def kind_of(source: Any) -> str | None:
-    """What pyarrow calls a file's format, by its name; of a folder that of the files in it. None: another one."""
+def format_of(source: Any) -> str | None:
+    """Return pyarrow's name of a file's format, by its suffix, or of the files in a folder; None for another format."""
     if not isinstance(source, str | Path):
         return None
     path = Path(source)
-    names = sorted(one.name for one in path.iterdir() if not one.name.startswith((".", "_"))) if path.is_dir() else ()
+    names = (
+        sorted(file.name for file in path.iterdir() if not file.name.startswith((".", "_"))) if path.is_dir() else ()
+    )
     suffix = Path((names[0] if names else path.name).removesuffix(".gz")).suffix
     return ARROW_FORMATS.get(suffix, "parquet" if path.is_dir() else None)
 
 
 def column_of(values: Any) -> Column:
-    """Some rows of a column as numpy, pandas or Python has them."""
-    found = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
-    if found.dtype.kind in "US":
-        found = found.astype(object)
-    if found.dtype.kind != "O":
-        return Column(found, missing_in(found))
-    missing = values.isna().to_numpy() if hasattr(values, "isna") else np.array([one is None for one in found], bool)
-    known = [one for one, gone in zip(found.tolist(), missing, strict=True) if not gone]
-    if all(isinstance(one, str | bytes) for one in known):
-        texts = [one.decode("utf-8", "replace") if isinstance(one, bytes) else one or "" for one in known]
+    """Return some rows of a column of NumPy, pandas or Python."""
+    array = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
+    if array.dtype.kind in "US":
+        array = array.astype(object)
+    if array.dtype.kind != "O":
+        return Column(array, missing_in(array))
+    missing = values.isna().to_numpy() if hasattr(values, "isna") else np.array([v is None for v in array], bool)
+    present = [value for value, absent in zip(array.tolist(), missing, strict=True) if not absent]
+    if all(isinstance(value, str | bytes) for value in present):
+        texts = [value.decode("utf-8", "replace") if isinstance(value, bytes) else value or "" for value in present]
         rows = iter(texts)
-        return Column(Texts.of(["" if gone else next(rows) for gone in missing]), missing)
-    if any(isinstance(one, str) for one in known):
-        return Column(found, missing)
+        return Column(Texts.of(["" if absent else next(rows) for absent in missing]), missing)
+    if any(isinstance(value, str) for value in present):
+        return Column(array, missing)
     try:
-        kind = np.array(known)
-        filled = np.zeros((len(found), *kind.shape[1:]), kind.dtype)
+        numbers = np.array(present)
+        filled = np.zeros((len(array), *numbers.shape[1:]), numbers.dtype)
     except ValueError:  # rows of different lengths
-        return Column(found, missing)
-    filled[~missing] = kind
+        return Column(array, missing)
+    filled[~missing] = numbers
     return Column(filled, missing | missing_in(filled))
 
 
 def missing_in(values: NDArray[Any]) -> NDArray[np.bool_]:
-    """Where values [n] or [n, K] are NaN, or no point in time: [n]."""
+    """Return which values [n], or rows of values [n, K], are NaN or no point in time: [n]."""
     if values.dtype.kind not in "fM":
         return np.zeros(len(values), bool)
     return any_of_row(np.isnan(values) if values.dtype.kind == "f" else np.isnat(values))
 
 
 def any_of_row(flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which rows of flags [n] or [n, K] have any: [n]."""
-    found: NDArray[np.bool_] = flags.reshape(len(flags), -1).max(axis=1, initial=False)
-    return found
+    """Return which rows of flags [n] or [n, K] contain a True: [n]."""
+    flagged: NDArray[np.bool_] = flags.reshape(len(flags), -1).max(axis=1, initial=False)
+    return flagged
 
 
-def of_arrow(array: pyarrow.Array) -> Column:
-    """Some rows of a column as pyarrow has them."""
+def column_from_arrow(array: pyarrow.Array) -> Column:
+    """Return some rows of a column of pyarrow."""
     import pyarrow
     from pyarrow import compute, types
 
@@ -252,7 +278,7 @@ def of_arrow(array: pyarrow.Array) -> Column:
         places = np.frombuffer(offsets, np.int64, len(filled) + 1, 8 * filled.offset)
         return Column(Texts.within(places, np.frombuffer(data or b"", np.uint8)), missing)
     if types.is_list(array.type) or types.is_large_list(array.type) or types.is_fixed_size_list(array.type):
-        return of_lists(array, missing)
+        return column_from_lists(array, missing)
     if types.is_date(array.type) or types.is_timestamp(array.type):
         times = array.cast(pyarrow.timestamp("us"), safe=False).to_numpy(zero_copy_only=False)
         return Column(times, missing)
@@ -264,8 +290,13 @@ def of_arrow(array: pyarrow.Array) -> Column:
     return Column(values, missing | missing_in(values))
 
 
-def of_lists(array: pyarrow.Array, missing: NDArray[np.bool_]) -> Column:
-    """A column of lists, all of one length, as numbers [n, K]."""
+def column_from_lists(array: pyarrow.Array, missing: NDArray[np.bool_]) -> Column:
+    """Return a column of lists of equal length as numbers [n, K].
+
+    Args:
+        array: some rows of the column.
+        missing: rows without a list, [n].
+    """
     from pyarrow import compute
 
     sizes = compute.list_value_length(array.drop_null()).unique()
@@ -273,18 +304,18 @@ def of_lists(array: pyarrow.Array, missing: NDArray[np.bool_]) -> Column:
         values = np.empty(len(array), object)
         values[:] = array.to_pylist()
         return Column(values, missing)
-    flat = of_arrow(array.drop_null().flatten())
+    flat = column_from_arrow(array.drop_null().flatten())
     assert not isinstance(flat.values, Texts)
     width = sizes[0].as_py() if len(sizes) else 0
     values = np.zeros((len(array), width), flat.values.dtype)
     values[~missing] = flat.values.reshape(-1, width)
-    holes = missing.copy()
-    holes[~missing] = flat.missing.reshape(-1, width).any(1)
-    return Column(values, holes)
+    missing_in_list = missing.copy()
+    missing_in_list[~missing] = flat.missing.reshape(-1, width).any(1)
+    return Column(values, missing_in_list)
 
 
 def numbers_of_texts(texts: Sequence[str]) -> Any:
-    """Texts as numbers where all are some."""
+    """Return texts as float64 if all of them are numbers, else unchanged."""
     try:
         return np.array(texts).astype(np.float64)
     except ValueError:
@@ -292,7 +323,16 @@ def numbers_of_texts(texts: Sequence[str]) -> Any:
 
 
 def ids_of(column: Column, place: str, first_row: int) -> Ids:
-    """Ids: whole numbers, or texts. `place` names table and column. InputError at the first row without one."""
+    """Return a column of ids: whole numbers, or texts.
+
+    Args:
+        column: some rows of the column.
+        place: table and column, for errors.
+        first_row: number of the first row, for errors.
+
+    Raises:
+        InputError: at the first row without an id.
+    """
     values, missing = column
     if isinstance(values, Texts):
         raise_at_first(missing | (np.diff(values.offsets) == 0), place, first_row, "is missing: every row needs an id")
@@ -301,23 +341,32 @@ def ids_of(column: Column, place: str, first_row: int) -> Ids:
     if values.dtype.kind == "f":
         raise_at_first(values != np.round(values), place, first_row, "has a fraction: ids are whole numbers or text")
     if values.dtype.kind not in "iuf" or values.ndim != 1:
-        what = "number and text in one column" if values.dtype.kind == "O" else str(values.dtype)
-        what = "lists" if values.ndim > 1 else what
-        raise InputError(f"{place}: holds {what}: ids are whole numbers or text, give all as text")
+        content = "number and text in one column" if values.dtype.kind == "O" else str(values.dtype)
+        content = "lists" if values.ndim > 1 else content
+        raise InputError(f"{place}: contains {content}: ids are whole numbers or text, give all as text")
     raise_at_first((values < -(2.0**63)) | (values >= 2.0**63), place, first_row, "is too large: give such ids as text")
     return np.ascontiguousarray(values, np.int64)
 
 
 def matrix_of(column: Column, place: str, first_row: int) -> NDArray[np.float32]:
-    """Numbers as float32 [n, K]; a column of single numbers has K = 1. InputError at the first row without one."""
+    """Return a column of numbers as float32 [n, K]; K = 1 for single numbers.
+
+    Args:
+        column: some rows of the column.
+        place: table and column, for errors.
+        first_row: number of the first row, for errors.
+
+    Raises:
+        InputError: at the first row without a number.
+    """
     remedy = "leave the column out, or turn it into numbers"
     values, missing = column
     if isinstance(values, Texts):
         text = values.take(np.zeros(min(len(values), 1), np.int64)).tolist()
         raise InputError(f"{place}, row {first_row}: {text[0] if text else ''!r} is no number: {remedy}")
     if values.dtype.kind not in "biuf":
-        what = "no number, or a list of another length" if values.dtype.kind == "O" else str(values.dtype)
-        raise InputError(f"{place}: holds {what}: {remedy}")
+        content = "no number, or a list of another length" if values.dtype.kind == "O" else str(values.dtype)
+        raise InputError(f"{place}: contains {content}: {remedy}")
     raise_at_first(missing, place, first_row, "is missing: fill it in, or leave the column out")
     with np.errstate(over="ignore"):
         rows = values.reshape(len(values), -1).astype(np.float32)
@@ -331,13 +380,32 @@ def matrix_of(column: Column, place: str, first_row: int) -> NDArray[np.float32]
 
 
 def raise_at_first(wrong: NDArray[np.bool_], place: str, first_row: int, reason: str) -> None:
-    """Raises InputError at the first flagged row."""
+    """Check that no row is flagged.
+
+    Args:
+        wrong: flags, bool [n].
+        place: table and column, for the error.
+        first_row: number of the first row.
+        reason: problem and remedy, for the error.
+
+    Raises:
+        InputError: at the first flagged row.
+    """
     if wrong.any():
         raise InputError(f"{place}, row {first_row + int(wrong.argmax())}: {reason}")
 
 
 def require_columns(table: InputTable, columns: Sequence[str], flag: str) -> None:
-    """InputError for a column that a table does not have."""
+    """Check that a table has some columns.
+
+    Args:
+        table: the table.
+        columns: names of the columns.
+        flag: flag that names them, for the error.
+
+    Raises:
+        InputError: if one is missing.
+    """
     for name in columns:
         if name not in table.columns:
             raise InputError(f"{table.place}: {unknown(f'column of {flag}', name, table.columns)}")

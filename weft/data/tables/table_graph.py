@@ -1,4 +1,4 @@
-"""What the columns of a table of vertices and a table of edges mean: ids, features, labels, splits, weights."""
+"""Interpretation of the columns of vertex and edge tables: ids, features, labels, splits, weights."""
 
 from __future__ import annotations
 
@@ -29,37 +29,36 @@ from weft.data.tables.table import (
     require_columns,
 )
 from weft.data.tensor_checks import MASKS, has_label
-from weft.data.vertex_names import Ids, NameCollector, NameIndex, Texts, VertexNames, concatenate_ids
+from weft.data.vertex_names import Ids, NameCollector, NameIndex, Texts, VertexNames, concatenate_ids, id_text
 from weft.utils.errors import InputError
 
 SPLIT_WORDS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "test": 2, "": -1, "none": -1}
+"""Number of the split that each word of a split column means; -1: none."""
 SPLIT_WORDS |= {str(number): number for number in range(-1, 3)} | {f"{number}.0": number for number in range(-1, 3)}
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnRoles:
-    """Which columns of the two tables mean what."""
+    """Meaning of the columns of a vertex table and an edge table."""
 
     id: str | None = None
-    """Of the vertices: what the edges call them. None: their row, from 0 on."""
+    """Vertex column with the ids that edges refer to. None: row numbers from 0."""
     source: str = "source"
-    """Of the edges: the id that each leaves."""
+    """Edge column with the id of each edge's source."""
     target: str = "target"
-    """Of the edges: the id that each enters."""
+    """Edge column with the id of each edge's target."""
     features: tuple[str, ...] = ()
-    """Of the vertices: numbers, or lists of numbers of one length, side by side."""
+    """Vertex columns with numbers, or lists of numbers of one length, to concatenate."""
     label: tuple[str, ...] = ()
-    """Of the vertices: one column of classes or values, or one of 0 and 1 for each class. Missing: unlabelled."""
+    """Vertex column with classes or values, or one column of 0 and 1 for each class. Missing values: unlabelled."""
     split: str | None = None
-    """Of the vertices: train, val or test; missing or empty: none of them."""
+    """Vertex column with train, val or test; missing or empty: no split."""
     split_time: str | None = None
-    """Of the vertices: the earliest train, the latest test."""
+    """Vertex column with a time; the earliest vertices train, the latest test."""
     weight: str | None = None
-    """Of the edges: one number."""
+    """Edge column with one number."""
     edge_features: tuple[str, ...] = ()
-    """Of the edges: as `features`."""
+    """Edge columns with numbers, or lists of numbers of one length, to concatenate."""
 
 
 def table_parts(
@@ -72,12 +71,21 @@ def table_parts(
     shares: Sequence[float] | None = None,
     seed: int = 0,
 ) -> GraphParts:
-    """A graph of two tables (see weft.data.tables.table.open_table), or of `edges` alone.
+    """Return a graph from a vertex table and an edge table, or from an edge table alone.
 
-    Without `vertices` they are the ids in the edges, in the order in which they first appear. `shares`: of a split into
-    train, val and test that is drawn by `seed`, or by time; labels without a split get one of 60, 20 and 20 %.
+    Without `vertices`, the vertices are the ids in the edges, in the order of their first occurrence.
 
-    Raises InputError that names table, column and row, and what helps.
+    Args:
+        vertices: the vertex table (see weft.data.tables.table.open_table), or None.
+        edges: the edge table.
+        columns: meaning of the columns.
+        name: name of the graph. Default: the edge file's name.
+        undirected: add the reverse of each edge and merge duplicates.
+        shares: fractions of a random split or a split by time; labels without a split get 60, 20 and 20 %.
+        seed: seed of a random split.
+
+    Raises:
+        InputError: with table, column, row and remedy.
     """
     edge_table = open_table(edges, "edges")
     require_columns(edge_table, [columns.source], "--source")
@@ -91,9 +99,9 @@ def table_parts(
     else:
         table = open_table(vertices, "vertices")
         for flag in ("id", "features", "label", "split", "split_time"):
-            asked = getattr(columns, flag)
-            given = (asked,) if isinstance(asked, str) else asked or ()
-            require_columns(table, given, "--" + flag.replace("_", "-"))
+            requested = getattr(columns, flag)
+            names_of_flag = (requested,) if isinstance(requested, str) else requested or ()
+            require_columns(table, names_of_flag, "--" + flag.replace("_", "-"))
         index, names, num_vertices = named_by_vertices(table, columns.id)
         y = read_label(table, columns.label)
         masks = read_masks(table, columns, y, num_vertices, shares, seed)
@@ -112,41 +120,62 @@ def table_parts(
 
 
 def refuse_vertex_columns(columns: ColumnRoles) -> None:
-    """InputError for a column of vertices where there is no table of them."""
+    """Raise InputError if a vertex column is requested although there is no vertex table."""
     for flag in ("id", "features", "label", "split", "split_time"):
         if getattr(columns, flag):
-            raise InputError(f"--{flag.replace('_', '-')} names a column of vertices: give their table, --vertices")
+            raise InputError(f"--{flag.replace('_', '-')} names a column of vertices: give --vertices, their table")
 
 
 def named_by_edges(table: InputTable, columns: ColumnRoles) -> tuple[NameIndex | None, VertexNames | None, int]:
-    """The ids that edges have, and how many."""
-    found, row = NameCollector(), 0
+    """Return an index of the ids in the edges, the ids as names, and their number.
+
+    Args:
+        table: the edge table.
+        columns: meaning of its columns.
+    """
+    collector, row = NameCollector(), 0
     for part in table.parts({columns.source: ID, columns.target: ID}):
-        ends = [ids_of(part[end], f"{table.place}: column '{end}'", row) for end in (columns.source, columns.target)]
-        found.add(interleaved(ends[0], ends[1]))
+        endpoints = [
+            ids_of(part[column], f"{table.place}: column '{column}'", row)
+            for column in (columns.source, columns.target)
+        ]
+        collector.add(interleaved(endpoints[0], endpoints[1]))
         row += len(part[columns.source].missing)
-    ids = found.ids()
+    ids = collector.ids()
     return NameIndex(ids, f"{table.place}: id"), VertexNames.of(ids, "id"), len(ids)
 
 
 def interleaved(left: Ids, right: Ids) -> Ids:
-    """One of these, one of those, and so on."""
+    """Return two columns of ids alternately: first of `left`, first of `right`, second of `left`, and so on.
+
+    Args:
+        left: ids.
+        right: as many ids.
+    """
     both = concatenate_ids([left, right])
-    places = np.arange(len(both)).reshape(2, -1).T.reshape(-1)
-    return both.take(places) if isinstance(both, Texts) else both[places]
+    order = np.arange(len(both)).reshape(2, -1).T.reshape(-1)
+    return both.take(order) if isinstance(both, Texts) else both[order]
 
 
 def named_by_vertices(table: InputTable, column: str | None) -> tuple[NameIndex | None, VertexNames | None, int]:
-    """The ids of a table of vertices, and how many rows it has; no ids where rows are counted."""
+    """Return an index of the ids of a vertex table, the ids as names, and the number of rows.
+
+    Args:
+        table: the vertex table.
+        column: column of the ids; None: vertices are row numbers, and there is no index and no name.
+
+    Raises:
+        InputError: if an id is missing or occurs twice.
+    """
     if column is None:
-        some = table.columns[0]
-        return None, None, sum(len(part[some].missing) for part in table.parts({some: TIME}))
+        any_column = table.columns[0]
+        return None, None, sum(len(part[any_column].missing) for part in table.parts({any_column: TIME}))
     place, row, parts = f"{table.place}: column '{column}'", 0, []
     for part in table.parts({column: ID}):
         parts.append(ids_of(part[column], place, row))
         row += len(parts[-1])
     if len({isinstance(part, Texts) for part in parts}) > 1:
-        raise InputError(f"{place}: holds numbers and texts: give all as text")
+        raise InputError(f"{place}: contains numbers and texts: give all as text")
     ids = concatenate_ids(parts)
     return NameIndex(ids, place), VertexNames.of(ids, column), len(ids)
 
@@ -154,41 +183,56 @@ def named_by_vertices(table: InputTable, column: str | None) -> tuple[NameIndex 
 def read_edges(
     table: InputTable, columns: ColumnRoles, index: NameIndex | None, num_vertices: int
 ) -> Iterator[EdgesOfPart]:
-    """The edges between vertices by number. InputError at the first id that no vertex has."""
+    """Yield the edges between vertex numbers in parts.
+
+    Args:
+        table: the edge table.
+        columns: meaning of its columns.
+        index: index of the vertices' ids; None: ids are row numbers.
+        num_vertices: number of vertices.
+
+    Raises:
+        InputError: at the first id that no vertex has.
+    """
     kinds = {columns.source: ID, columns.target: ID}
     kinds |= dict.fromkeys([*filter(None, [columns.weight]), *columns.edge_features], NUMBER)
     row = 0
     for part in table.parts(kinds):
-        ends = []
-        for end in (columns.source, columns.target):
-            place = f"{table.place}: column '{end}'"
-            ids = ids_of(part[end], place, row)
+        endpoints = []
+        for column in (columns.source, columns.target):
+            place = f"{table.place}: column '{column}'"
+            ids = ids_of(part[column], place, row)
             if index is None:
                 if isinstance(ids, Texts):
-                    raise InputError(f"{place}: holds texts, and no --id names the vertices' column of them: give it")
-                found = np.where((ids >= 0) & (ids < num_vertices), ids, -1)
+                    raise InputError(f"{place}: contains texts, but no --id is given: name the vertices' column of ids")
+                vertices = np.where((ids >= 0) & (ids < num_vertices), ids, -1)
             else:
-                found = index.find(ids)
-            if (found < 0).any():
-                unknown_id = int((found < 0).argmax())
+                vertices = index.find(ids)
+            if (vertices < 0).any():
+                unknown_id = int((vertices < 0).argmax())
                 raise InputError(
                     f"{place}, row {row + unknown_id}: {id_text(ids, unknown_id)} is no vertex's id: give it a row in "
                     "the table of vertices, or leave its edges out"
                 )
-            ends.append(torch.from_numpy(found))
+            endpoints.append(torch.from_numpy(vertices))
         weight = None
         if columns.weight:
             weights = matrix_of(part[columns.weight], f"{table.place}: column '{columns.weight}'", row)
             if weights.shape[1] != 1:
-                raise InputError(f"{table.place}: column '{columns.weight}' holds lists: a weight is one number")
+                raise InputError(f"{table.place}: column '{columns.weight}' contains lists: a weight is one number")
             weight = torch.from_numpy(weights)[:, 0]
         features = side_by_side(table, columns.edge_features, part, row)
-        yield EdgesOfPart(source=ends[0], target=ends[1], weight=weight, features=features)
-        row += len(ends[0])
+        yield EdgesOfPart(source=endpoints[0], target=endpoints[1], weight=weight, features=features)
+        row += len(endpoints[0])
 
 
 def feature_reader(table: InputTable, names: Sequence[str]) -> Callable[[], Iterator[Tensor]] | None:
-    """What reads columns of numbers as rows; None for no columns."""
+    """Return a function that yields columns of numbers as rows, in parts; None for no columns.
+
+    Args:
+        table: the table.
+        names: names of the columns.
+    """
 
     def read() -> Iterator[Tensor]:
         row = 0
@@ -202,30 +246,52 @@ def feature_reader(table: InputTable, names: Sequence[str]) -> Callable[[], Iter
 
 
 def side_by_side(table: InputTable, names: Sequence[str], part: dict[str, Column], first_row: int) -> Tensor | None:
-    """Columns of numbers as one matrix, float32 [n, F]; None for no columns."""
-    found = [matrix_of(part[name], f"{table.place}: column '{name}'", first_row) for name in names]
-    return torch.from_numpy(np.concatenate(found, 1)) if found else None
+    """Return columns of numbers as one matrix, float32 [n, F]; None for no columns.
+
+    Args:
+        table: the table, for errors.
+        names: names of the columns.
+        part: some rows of the columns.
+        first_row: number of the first row, for errors.
+    """
+    matrices = [matrix_of(part[name], f"{table.place}: column '{name}'", first_row) for name in names]
+    return torch.from_numpy(np.concatenate(matrices, 1)) if matrices else None
 
 
 def read_label(table: InputTable, names: Sequence[str]) -> Tensor | None:
-    """Labels, as in GraphFields; None for no columns."""
-    found: list[NDArray[np.float64]] = []
+    """Return labels as in GraphFields; None for no columns.
+
+    Args:
+        table: the vertex table.
+        names: names of the columns.
+    """
+    label_parts: list[NDArray[np.float64]] = []
     row = 0
     for part in table.parts(dict.fromkeys(names, NUMBER)) if names else ():
-        found.append(np.concatenate([label_part(part[name], table, name, row) for name in names], 1))
-        row += len(found[-1])
+        label_parts.append(np.concatenate([label_part(part[name], table, name, row) for name in names], 1))
+        row += len(label_parts[-1])
     if not names:
         return None
-    return labels_of(np.concatenate([np.empty((0, len(names))), *found]))
+    return labels_of(np.concatenate([np.empty((0, len(names))), *label_parts]))
 
 
 def label_part(column: Column, table: InputTable, name: str, first_row: int) -> NDArray[np.float64]:
-    """Some rows of labels as float64 [n, C], NaN where there is none."""
+    """Return some rows of labels as float64 [n, C], NaN if unlabelled.
+
+    Args:
+        column: some rows of a column.
+        table: the table, for errors.
+        name: name of the column, for errors.
+        first_row: number of the first row, for errors.
+
+    Raises:
+        InputError: if they are no finite numbers.
+    """
     values, missing = column
     if isinstance(values, Texts) or values.dtype.kind not in "biuf":
         raise InputError(
-            f"{table.place}: column '{name}', row {first_row}: is no number: number the classes from 0 on, as "
-            "pandas.factorize(column)[0] does"
+            f"{table.place}: column '{name}', row {first_row}: is no number: give class numbers from 0 on, such as "
+            "pandas.factorize(column)[0]"
         )
     rows = values.reshape(len(values), -1).astype(np.float64)
     raise_at_first(any_of_row(np.isinf(rows)), f"{table.place}: column '{name}'", first_row, "is infinite: correct it")
@@ -234,12 +300,15 @@ def label_part(column: Column, table: InputTable, name: str, first_row: int) -> 
 
 
 def labels_of(rows: NDArray[np.float64]) -> Tensor:
-    """Labels float64 [n, C], NaN where there is none; one column of whole numbers is of classes."""
+    """Return labels in the form of GraphFields from float64 [n, C] with NaN for none.
+
+    One column of whole numbers contains classes.
+    """
     y = torch.from_numpy(rows)
     y = y[:, 0] if y.shape[1] == 1 else y
-    known = ~y.isnan()
-    if y.dim() == 1 and bool((y[known] == y[known].round()).all()):
-        return torch.where(known, y, -1.0).long()
+    labelled = ~y.isnan()
+    if y.dim() == 1 and bool((y[labelled] == y[labelled].round()).all()):
+        return torch.where(labelled, y, -1.0).long()
     return y.float()
 
 
@@ -251,9 +320,21 @@ def read_masks(
     shares: Sequence[float] | None,
     seed: int,
 ) -> Masks:
-    """The split that a column tells, or that is drawn or cut of the labelled vertices."""
+    """Return the split of a column, or a split by time, or a random split of the labelled vertices.
+
+    Args:
+        table: the vertex table.
+        columns: meaning of its columns.
+        y: labels, or None.
+        num_vertices: number of vertices.
+        shares: fractions of the split, or None.
+        seed: seed of a random split.
+
+    Raises:
+        InputError: if several kinds of splits are requested.
+    """
     if columns.split and (shares is not None or columns.split_time):
-        raise InputError(f"--split {columns.split} is a column: leave out the shares, and --split-time")
+        raise InputError(f"--split {columns.split} is a column: leave out --split-time, and fractions of a split")
     if columns.split:
         return split_column(table, columns.split)
     labelled = torch.ones(num_vertices, dtype=torch.bool) if y is None else has_label(y)
@@ -263,28 +344,44 @@ def read_masks(
 
 
 def split_column(table: InputTable, name: str) -> Masks:
-    """The masks that a column of words tells."""
-    place, row, found = f"{table.place}: column '{name}'", 0, []
+    """Return the split of a column of words.
+
+    Args:
+        table: the table.
+        name: name of the column.
+
+    Raises:
+        InputError: at the first word that means no split.
+    """
+    place, row, splits = f"{table.place}: column '{name}'", 0, []
     for part in table.parts({name: TEXT}):
         values, missing = part[name]
-        words = ["" if gone else str(one).lower() for one, gone in zip(values.tolist(), missing, strict=True)]
+        words = ["" if absent else str(value).lower() for value, absent in zip(values.tolist(), missing, strict=True)]
         for number, word in enumerate(words):
             if word not in SPLIT_WORDS:
                 raise InputError(f"{place}, row {row + number}: '{word}' is not train, val, test, or nothing")
-        found += [SPLIT_WORDS[word] for word in words]
+        splits += [SPLIT_WORDS[word] for word in words]
         row += len(words)
-    which = torch.tensor(found, dtype=torch.int64)
-    return Masks(*(which == number for number in range(len(MASKS))))
+    split_of_vertex = torch.tensor(splits, dtype=torch.int64)
+    return Masks(*(split_of_vertex == number for number in range(len(MASKS))))
 
 
 def read_time(table: InputTable, name: str) -> Tensor:
-    """A column of numbers or points in time, float64 [N]. InputError at the first row without one."""
-    place, row, found = f"{table.place}: column '{name}'", 0, [np.empty(0)]
+    """Return a column of numbers or points in time, float64 [N].
+
+    Args:
+        table: the table.
+        name: name of the column.
+
+    Raises:
+        InputError: at the first row without a value.
+    """
+    place, row, parts = f"{table.place}: column '{name}'", 0, [np.empty(0)]
     for part in table.parts({name: TIME}):
         values, missing = part[name]
         if isinstance(values, Texts) or values.dtype.kind not in "iufM" or values.ndim != 1:
             raise InputError(f"{place}: is text: give numbers or points in time, as pandas.to_datetime makes them")
         raise_at_first(missing, place, row, "is missing: fill it in, or leave out --split-time")
-        found.append(values.astype("datetime64[us]").astype(np.int64) if values.dtype.kind == "M" else values)
+        parts.append(values.astype("datetime64[us]").astype(np.int64) if values.dtype.kind == "M" else values)
         row += len(values)
-    return torch.from_numpy(np.concatenate(found).astype(np.float64))
+    return torch.from_numpy(np.concatenate(parts).astype(np.float64))

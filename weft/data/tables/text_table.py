@@ -1,4 +1,4 @@
-"""Text tables of numbers, plain or .gz, read in blocks: fast where all is well, precise about the first bad line."""
+"""Text tables of numbers, plain or gzipped, read in blocks: fast, and exact about the first bad line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from weft.utils.errors import InputError
 
 BLOCK_BYTES = 1 << 24
 MAX_LINE_BYTES = 1 << 24
-MAX_SHOWN = 60  # letters of a line in an error
+MAX_SHOWN = 60
+"""Number of characters of a line in an error."""
 COMMENT = re.compile(rb"(?m)^[ \t]*[#%][^\n]*")
 SEPARATORS = bytes.maketrans(b",;\t", b"   ")
 INTEGER = re.compile(rb"[+-]?\d+")
@@ -31,39 +32,57 @@ class TextBlock:
     """Some whole lines of a table."""
 
     path: Path
-    """The table's file."""
+    """File of the table."""
     values: NDArray[Any]
     """int64 or float64 [rows, columns]."""
     text: bytes
-    """The lines, comments and a header blanked out."""
+    """The lines, with comments and a header replaced by blanks."""
     first_line: int
-    """The number of the first line in the file, from 1."""
+    """Number of the first line in the file, from 1."""
 
     def error(self, row: int, reason: str) -> InputError:
-        """The InputError for a row of this block: file, line number, content, reason with remedy."""
+        """Return the InputError for a row of this block: file, line number, content, reason.
+
+        Args:
+            row: number of the row in the block.
+            reason: problem and remedy.
+        """
         lines = self.text.split(b"\n")
         number = [i for i, line in enumerate(lines) if line.strip()][row]
         return bad_line(self.path, self.first_line + number, lines[number], reason)
 
 
 def bad_line(path: Path, number: int, line: bytes, reason: str) -> InputError:
-    """The InputError for a line, numbered from 1."""
-    return InputError(f"{path}: line {number} '{shown(line)}': {reason}")
+    """Return the InputError for a line.
+
+    Args:
+        path: the file.
+        number: number of the line, from 1.
+        line: the line.
+        reason: problem and remedy.
+    """
+    return InputError(f"{path}: line {number} '{printable_line(line)}': {reason}")
 
 
-def shown(line: bytes) -> str:
-    """A piece of a file as it may stand in an error: printable and not long."""
+def printable_line(line: bytes) -> str:
+    """Return a piece of a file for an error: printable, and shortened if it is long."""
     text = line.strip(b" \t\r")[: MAX_SHOWN + 1].decode("latin-1").encode("unicode_escape").decode()
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
 
 
 def read_blocks(path: Path, *, integral: bool | None = None, remedy: str = "") -> Iterator[TextBlock]:
-    """The table's lines in order, a block at a time; every line has as many columns as the first.
+    """Yield the lines of a table in blocks. Every line must have as many columns as the first.
 
-    Columns are separated by blanks, tabs, commas or semicolons. Lines that begin with # or % and blank lines are
-    skipped, and so is a first line that is not numeric. `integral` asks for int64 values (True) or float64 (False);
-    None means int64 for one or two columns. `remedy`: what else helps where there is no number. Raises InputError for a
-    line that is no row of the table, and for a file that cannot be read to its end.
+    Columns are separated by blanks, tabs, commas or semicolons. Blank lines, lines that begin with # or %, and a first
+    line that is not numeric are skipped.
+
+    Args:
+        path: the file.
+        integral: True: int64. False: float64. None: int64 for one or two columns, else float64.
+        remedy: further remedy to print if something is no number.
+
+    Raises:
+        InputError: for a line that is no row of the table, and for a file that cannot be read to its end.
     """
     columns, number, num_bytes = 0, 1, 0
     for text in read_text(path):
@@ -82,9 +101,10 @@ def read_blocks(path: Path, *, integral: bool | None = None, remedy: str = "") -
 
 
 def read_text(path: Path) -> Iterator[bytes]:
-    """The file's bytes in blocks of whole lines, each ending with a newline; unpacked if the name ends in .gz.
+    """Yield the bytes of a file in blocks of whole lines, each with a newline at its end; .gz files are unpacked.
 
-    Raises InputError for a line that is longer than a table's lines are, and for a damaged file.
+    Raises:
+        InputError: for a line that is too long for a table, and for a damaged file.
     """
     rest, number = b"", 1
     try:
@@ -109,14 +129,14 @@ def read_text(path: Path) -> Iterator[bytes]:
 
 
 def open_binary(path: Path) -> IO[bytes]:
-    """The file, unpacked if its name ends in .gz; InputError if there is none."""
+    """Open a file, unpacked if its name ends in .gz. Raises InputError if there is none."""
     if not path.is_file():
         raise InputError(f"{path}: no such file: check the path")
     return cast(IO[bytes], gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
 
 
 def drop_header(text: bytes) -> tuple[bytes, int]:
-    """The text with a first data line that is not numeric blanked out, and the number of columns (0: no data yet)."""
+    """Return the text without a nonnumeric first line, and the number of columns (0: no data yet)."""
     lines = (match for match in re.finditer(rb"[^\n]+", text) if match.group().strip())
     line = next(lines, None)
     if line is None:
@@ -129,12 +149,24 @@ def drop_header(text: bytes) -> tuple[bytes, int]:
 
 
 def parse(path: Path, text: bytes, columns: int, integral: bool, first_line: int, remedy: str) -> NDArray[Any]:
-    """The numbers of some whole lines, int64 or float64 [rows, columns]; InputError at the first line with others."""
+    """Return the numbers of some whole lines, int64 or float64 [rows, columns].
+
+    Args:
+        path: the file, for errors.
+        text: the lines.
+        columns: number of columns.
+        integral: int64 instead of float64.
+        first_line: number of the first line, for errors.
+        remedy: further remedy to print if something is no number.
+
+    Raises:
+        InputError: at the first bad line.
+    """
     spaced = text.translate(SEPARATORS)
     rows = count_rows(spaced, columns)
     if text.count(b",") + text.count(b";") in (0, rows * (columns - 1)):
         with warnings.catch_warnings():
-            warnings.simplefilter("error", DeprecationWarning)  # older numpy warns where newer raises
+            warnings.simplefilter("error", DeprecationWarning)  # older NumPy versions warn instead of raising
             try:
                 values = np.fromstring(spaced, dtype=np.int64 if integral else np.float64, sep=" ")
             except (ValueError, DeprecationWarning):
@@ -145,7 +177,12 @@ def parse(path: Path, text: bytes, columns: int, integral: bool, first_line: int
 
 
 def count_rows(text: bytes, columns: int) -> int:
-    """The number of lines that are not blank; -1 if one has not exactly `columns` fields, separated by blanks."""
+    """Return the number of nonblank lines; -1 if any of them does not have exactly `columns` fields.
+
+    Args:
+        text: the lines, with blanks as separators.
+        columns: number of columns.
+    """
     data = np.frombuffer(text, dtype=np.uint8)
     filled = data > ord(" ")
     begins = filled.copy()
@@ -157,7 +194,16 @@ def count_rows(text: bytes, columns: int) -> int:
 
 
 def find_bad_line(path: Path, text: bytes, columns: int, integral: bool, first_line: int, remedy: str) -> InputError:
-    """The error for the first line that is no row of the table."""
+    """Return the InputError for the first line that is no row of the table.
+
+    Args:
+        path: the file.
+        text: the lines.
+        columns: number of columns.
+        integral: whether numbers must be whole.
+        first_line: number of the first line.
+        remedy: further remedy to print if something is no number.
+    """
     number = INTEGER if integral else NUMBER
     kind = "whole numbers" if integral else "numbers"
     for i, line in enumerate(text.split(b"\n")):
@@ -169,6 +215,6 @@ def find_bad_line(path: Path, text: bytes, columns: int, integral: bool, first_l
             return bad_line(path, first_line + i, line, reason)
         for field in fields:
             if not number.fullmatch(field.strip()):
-                reason = f"'{shown(field)}' is no number here: expected {columns} {kind}{remedy}"
+                reason = f"'{printable_line(field)}' is no number: expected {columns} {kind}{remedy}"
                 return bad_line(path, first_line + i, line, reason)
     return InputError(f"{path}: lines {first_line} and on mix commas and blanks as separators: use one of them")
