@@ -271,15 +271,15 @@ def two_results(self: Any, x: Tensor, edge_index: Tensor) -> Any:
 @pytest.mark.parametrize(
     ("forward", "said"),
     [
-        (undropped, r"F\.dropout\(x\).*goes on in evaluations: say training=self\.training"),
-        (branching, r"test_convert.py, line \d+ .*x\.sum\(\) > 0.*cannot follow"),
-        (reading_edges, r"edge_index\[0\].*is read outside of a convolution"),
+        (undropped, r"F\.dropout\(x\).*stays on in evaluation: pass training=self\.training"),
+        (branching, r"test_convert.py:\d+ .*x\.sum\(\) > 0.*cannot trace"),
+        (reading_edges, r"edge_index\[0\].*the model uses edge_index outside of a convolution"),
         (drawing, r"rand draws random numbers"),
-        (asking_for_attention, r"GATConv is given return_attention_weights beside x"),
-        (turning_edges, r"flip\(0\).*GCNConv is given another edge_index than the graph's"),
-        (with_loops, r"test_convert.py, line \d+ .*add_self_loops.*cannot follow"),
-        (weighing_by_another, r"x\[:, 0\].*GCNConv is given another edge_weight than the graph's"),
-        (assigning, r"x\[0\] = 0\.0.*cannot follow"),
+        (asking_for_attention, r"GATConv gets return_attention_weights, but"),
+        (turning_edges, r"flip\(0\).*GCNConv gets an edge_index that is not the graph's"),
+        (with_loops, r"test_convert.py:\d+ .*add_self_loops.*cannot trace"),
+        (weighing_by_another, r"x\[:, 0\].*GCNConv gets an edge_weight that is not the graph's"),
+        (assigning, r"x\[0\] = 0\.0.*cannot trace"),
         (two_results, "one tensor with a row for each vertex"),
     ],
 )
@@ -304,26 +304,26 @@ def alone(self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
 @pytest.mark.parametrize("norm", ["GraphNorm", "InstanceNorm", "PairNorm", "LayerNorm"])
 def test_a_norm_that_couples_rows_is_refused(norm: str) -> None:
     made = pyg.PairNorm() if norm == "PairNorm" else getattr(pyg, norm)(NUM_CLASSES)
-    with pytest.raises(InputError, match=r"self\.norm.*normalises a row by all others.*use BatchNorm"):
+    with pytest.raises(InputError, match=r"self\.norm.*normalizes a row by the rows of other vertices.*use BatchNorm"):
         convert(Written(normalising, norm=made))
 
 
 def test_a_number_of_rows_does_not_cross_an_aggregate() -> None:
     converted = convert(Written(counting).double())
-    with pytest.raises(InputError, match=r"a int of the rows before this aggregate"):
+    with pytest.raises(InputError, match=r"a value of type int that was computed before this aggregate"):
         Data.make().of_weft(converted)
 
 
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        (lambda: GAT(conv=pyg.GATConv, dropout=0.3, fill_value=0.0), "GATConv has dropout=0.3 of its own"),
+        (lambda: GAT(conv=pyg.GATConv, dropout=0.3, fill_value=0.0), "GATConv has dropout=0.3, whose masks"),
         (
             lambda: pyg.Sequential("x, edge_index", [(pyg.ChebConv(7, 5, 2), "x, edge_index -> x")]),
-            "ChebConv reads more",
+            "ChebConv uses vertex degrees or self-loops",
         ),
-        (lambda: pyg.Sequential("x, edge_index, batch", [(nn.Linear(7, 5), "x -> x")]), "wants batch"),
-        (lambda: nn.Bilinear(7, 7, 5), "wants input2"),
+        (lambda: pyg.Sequential("x, edge_index, batch", [(nn.Linear(7, 5), "x -> x")]), "needs batch"),
+        (lambda: nn.Bilinear(7, 7, 5), "needs input2"),
     ],
 )
 def test_what_weft_has_not_is_named(model: Any, said: str) -> None:
@@ -381,8 +381,8 @@ class ChangedUnderNoGrad(UnderAutocast):
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        (UnderAutocast, r"self\.conv\(x, edge_index\)\): torch\.autocast cannot be followed"),
-        (ChangedUnderNoGrad, r"y\.clamp_\(0\)\): a tensor is changed in place under torch\.no_grad"),
+        (UnderAutocast, r"self\.conv\(x, edge_index\)`: torch\.autocast cannot be converted"),
+        (ChangedUnderNoGrad, r"y\.clamp_\(0\)`: a tensor is changed in place under torch\.no_grad"),
     ],
 )
 def test_contexts_that_cannot_be_followed_are_named(model: type[nn.Module], said: str) -> None:
@@ -417,5 +417,5 @@ class TakesEdgeAttr(UnderAutocast):
 
 
 def test_edge_features_that_became_weights_are_named() -> None:
-    with pytest.raises(InputError, match="takes edge_attr, and the graph has edge weights instead"):
+    with pytest.raises(InputError, match="takes edge_attr, but the graph has edge weights instead"):
         convert(TakesEdgeAttr(), given=["edge_weight"])

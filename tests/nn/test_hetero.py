@@ -92,14 +92,14 @@ def test_a_layer_is_one_aggregate() -> None:
 
 @pytest.mark.parametrize("error", ["another kind of rows", "a sum for a mean", "another relation"])
 def test_a_planted_error_shows(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = hetero.Relations
+    right = hetero.JoinedRelations
     if error == "another kind of rows":
-        monkeypatch.setattr(hetero, "by_number", lambda _kind, _numbers, *parts: parts[0])
+        monkeypatch.setattr(hetero, "select_by_type", lambda _kind, _numbers, *parts: parts[0])
     elif error == "a sum for a mean":
-        monkeypatch.setattr(hetero, "Relations", lambda _reduce, *rest: right("sum", *rest))
+        monkeypatch.setattr(hetero, "JoinedRelations", lambda _reduce, *rest: right("sum", *rest))
     else:
         turned = lambda reduce, slots, *rest: right(reduce, (slots[0]._replace(relation=1), *slots[1:]), *rest)  # noqa: E731
-        monkeypatch.setattr(hetero, "Relations", turned)
+        monkeypatch.setattr(hetero, "JoinedRelations", turned)
     with pytest.raises(AssertionError):
         test_equals_pyg("pyg-hetero", monkeypatch)
 
@@ -148,12 +148,12 @@ def crossing(self: Any, x_dict: Any, edge_index_dict: Any) -> Any:
 @pytest.mark.parametrize(
     ("forward", "said"),
     [
-        (mixing, r"x_dict\[.b.\].*rows of a and b are put together"),
+        (mixing, r"x_dict\[.b.\].*rows of a and b are combined"),
         (normalising, r"self\.norm.*BatchNorm1d over the rows of a vertex type"),
-        (misnaming, "to return the rows of a vertex type"),
-        (reading_edges, r"sum\(\).*is read outside of a convolution"),
-        (turning_edges, "SAGEConv is given other edges than those of edge_index_dict"),
-        (crossing, r"SAGEConv over a\|r0\|a is to be given rows of a and of a"),
+        (misnaming, "must return the rows of a vertex type"),
+        (reading_edges, r"sum\(\).*the model uses \w+ outside of a convolution"),
+        (turning_edges, "SAGEConv gets edges that are not in edge_index_dict"),
+        (crossing, r"SAGEConv over a\|r0\|a must get rows of a and of a"),
     ],
 )
 def test_what_cannot_be_converted_is_named(forward: Any, said: str) -> None:
@@ -164,8 +164,8 @@ def test_what_cannot_be_converted_is_named(forward: Any, said: str) -> None:
 @pytest.mark.parametrize(
     ("conv", "said"),
     [
-        (lambda: pyg.GATConv((7, 7), 7, add_self_loops=False), "GATConv cannot be converted over one relation"),
-        (lambda: pyg.GCNConv(7, 7), "GCNConv cannot be converted over one relation of several: use SAGEConv"),
+        (lambda: pyg.GATConv((7, 7), 7, add_self_loops=False), "GATConv cannot be converted on a heterogeneous graph"),
+        (lambda: pyg.GCNConv(7, 7), "GCNConv cannot be converted on a heterogeneous graph: use SAGEConv"),
         (lambda: pyg.SAGEConv((7, 7), 7, aggr="max"), "SAGEConv with aggr='max' cannot be converted"),
     ],
 )
@@ -176,17 +176,17 @@ def test_convolutions_that_weft_has_not_are_named(conv: Any, said: str) -> None:
 
 def test_vertices_without_features_have_no_rows() -> None:
     """In PyG neither; a convolution that is to read or give some is refused."""
-    with pytest.raises(InputError, match=r"SAGEConv over c\|r2\|a is to be given rows of c"):
+    with pytest.raises(InputError, match=r"SAGEConv over c\|r2\|a must get rows of c"):
         convert(Hetero(SMALL, {"a": 4, "b": 3, "c": 3}), shape=GraphShape.of(graph_of("some")))
 
 
 def test_weights_without_widths_are_named() -> None:
-    with pytest.raises(InputError, match="call it once on the data"):
+    with pytest.raises(InputError, match="run one forward pass on your data"):
         convert(Written(plain, pyg.SAGEConv((-1, -1), 7)), shape=GraphShape.of(graph_of("x")))
 
 
 def test_a_graph_without_types_is_named() -> None:
-    with pytest.raises(InputError, match="Hetero takes rows by vertex type, and the graph has none"):
+    with pytest.raises(InputError, match="Hetero takes rows by vertex type, but the graph has no vertex types"):
         convert(made("pyg-hetero"))
 
 
@@ -200,5 +200,5 @@ def test_edge_features_by_relation_are_refused() -> None:
     model = WithEdgeFeatures(SMALL)
     convert(model, shape=GraphShape.of(graph))
     shape = replace(GraphShape.of(graph), num_edge_features=2)
-    with pytest.raises(InputError, match=r"takes edge_attr_dict, and weft has no edge features or weights by relation"):
+    with pytest.raises(InputError, match=r"takes edge_attr_dict, but weft supports no edge features or weights"):
         convert(model, shape=shape)

@@ -28,7 +28,8 @@ def maps_of_ours() -> Iterator[None]:
 def use_everywhere(by: str, weights_by: str) -> None:
     """Has maps of all sizes done so."""
     kinds = {
-        kind: SizeClasses(floors=((0,),) * 4, names=(name,)) for kind, name in (("map", by), ("map_weights", weights_by))
+        kind: SizeClasses(floors=((0,),) * 4, names=(name,))
+        for kind, name in (("map", by), ("map_weights", weights_by))
     }
     select_kernels(replace(DEFAULT, kinds={**DEFAULT.kinds, **kinds}))
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.nn.layers import linear_transform
-from weft.nn.layers.linear_transform import linear, apply_rowwise, plus, sum_rows
+from weft.nn.layers.linear_transform import apply_rowwise, linear, plus, sum_rows
 
 Rows, Parameters = list[Tensor], list[Tensor]
 MAPS: dict[str, Callable[[Rows, Parameters], Tensor]] = {
@@ -17,7 +17,9 @@ MAPS: dict[str, Callable[[Rows, Parameters], Tensor]] = {
     "linear with a bias": lambda rows, given: linear(rows[0], given[0], given[1]),
     "linear with rows": lambda rows, given: linear(rows[0], given[0], rows[1]),
     "plus": lambda rows, given: plus(rows[1], given[1]),
-    "map_rows": lambda rows, given: apply_rowwise(lambda x, y, b: x.tanh() * b.exp() + y, [rows[1], rows[2]], [given[1]]),
+    "apply_rowwise": lambda rows, given: apply_rowwise(
+        lambda x, y, b: x.tanh() * b.exp() + y, [rows[1], rows[2]], [given[1]]
+    ),
     "sum_rows": lambda rows, given: sum_rows(rows[1]) * given[1],
 }
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import weft
 from tests.lib.graphs import NUM_CLASSES, NUM_FEATURES, make_graph, make_typed_graph
-from weft.nn import Stack, View, Workload, from_pyg, idle_parameters, make_model, check_row_independence
+from weft.nn import Stack, View, Workload, check_row_independence, from_pyg, idle_parameters, make_model
 from weft.utils.errors import InputError
 
 WIDTH = 8

@@ -205,7 +205,7 @@ def check_returned_types(graph: Graph, model: nn.Module) -> None:
         span = graph.type_range(name)
         if name not in model.output_types and any(bool(mask[span.start : span.stop].any()) for mask in masks):
             raise InputError(
-                f"the model returns rows of {' and '.join(model.gives)}, but {graph.name} has vertices of type {name} "
+                f"the model returns rows of {' and '.join(model.output_types)}, but {graph.name} has vertices of type {name} "
                 "to "
                 "train or score: return a dict with the rows of all these types"
             )

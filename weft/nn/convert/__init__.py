@@ -1,12 +1,13 @@
-"""Models written for PyG, unchanged, as models over views.
+"""Conversion of unchanged PyG models to models over views; `convert` is the entry point.
 
-    layers      what a convolution of PyG does in weft's aggregates
-    trace       a model's forward, with its convolutions as calls over the graph; steps: what its calls come to
-    typed       rows and edges by type, in dicts, as those of one graph
-    program     those steps, and what is alive between them
-    model       runs them as phases under views
-
-`convert` is the door.
+convert          checks a model, traces it for training and for evaluation, and replaces its modules
+tracing          runs the forward on torch.fx proxies; convolutions become steps over the graph
+native_layers    rules that express PyG's convolutions by weft's aggregates
+hetero           models on heterogeneous graphs: rows and edges by type, in dicts
+fx_calls         turns torch.fx nodes into steps
+traced_steps     the steps, and the values that are live between them
+traced_model     runs the steps in phases, under views
+source_location  the line of the user's code that an error names
 """
 
 from weft.nn.convert.convert import convert as convert

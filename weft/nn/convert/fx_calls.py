@@ -1,4 +1,4 @@
-"""What a model's calls, as torch.fx has them, come to as steps."""
+"""Conversion of a torch.fx graph to the steps of a `TracedProgram`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
 
-from weft.nn.convert.hetero import edges_of, together
+from weft.nn.convert.hetero import edges_of, join_relations
 from weft.nn.convert.traced_steps import (
     Dropout,
     Method,
@@ -29,43 +29,53 @@ RANDOM = (
     *("rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "randperm", "bernoulli", "multinomial"),
     *("dropout_edge", "dropout_node", "dropout_path", "dropout_adj"),
 )
-"""Functions that draw numbers by themselves."""
+"""Names of functions that draw random numbers."""
 IN_PLACE = {operator.iadd: operator.add, operator.isub: operator.sub, operator.imul: operator.mul}
+"""Operators that change a tensor in place, with those that return a new one."""
 IN_PLACE[operator.itruediv] = operator.truediv
 LAYER = "layer"
-"""Marks the node of what a convolution gives."""
+"""Key in the metadata of a node that is the result of a convolution."""
 CONSTANT = "constant"
-"""Marks the node of a call under torch.no_grad."""
+"""Key in the metadata of a node of a call under torch.no_grad."""
 ROOT = "model."
-"""What paths begin with below the module that was traced."""
+"""Prefix of the paths of the model's modules in the module that is traced."""
 
 
 def make_program(graph: fx.Graph, root: nn.Module, *, training: bool, num_relations: int = 0) -> TracedProgram:
-    """The steps of a traced forward; root: has the model as `model`. num_relations: of a model by vertex types."""
+    """Return the program of a traced forward pass.
+
+    Args:
+        graph: The traced calls; changed.
+        root: Module that was traced, with the model as `model`.
+        training: True if it was traced in training.
+        num_relations: Number of relations of the graph, for a model on a heterogeneous graph.
+    """
+    # 1. Reject calls that cannot be converted. 2. Replace calls in place by calls that return new tensors.
+    # 3. Detach results under torch.no_grad. 4. Remove unused calls, and turn the rest into steps.
     for node in graph.nodes:
-        _require_plain(node)
-    _without_in_place(graph, root)
-    _without_gradients(graph)
+        _check_supported(node)
+    _remove_in_place(graph, root)
+    _detach_constants(graph)
     graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
     return _program(graph, root, training, num_relations)
 
 
 def run_step(*_: Any) -> Any:
-    """Stands for a step over the graph among fx's nodes."""
+    """Stand in for a `GraphStep` among torch.fx nodes; never called."""
     raise NotImplementedError
 
 
-def _require_plain(node: fx.Node) -> None:
-    """InputError for a function whose result on some rows is another."""
+def _check_supported(node: fx.Node) -> None:
+    """Raise InputError for a function whose result on a subset of rows differs."""
     line, name = node.meta.get("line", ""), str(getattr(node.target, "__name__", node.target))
     if node.op == "call_function" and name in RANDOM:
-        raise InputError(f"{line}: {name} draws random numbers of its own: leave it to dropout, which weft makes keyed")
+        raise InputError(f"{line}: {name} draws random numbers, which would differ between ranks: use dropout instead")
     if node.op == "call_function" and name in ("batch_norm", "alpha_dropout", "feature_alpha_dropout"):
-        raise InputError(f"{line}: {name} cannot be followed: use torch.nn.BatchNorm1d or dropout as modules")
+        raise InputError(f"{line}: {name} cannot be converted: use the modules BatchNorm1d or Dropout of torch.nn")
 
 
-def _without_in_place(graph: fx.Graph, root: nn.Module) -> None:
-    """Calls that change a tensor give a new one, which everything behind them reads."""
+def _remove_in_place(graph: fx.Graph, root: nn.Module) -> None:
+    """Replace calls in place by calls that return a new tensor, which all later calls read."""
     order = {node: number for number, node in enumerate(graph.nodes)}
     for node in graph.nodes:
         if node.op == "call_method" and node.target.endswith("_") and not node.target.endswith("__"):
@@ -80,16 +90,16 @@ def _without_in_place(graph: fx.Graph, root: nn.Module) -> None:
             continue
         if node.meta.get(CONSTANT) and not (isinstance(node.args[0], fx.Node) and node.args[0].meta.get(CONSTANT)):
             raise InputError(
-                f"{node.meta.get('line', '')}: a tensor is changed in place under torch.no_grad, unknown to its "
-                "gradient: make a new tensor, or leave torch.no_grad out"
+                f"{node.meta.get('line', '')}: a tensor is changed in place under torch.no_grad, which autograd "
+                "does not see: create a new tensor, or remove torch.no_grad"
             )
         if isinstance(node.args[0], fx.Node):
-            behind = partial(_is_behind, order, node)
-            node.args[0].replace_all_uses_with(node, behind)
+            is_later = partial(_is_after, order, node)
+            node.args[0].replace_all_uses_with(node, is_later)
 
 
-def _without_gradients(graph: fx.Graph) -> None:
-    """Insert a detach after each result made under torch.no_grad that code outside of it reads."""
+def _detach_constants(graph: fx.Graph) -> None:
+    """Insert a detach after each result of a call under torch.no_grad that code outside of it reads."""
     for node in list(graph.nodes):
         if not (node.meta.get(CONSTANT) and node.op.startswith("call_")):
             continue
@@ -112,60 +122,66 @@ def detached(value: Any) -> Any:
     return value
 
 
-def _is_behind(order: dict[fx.Node, int], node: fx.Node, user: fx.Node) -> bool:
+def _is_after(order: dict[fx.Node, int], node: fx.Node, user: fx.Node) -> bool:
     return order[user] > order[node]
 
 
 def _program(graph: fx.Graph, root: nn.Module, training: bool, num_relations: int) -> TracedProgram:
-    """The steps of a graph."""
+    """Turn the nodes of a graph into steps.
+
+    `references` maps each node to what its readers get instead: a `TracedValue`, a `Parameter`, or, if a call does
+    nothing, its argument.
+    """
     kinds: dict[str, StepKind] = {"x": "rows"}
-    alias: dict[fx.Node, Any] = {}
+    references: dict[fx.Node, Any] = {}
     edges: set[fx.Node] = set()
     steps: list[TracedStep] = []
     result = ""
     for node in graph.nodes:
         line = node.meta.get("line", "")
         if node.op == "placeholder":
-            alias[node] = TracedValue("x")
+            references[node] = TracedValue("x")
             if node.target != "x":
                 edges.add(node)
             continue
         if node.op == "get_attr":
-            alias[node] = Parameter(node.target.removeprefix(ROOT))
+            references[node] = Parameter(node.target.removeprefix(ROOT))
             continue
         if node.target is edges_of:
             edges.add(node)
             continue
-        touched = [one.name for one in node.all_input_nodes if one in edges]
-        if touched:
+        edge_names = [source.name for source in node.all_input_nodes if source in edges]
+        if edge_names:
             raise InputError(
-                f"{line}: {touched[0]} is read outside of a convolution: give the graph the edges that it is to have, "
-                "and leave degrees to the convolutions"
+                f"{line}: the model uses {edge_names[0]} outside of a convolution. weft partitions a fixed graph: "
+                "change the edges before training, and leave degrees to convolutions"
             )
-        args, kwargs = (fx.map_arg(one, lambda one: alias[one]) for one in (node.args, node.kwargs))
+        args, kwargs = (
+            fx.map_arg(argument, lambda source: references[source]) for argument in (node.args, node.kwargs)
+        )
         if node.op == "output":
-            (found,) = args
-            if not isinstance(found, TracedValue) or kinds[found.name] != "rows":
-                raise InputError("the model is to return one tensor with a row for each vertex, as [vertices, classes]")
-            result = found.name
+            (output,) = args
+            if not isinstance(output, TracedValue) or kinds[output.name] != "rows":
+                raise InputError("the model must return one tensor with a row for each vertex, [vertices, classes]")
+            result = output.name
             continue
         step = _step(node, args, kwargs, root, training)
-        if step is None:  # no more than its argument
-            alias[node] = args[0]
+        if step is None:  # the call returns its argument
+            references[node] = args[0]
             continue
-        kind: StepKind = "rows" if any(kinds[one] == "rows" for one in values_in(args, kwargs)) else "shared"
+        kind: StepKind = "rows" if any(kinds[name] == "rows" for name in values_in(args, kwargs)) else "shared"
         if _is_width(node):
             kind = "shared"
-        kinds[node.name], alias[node] = kind, TracedValue(node.name)
-        steps.append(TracedStep(name=node.name, does=step[0], args=step[1], kwargs=step[2], line=line))
-    layers = [alias[node].name for node in graph.nodes if node.meta.get(LAYER)]
-    return TracedProgram.of(together(steps, kinds, num_relations), result, kinds, tuple(layers))
+        kinds[node.name], references[node] = kind, TracedValue(node.name)
+        steps.append(TracedStep(name=node.name, operation=step[0], args=step[1], kwargs=step[2], line=line))
+    layers = [references[node].name for node in graph.nodes if node.meta.get(LAYER)]
+    return TracedProgram.of(join_relations(steps, kinds, num_relations), result, kinds, tuple(layers))
 
 
 def _step(
     node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], root: nn.Module, training: bool
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | None:
-    """What a node calls, and with what; None for a call that changes nothing."""
+    """Return the operation of a node and its arguments; None for a call that returns its argument."""
     line = node.meta.get("line", "")
     if node.target is run_step:
         return args[0], args[1:], {}
@@ -178,20 +194,20 @@ def _step(
             return (Dropout(module.p), args[:1], {}) if module.training and module.p else None
         return None if isinstance(module, nn.Identity) else (Module(path), args, kwargs)
     if node.target in (functional.dropout, torch.dropout):
-        said = dict(zip(("input", "p", "training"), args, strict=False)) | kwargs
-        p, drops = said.get("p", 0.5), said.get("training", True)
-        if drops and p and not training:
-            raise InputError(f"{line}: dropout goes on in evaluations: say training=self.training, or use nn.Dropout")
-        return (Dropout(p), (said["input"],), {}) if drops and p else None
+        arguments = dict(zip(("input", "p", "training"), args, strict=False)) | kwargs
+        p, is_on = arguments.get("p", 0.5), arguments.get("training", True)
+        if is_on and p and not training:
+            raise InputError(f"{line}: dropout stays on in evaluation: pass training=self.training, or use nn.Dropout")
+        return (Dropout(p), (arguments["input"],), {}) if is_on and p else None
     return node.target, args, kwargs
 
 
 def _is_width(node: fx.Node) -> bool:
-    """Whether a node is a number of columns, which all rows share."""
+    """Return whether a node is a number of columns, which is the same for all rows."""
     if node.op == "call_method" and node.target == "size":
         return bool(len(node.args) == 2 and node.args[1] != 0)
     if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
-        of = node.args[0]
-        shape = of.target is getattr and of.args[1] == "shape"
-        return bool((shape or (of.op == "call_method" and of.target == "size")) and node.args[1] != 0)
+        tensor = node.args[0]
+        is_shape = tensor.target is getattr and tensor.args[1] == "shape"
+        return bool((is_shape or (tensor.op == "call_method" and tensor.target == "size")) and node.args[1] != 0)
     return False

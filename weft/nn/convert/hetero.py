@@ -1,8 +1,8 @@
-"""Models over the dicts of PyG's HeteroData: rows of a vertex type are rows of all vertices, of which those are read.
+"""Conversion of models on heterogeneous graphs, whose forward takes the dicts of PyG's HeteroData.
 
-While such a model is traced, x_dict and edge_index_dict hold stand-ins. What a convolution over a relation adds up or
-means is one aggregate together with those of the other relations that can be made at the same time: `ByRelation`.
-Rows of other types than a value's own go along, as those of isolated vertices would, and nothing reads them.
+While such a model is traced, x_dict and edge_index_dict contain proxies. The rows of a vertex type become rows of all
+vertices: rows of the other types are computed too, like those of isolated vertices, but nothing reads them.
+Convolutions over several relations that do not depend on each other become one `ByRelation` aggregate.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from weft.nn.view import View
 from weft.utils.errors import InputError
 
 INPUT = "rows_by_type"
-"""The name of a converted model's RowsByType."""
+"""Name of the `RowsByType` module in a converted model."""
 Reduce = Literal["sum", "mean"]
+"""Reduction over the in-neighbours by a relation."""
 
 
 def takes_types(model: nn.Module) -> bool:
-    """Whether a PyG model's forward takes rows by vertex type: one that names edge_index_dict, or of `to_hetero`."""
+    """Return whether a model takes rows by vertex type: its forward uses edge_index_dict, or it is from `to_hetero`."""
     if isinstance(model, fx.GraphModule):
         return any(getattr(node.target, "__name__", "") == "get_dict" for node in model.graph.nodes)
     code = getattr(type(model).forward, "__code__", None)
@@ -38,7 +39,11 @@ def takes_types(model: nn.Module) -> bool:
 
 
 class RowsByType(TypedInput):
-    """First rows [n, 1 + F] of every vertex: its type's number, and its features, filled up to F columns."""
+    """Input layer that returns rows [n, 1 + F]: the number of a vertex's type, and its features, padded to F columns.
+
+    Args:
+        typed: Types of the graph.
+    """
 
     def __init__(self, typed: TypedShape) -> None:
         nn.Module.__init__(self)
@@ -47,12 +52,15 @@ class RowsByType(TypedInput):
     def forward(self, view: View) -> Tensor:
         typed = view.typed_rows
         none = typed.features[0][:0]
-        found = [*typed.features, none.new_empty(typed.num_embedded, 0)]
-        rows = torch.cat([self._filled(number, x) for number, x in enumerate(found)])
+        by_type = [*typed.features, none.new_empty(typed.num_embedded, 0)]
+        rows = torch.cat([self._padded(number, x) for number, x in enumerate(by_type)])
         return rows if typed.order is None else rows.index_select(0, typed.order)
 
-    def _filled(self, number: int, x: Tensor) -> Tensor:
-        """Rows of one type; fills with numbers that no norm or quotient of a row stumbles over."""
+    def _padded(self, number: int, x: Tensor) -> Tensor:
+        """Return the rows of one type, padded with distinct positive numbers.
+
+        Constant padding would give a row norm or a quotient zeros to divide by, and NaN gradients.
+        """
         missing = self.out_width - 1 - x.shape[1]
         fill = torch.arange(1, missing + 1, dtype=x.dtype, device=x.device) / max(missing, 1)
         return torch.cat([x.new_full((len(x), 1), number), x, fill.expand(len(x), -1)], 1)
@@ -60,169 +68,241 @@ class RowsByType(TypedInput):
 
 @dataclass(frozen=True)
 class FirstRows(GraphStep):
-    """The rows of a model's RowsByType."""
+    """Graph step that returns the rows of a model's `RowsByType`."""
 
     over_edges = False
 
     def begin(self, model: nn.Module, view: View, *rows: Tensor) -> Tensor:
         del rows
-        first = model.get_submodule(INPUT)
-        found: Tensor = first(view)
-        return found
+        module = model.get_submodule(INPUT)
+        rows_by_type: Tensor = module(view)
+        return rows_by_type
 
 
 @dataclass(frozen=True, kw_only=True)
-class Related(GraphStep):
-    """The mapped mean or sum of one relation's sources: what a `Relations` makes of several."""
+class RelationAggregate(GraphStep):
+    """Aggregate and linear transform of one relation, before `join_relations` joins it with others."""
 
     relation: int
+    """Number of the relation."""
     target: str
-    """The vertex type of its targets."""
+    """Vertex type of its targets."""
     source: int
-    """The number of the vertex type of its sources."""
+    """Number of the vertex type of its sources."""
     reduce: Reduce
+    """Reduction over the in-neighbours."""
     weight: str
-    """Path of the linear map."""
+    """Path of the linear layer in the model."""
     widths: tuple[int, int]
-    """Of the rows that it maps, and of what it gives."""
+    """Number of input and output columns of the linear layer."""
 
 
-class Slot(NamedTuple):
-    """Where one relation's rows stand in what a `Relations` aggregates and gives."""
+class RelationSlot(NamedTuple):
+    """Columns of one relation in the input and output of a `JoinedRelations`."""
 
     relation: int
+    """Number of the relation."""
     weight: str
-    """Path of the linear map, [o, i]."""
-    read: int
-    """The first of its i columns."""
-    made: int
-    """The first of its o columns."""
+    """Path of the linear layer, whose weight is [o, i]."""
+    first_input: int
+    """First of its i input columns."""
+    first_output: int
+    """First of its o output columns."""
 
 
 @dataclass(frozen=True)
-class Relations(GraphStep):
-    """Means or sums over several relations at once, each mapped, side by side."""
+class JoinedRelations(GraphStep):
+    """Graph step that aggregates and transforms several relations at once; their results are concatenated."""
 
     reduce: Reduce
-    slots: tuple[Slot, ...]
+    """Reduction over the in-neighbours."""
+    slots: tuple[RelationSlot, ...]
+    """Columns of each relation."""
     sources: tuple[int, ...]
-    """The vertex type of each of the rows that it reads, by number."""
+    """Number of the vertex type of each argument."""
     num_relations: int
-    """Of the graph."""
+    """Number of relations of the graph."""
 
     def begin(self, model: nn.Module, view: View, *rows: Tensor) -> Boundary:
         del view
-        kind, *parts = rows
+        vertex_type, *parts = rows
         by_type = defaultdict[int, list[Tensor]](list)
         for number, part in zip(self.sources, parts, strict=True):
             by_type[number].append(part)
-        x = by_number(kind, tuple(by_type), *(torch.cat(some, 1) for some in by_type.values()))
-        layer = MapsByRelation(self, [model.get_submodule(slot.weight) for slot in self.slots])
+        x = select_by_type(vertex_type, tuple(by_type), *(torch.cat(type_parts, 1) for type_parts in by_type.values()))
+        layer = JoinedRelationLayer(self, [model.get_submodule(slot.weight) for slot in self.slots])
         return Boundary(request=Request(WholeLayer(layer), {"x": x, "own": x}))
 
 
-class MapsByRelation(nn.Module):
-    """The layer of a `Relations`, whose weights are those of other modules."""
+class JoinedRelationLayer(nn.Module):
+    """Layer of a `JoinedRelations`, which uses the weights of other modules without owning them.
 
-    def __init__(self, step: Relations, maps: Sequence[Any]) -> None:
+    Args:
+        step: The graph step.
+        linears: Linear layer of each slot.
+    """
+
+    def __init__(self, step: JoinedRelations, linears: Sequence[Any]) -> None:
         super().__init__()
         self.step = step
-        self.__dict__["maps"] = maps
-        self.out_width = max(slot.made + len(one.weight) for slot, one in zip(step.slots, maps, strict=True))
+        self.__dict__["linears"] = linears
+        self.out_width = max(
+            slot.first_output + len(linear.weight) for slot, linear in zip(step.slots, linears, strict=True)
+        )
 
     def forward(self, view: View, x: Tensor) -> Tensor:
         parts = defaultdict[int, list[Tensor]](list)
-        maps: Sequence[Any] = self.__dict__["maps"]
-        for slot, one in zip(self.step.slots, maps, strict=True):
-            height, width = one.weight.shape[1], one.weight.shape[0]
-            after = (x.shape[1] - slot.read - height, self.out_width - slot.made - width)
-            parts[slot.relation].append(functional.pad(one.weight.t(), (slot.made, after[1], slot.read, after[0])))
+        linears: Sequence[Any] = self.__dict__["linears"]
+        for slot, linear in zip(self.step.slots, linears, strict=True):
+            height, width = linear.weight.shape[1], linear.weight.shape[0]
+            after = (x.shape[1] - slot.first_input - height, self.out_width - slot.first_output - width)
+            parts[slot.relation].append(
+                functional.pad(linear.weight.t(), (slot.first_output, after[1], slot.first_input, after[0]))
+            )
+        # A matrix for each relation, with the weights of its slots at their input rows and output columns, else zeros.
         none = x.new_zeros(x.shape[1], self.out_width)
         weight = torch.stack([sum(parts[r], start=none) for r in range(self.step.num_relations)])
         return view.relate(x, weight[:, None], reduce=self.step.reduce)
 
 
-def by_number(kind: Tensor, numbers: tuple[int, ...], *parts: Tensor) -> Tensor:
-    """Of rows [n, .] of several kinds, those of each vertex's own; zero where it is of none, and in missing columns."""
+def select_by_type(vertex_type: Tensor, numbers: tuple[int, ...], *parts: Tensor) -> Tensor:
+    """Return rows [n, .] that are taken, for each vertex, from the tensor of its type.
+
+    Rows of other types are zero, as are columns that a type does not have.
+
+    Args:
+        vertex_type: Number of each vertex's type, [n, 1].
+        numbers: Number of the type of each part.
+        *parts: Rows of all vertices, [n, .].
+    """
     widest = max(part.shape[1] for part in parts)
-    rows = parts[0].new_zeros(len(kind), widest)
+    rows = parts[0].new_zeros(len(vertex_type), widest)
     for number, part in zip(numbers, parts, strict=True):
-        rows = torch.where(kind == number, functional.pad(part, (0, widest - part.shape[1])), rows)
+        rows = torch.where(vertex_type == number, functional.pad(part, (0, widest - part.shape[1])), rows)
     return rows
 
 
-def logits_by_number(kind: Tensor, numbers: tuple[int, ...], *parts: Tensor) -> Tensor:
-    """As `by_number`, of rows that are equally wide."""
+def select_logits_by_type(vertex_type: Tensor, numbers: tuple[int, ...], *parts: Tensor) -> Tensor:
+    """Return the result of `select_by_type` for logits, which must have the same width for all types.
+
+    Args:
+        vertex_type: Number of each vertex's type, [n, 1].
+        numbers: Number of the type of each part.
+        *parts: Rows of all vertices, [n, .].
+
+    Raises:
+        InputError: The widths differ.
+    """
     widths = [part.shape[1] for part in parts]
     if len({*widths}) > 1:
-        raise InputError(f"the model gives rows of {widths} columns by vertex type: return those of the labelled type")
-    return by_number(kind, numbers, *parts)
+        raise InputError(
+            f"the model returns rows with {widths} columns by vertex type: return those of the labelled type only"
+        )
+    return select_by_type(vertex_type, numbers, *parts)
 
 
 def columns_of(rows: Tensor, first: int, width: int) -> Tensor:
-    """Some columns of rows."""
+    """Return some columns of rows.
+
+    Args:
+        rows: [n, F].
+        first: First column.
+        width: Number of columns.
+    """
     return rows[:, first : first + width]
 
 
 def edges_of(*_: Any) -> Any:
-    """Stands for the edges of one relation among fx's nodes."""
+    """Stand in for the edges of one relation among torch.fx nodes; never called."""
     raise NotImplementedError
 
 
-class Types(NamedTuple):
-    """What a graph's types are to a model that is traced."""
+class GraphTypes(NamedTuple):
+    """Types of a graph, for tracing a model."""
 
     names: tuple[str, ...]
-    """Of the vertex types with features."""
+    """Names of the vertex types with features."""
     relations: tuple[str, ...]
+    """Names of the relations, as "source|relation|target"."""
     typed: TypedShape
+    """Sizes of the types."""
 
     @classmethod
-    def of(cls, shape: GraphShape | None, model: str) -> Types:
-        """Those of a graph. InputError where it has none."""
+    def of(cls, shape: GraphShape | None, model: str) -> GraphTypes:
+        """Return the types of a graph.
+
+        Args:
+            shape: Shape of the graph.
+            model: Name of the model, for an error.
+
+        Raises:
+            InputError: The graph has no typed vertices with features, or no relations.
+        """
         if shape is None or not shape.featured_types or not shape.relations:
             raise InputError(
-                f"{model} takes rows by vertex type, and the graph has none with features of their own: give "
-                "weft.train the model and a graph of HeteroData, or weft.nn.convert "
-                "shape=GraphShape.of(graph.by_type())"
+                f"{model} takes rows by vertex type, but the graph has no vertex types with features: give weft.train "
+                "a graph from HeteroData, or pass weft.nn.convert shape=GraphShape.of(graph.by_type())"
             )
         return cls(shape.featured_types, shape.relations, shape.typed)
 
     @property
     def widths(self) -> dict[str, int]:
-        """Features of each type."""
+        """Number of features of each vertex type, by name."""
         return {name: width for name, (_, width) in zip(self.names, self.typed.featured, strict=True)}
 
 
 TYPE, RELATION = "type", "relation"
-"""What a node is marked with: the vertex type whose rows it has; the relation whose edges it stands for."""
+"""Keys in the metadata of a node: the vertex type of its rows, and the relation of its edges."""
 
 
 def type_of(value: Any) -> str | None:
-    """The vertex type whose rows a value of a traced model has."""
+    """Return the vertex type of the rows of a traced value; None if it has none."""
     return value.node.meta.get(TYPE) if isinstance(value, fx.Proxy) else None
 
 
 class RelationScope(Protocol):
-    """What a rule writes its steps with."""
+    """Interface by which a rule records its steps."""
 
     def over_relation(self, weight: str, reduce: Reduce, x: Any) -> Any:
-        """The sources' rows x by the relation that the convolution goes over, reduced and mapped."""
+        """Record the aggregate and linear transform of the convolution's relation.
+
+        Args:
+            weight: Name of the linear layer in the convolution.
+            reduce: Reduction over the in-neighbours.
+            x: Proxy of the rows of the sources.
+
+        Returns:
+            A proxy of the result, without bias.
+        """
         ...
 
 
-def sage(scope: RelationScope, conv: Any, x: Any, own: Any) -> Any:
-    """Hamilton, Ying, Leskovec 2017, algorithm 1, between two kinds of vertices."""
+def sage(scope: RelationScope, conv: Any, x: Any, x_target: Any) -> Any:
+    """Convert SAGEConv between two vertex types (Hamilton, Ying, Leskovec 2017, algorithm 1).
+
+    Args:
+        scope: Records the steps.
+        conv: The convolution.
+        x: Proxy of the rows of the sources.
+        x_target: Proxy of the rows of the targets.
+    """
     if conv.project:
         x = torch.relu(conv.lin(x))
     y = plus_bias(scope.over_relation("lin_l", REDUCE[conv.aggr], x), conv.lin_l)
-    y = y + conv.lin_r(own) if conv.root_weight else y
+    y = y + conv.lin_r(x_target) if conv.root_weight else y
     return functional.normalize(y, p=2.0, dim=-1) if conv.normalize else y
 
 
-def graph(scope: RelationScope, conv: Any, x: Any, own: Any) -> Any:
-    """Morris et al. 2019, eq. 3, between two kinds of vertices."""
-    return plus_bias(scope.over_relation("lin_rel", REDUCE[conv.aggr], x), conv.lin_rel) + conv.lin_root(own)
+def graph(scope: RelationScope, conv: Any, x: Any, x_target: Any) -> Any:
+    """Convert GraphConv between two vertex types (Morris et al. 2019, eq. 3).
+
+    Args:
+        scope: Records the steps.
+        conv: The convolution.
+        x: Proxy of the rows of the sources.
+        x_target: Proxy of the rows of the targets.
+    """
+    return plus_bias(scope.over_relation("lin_rel", REDUCE[conv.aggr], x), conv.lin_rel) + conv.lin_root(x_target)
 
 
 def plus_bias(y: Any, linear: Any) -> Any:
@@ -230,48 +310,64 @@ def plus_bias(y: Any, linear: Any) -> Any:
 
 
 RULES: dict[str, Callable[..., Any]] = {"SAGEConv": sage, "GraphConv": graph}
-"""By the name of PyG's class."""
+"""Rule of each convolution, by the name of PyG's class."""
 REDUCE: dict[str, Reduce] = {"mean": "mean", "sum": "sum", "add": "sum"}
-"""By the name of PyG's aggregation."""
+"""Reduction by the name of PyG's aggregation."""
 
 
-def together(steps: list[TracedStep], kinds: dict[str, StepKind], num_relations: int) -> list[TracedStep]:
-    """The steps, with those of relations that can be made at the same time as one."""
+def join_relations(steps: list[TracedStep], kinds: dict[str, StepKind], num_relations: int) -> list[TracedStep]:
+    """Return the steps with independent aggregates of relations joined.
+
+    Args:
+        steps: Steps in order.
+        kinds: Kind of each value, by name; joined steps are added.
+        num_relations: Number of relations of the graph.
+    """
+    # The depth of a step is the number of relation aggregates on the longest path to it. Aggregates of equal depth do
+    # not depend on each other, so they are joined, sums and means separately. Sorted by depth, steps stay in order.
     depth: dict[str, int] = {}
-    at = defaultdict[int, list[TracedStep]](list)
+    by_depth = defaultdict[int, list[TracedStep]](list)
     for step in steps:
-        read = max((depth.get(name, 0) for name in values_in(step.args, step.kwargs)), default=0)
-        depth[step.name] = read + isinstance(step.does, Related)
-        at[read].append(step)
-    found: list[TracedStep] = []
-    for number in sorted(at):
-        found += [step for step in at[number] if not isinstance(step.does, Related)]
+        depth_before = max((depth.get(name, 0) for name in values_in(step.args, step.kwargs)), default=0)
+        depth[step.name] = depth_before + isinstance(step.operation, RelationAggregate)
+        by_depth[depth_before].append(step)
+    joined: list[TracedStep] = []
+    for number in sorted(by_depth):
+        joined += [step for step in by_depth[number] if not isinstance(step.operation, RelationAggregate)]
         for reduce in ("mean", "sum"):
-            some = [step for step in at[number] if isinstance(step.does, Related) and step.does.reduce == reduce]
-            if some:
-                found += _joined(some, reduce, f"relations_{number}_{reduce}", kinds, num_relations)
-    return found
+            same_reduce = [
+                step
+                for step in by_depth[number]
+                if isinstance(step.operation, RelationAggregate) and step.operation.reduce == reduce
+            ]
+            if same_reduce:
+                joined += _join(same_reduce, reduce, f"relations_{number}_{reduce}", kinds, num_relations)
+    return joined
 
 
-def _joined(
-    some: list[TracedStep], reduce: Reduce, name: str, kinds: dict[str, StepKind], num_relations: int
+def _join(
+    steps: list[TracedStep], reduce: Reduce, name: str, kinds: dict[str, StepKind], num_relations: int
 ) -> list[TracedStep]:
-    """One step for those of several relations, and what each of them gives, as columns of it."""
-    read: dict[tuple[int, str], int] = {}
-    widths, made, slots = defaultdict[int, int](int), defaultdict[str, int](int), list[Slot]()
+    """Return a joined step for several relations, and steps that take the result of each from its columns.
+
+    Relations with the same input share its columns. Outputs of the same target type are concatenated; those of
+    different target types share columns, because a row has only one type.
+    """
+    first_inputs: dict[tuple[int, str], int] = {}
+    input_widths, output_widths, slots = defaultdict[int, int](int), defaultdict[str, int](int), list[RelationSlot]()
     parts: list[TracedStep] = []
-    for step in some:
-        does, (x, kind) = step.does, step.args
-        assert isinstance(does, Related)
-        source, (height, width) = (does.source, x.name), does.widths
-        if source not in read:
-            read[source] = widths[does.source]
-            widths[does.source] += height
-        begin = made[does.target]
-        made[does.target] += width
-        slots.append(Slot(does.relation, does.weight, read[source], begin))
-        parts.append(replace(step, does=columns_of, args=(TracedValue(name), begin, width)))
-    made_of = Relations(reduce, tuple(slots), tuple(number for number, _ in read), num_relations)
-    args = (kind, *(TracedValue(one) for _, one in read))
+    for step in steps:
+        relation, (x, vertex_type) = step.operation, step.args
+        assert isinstance(relation, RelationAggregate)
+        source, (height, width) = (relation.source, x.name), relation.widths
+        if source not in first_inputs:
+            first_inputs[source] = input_widths[relation.source]
+            input_widths[relation.source] += height
+        begin = output_widths[relation.target]
+        output_widths[relation.target] += width
+        slots.append(RelationSlot(relation.relation, relation.weight, first_inputs[source], begin))
+        parts.append(replace(step, operation=columns_of, args=(TracedValue(name), begin, width)))
+    operation = JoinedRelations(reduce, tuple(slots), tuple(number for number, _ in first_inputs), num_relations)
+    args = (vertex_type, *(TracedValue(input_name) for _, input_name in first_inputs))
     kinds[name] = "rows"
-    return [TracedStep(name=name, does=made_of, args=args, kwargs={}, line=some[0].line), *parts]
+    return [TracedStep(name=name, operation=operation, args=args, kwargs={}, line=steps[0].line), *parts]

@@ -1,7 +1,8 @@
-"""PyG's convolutions in weft's aggregates: the same numbers by fused kernels, cut where an aggregate begins.
+"""Rules that express PyG's convolutions by weft's aggregates, which have fused kernels.
 
-Each rule is given the convolution and its arguments while a model is traced, and says in PyTorch's words what the rows
-do before and after; None where the convolution has options that weft's aggregates have not. It runs by blocks then.
+A rule is called while a model is traced, with the convolution and the arguments of its call. It records the aggregates
+through the scope, and what happens to rows before and after them as PyTorch calls. It returns None if the convolution
+has options that weft's aggregates do not support; the convolution then runs on blocks of edges (`PyGConv`).
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ from weft.nn.view import View
 
 @dataclass(frozen=True)
 class Aggregated(GraphStep):
-    """An aggregate of rows."""
+    """Graph step that requests an aggregate."""
 
     make: Callable[..., Request]
-    """Of the rows."""
+    """Function that returns the request, from the rows."""
     steps: int = 1
+    """Number of times that the aggregate is applied."""
 
     def begin(self, model: nn.Module, view: View, *rows: Tensor) -> Boundary:
         del model, view
@@ -42,9 +44,10 @@ class Aggregated(GraphStep):
 
 @dataclass(frozen=True)
 class Attended(Aggregated):
-    """An attention, whose weights are dropped."""
+    """Graph step that requests attention, with dropout of the weights."""
 
     dropout: float = 0.0
+    """Dropout probability of the attention weights."""
 
     def begin(self, model: nn.Module, view: View, *rows: Tensor) -> Boundary:
         del model
@@ -52,10 +55,10 @@ class Attended(Aggregated):
 
 
 class Phased(GraphStep):
-    """What a layer in phases does."""
+    """Graph step that delegates to a `PhasedLayer`."""
 
     def layer(self, model: nn.Module) -> PhasedLayer:
-        """The layer, with the model's parameters."""
+        """Return the layer, with the model's parameters."""
         raise NotImplementedError
 
     def begin(self, model: nn.Module, view: View, *rows: Tensor) -> Boundary | Tensor:
@@ -66,41 +69,50 @@ class Phased(GraphStep):
 
 
 @dataclass(frozen=True)
-class Mapped(Phased):
-    """A sum of mapped rows, in the order that costs less: `A x W`, and what rows add by a map of their own."""
+class TransformedSum(Phased):
+    """Graph step for `A x W` in the cheaper order, plus a linear transform of the vertex's own row."""
 
     path: str
-    """Of the convolution."""
+    """Path of the convolution in the model."""
     aggregate: Sum
+    """Aggregate A."""
     weight: str
-    """Path of the linear map within the convolution."""
+    """Path of the linear layer W within the convolution."""
     weight_self: str = ""
-    """Of that of the rows themselves; '': none."""
+    """Path of the linear layer of the vertex's own row within the convolution. Empty: there is none."""
 
-    def layer(self, model: nn.Module) -> MapOf:
+    def layer(self, model: nn.Module) -> TransformedSumLayer:
         conv = model.get_submodule(self.path)
-        own = conv.get_submodule(self.weight_self) if self.weight_self else None
-        return MapOf(self.aggregate, conv.get_submodule(self.weight), own, conv)
+        linear_self = conv.get_submodule(self.weight_self) if self.weight_self else None
+        return TransformedSumLayer(self.aggregate, conv.get_submodule(self.weight), linear_self, conv)
 
 
-class MapOf(LinearConv):
-    """The layer of a `Mapped`, whose weights are those of another module."""
+class TransformedSumLayer(LinearConv):
+    """Layer of a `TransformedSum`, which uses the weights of other modules without owning them.
 
-    def __init__(self, aggregate: Sum, weight: Any, own: Any, conv: Any) -> None:
+    Args:
+        aggregate: Aggregate A.
+        linear: Linear layer W.
+        linear_self: Linear layer of the vertex's own row, or None.
+        conv: The convolution, for its bias.
+    """
+
+    def __init__(self, aggregate: Sum, linear: Any, linear_self: Any, conv: Any) -> None:
         nn.Module.__init__(self)
-        bias = weight.bias if weight.bias is not None else getattr(conv, "bias", None)
-        self.__dict__["weight"], self.__dict__["bias"] = weight.weight.t(), bias
-        self.__dict__["weight_self"] = None if own is None else own.weight.t()
-        self.aggregate, self.adds_own, self.out_width = aggregate, own is not None, len(weight.weight)
+        bias = linear.bias if linear.bias is not None else getattr(conv, "bias", None)
+        self.__dict__["weight"], self.__dict__["bias"] = linear.weight.t(), bias
+        self.__dict__["weight_self"] = None if linear_self is None else linear_self.weight.t()
+        self.aggregate, self.adds_self, self.out_width = aggregate, linear_self is not None, len(linear.weight)
 
 
 @dataclass(frozen=True)
 class WithView(GraphStep):
-    """A layer that runs as a whole, in the place of a convolution."""
+    """Graph step that calls a layer without phases, which replaces a convolution in the model."""
 
     path: str
+    """Path of the convolution in the model."""
     make: Callable[[Any], nn.Module]
-    """The layer, of the convolution."""
+    """Function that returns the layer, from the convolution."""
 
     def begin(self, model: nn.Module, view: View, *rows: Tensor) -> Boundary:
         del view
@@ -108,18 +120,24 @@ class WithView(GraphStep):
         return Boundary(request=Request(WholeLayer(model.get_submodule(self.path)), {"x": x, "own": x}))
 
 
-def by_blocks(conv: Any, given: frozenset[str]) -> PyGConv:
-    """A convolution as it is; given: what of the graph's edges the model gives it."""
-    layer = from_pyg(conv, reads_edge_attr="edge_attr" in given)
-    layer.takes &= given
+def pyg_conv_layer(conv: Any, edge_arguments: frozenset[str]) -> PyGConv:
+    """Return a layer that calls a convolution on blocks of edges.
+
+    Args:
+        conv: The convolution.
+        edge_arguments: Names of the edge arguments that the model passes to it.
+    """
+    layer = from_pyg(conv, reads_edge_attr="edge_attr" in edge_arguments)
+    layer.takes &= edge_arguments
     return layer
 
 
 @dataclass(frozen=True)
 class GlobalNorm(Phased):
-    """A batch norm over all vertices."""
+    """Graph step that applies a batch norm over all vertices."""
 
     path: str
+    """Path of the batch norm in the model."""
     over_edges = False
 
     def layer(self, model: nn.Module) -> BatchNorm:
@@ -129,36 +147,69 @@ class GlobalNorm(Phased):
 
 
 class LayerScope(Protocol):
-    """What a rule writes its steps with."""
+    """Interface by which a rule records its steps."""
 
     path: str
-    """Of the convolution in the model."""
+    """Path of the convolution in the model."""
 
     def over_graph(self, step: GraphStep, *rows: Any) -> Any:
-        """The result of a step over the graph."""
+        """Record a graph step.
+
+        Args:
+            step: The step.
+            *rows: Its arguments, [n, .].
+
+        Returns:
+            A proxy of its result.
+        """
         ...
 
 
-def gathered(op: Aggregate, x: Tensor) -> Request:
-    """A request of one tensor."""
+def request_of(op: Aggregate, x: Tensor) -> Request:
+    """Return a request for an aggregate that reads only rows `x`.
+
+    Args:
+        op: The aggregate.
+        x: Rows [n, F].
+    """
     return Request(op, {"x": x})
 
 
-def summed(scope: LayerScope, op: Aggregate, x: Any, steps: int = 1) -> Any:
-    """An aggregate of x alone."""
-    return scope.over_graph(Aggregated(partial(gathered, op), steps), x)
+def aggregated(scope: LayerScope, op: Aggregate, x: Any, steps: int = 1) -> Any:
+    """Record an aggregate that reads only rows `x`.
+
+    Args:
+        scope: Records the steps.
+        op: The aggregate.
+        x: Proxy of rows [n, F].
+        steps: Number of times that it is applied.
+    """
+    return scope.over_graph(Aggregated(partial(request_of, op), steps), x)
 
 
 def reduction(conv: Any, *, weighted: bool) -> Aggregate | None:
-    """The aggregate of a convolution's `aggr`; None for another than sum, mean and max."""
-    known = {"add": Sum(weighted=weighted), "sum": Sum(weighted=weighted), "mean": Sum("mean", weighted=weighted)}
+    """Return the aggregate of a convolution's `aggr`; None if it is not a sum, mean or maximum.
+
+    Args:
+        conv: The convolution.
+        weighted: True if messages are multiplied by edge weights.
+    """
+    aggregates = {"add": Sum(weighted=weighted), "sum": Sum(weighted=weighted), "mean": Sum("mean", weighted=weighted)}
     if conv.aggr == "max" and not weighted:
         return Max()
-    return known.get(conv.aggr)
+    return aggregates.get(conv.aggr)
 
 
-def kipf(conv: Any, weight: Any) -> Sum | None:
-    """D^-1/2 (A + I) D^-1/2 where a convolution normalises so, A where it does not at all; else None."""
+def normalized_sum(conv: Any, weight: Any) -> Sum | None:
+    """Return the sum of a convolution that may use GCN's normalization.
+
+    Args:
+        conv: The convolution.
+        weight: Edge weights of the call, or None.
+
+    Returns:
+        D^-1/2 (A + I) D^-1/2 if the convolution normalizes like this, A if it does not normalize, otherwise None.
+    """
     weighted = weight is not None
     if conv.aggr not in ("add", "sum") or getattr(conv, "improved", False):
         return None
@@ -168,69 +219,116 @@ def kipf(conv: Any, weight: Any) -> Sum | None:
 
 
 def gcn(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
-    """Kipf and Welling 2017, eq. 2."""
-    op = kipf(conv, edge_weight)
-    return op and scope.over_graph(Mapped(scope.path, op, "lin"), x)
+    """Convert GCNConv (Kipf and Welling 2017, eq. 2).
+
+    Args:
+        scope: Records the steps.
+        conv: The convolution.
+        x: Proxy of rows [n, F].
+        edge_weight: Proxy of edge weights, or None.
+    """
+    op = normalized_sum(conv, edge_weight)
+    return op and scope.over_graph(TransformedSum(scope.path, op, "lin"), x)
 
 
 def sage(scope: LayerScope, conv: Any, *, x: Any) -> Any:
-    """Hamilton, Ying, Leskovec 2017, algorithm 1."""
+    """Convert SAGEConv (Hamilton, Ying, Leskovec 2017, algorithm 1).
+
+    Args:
+        scope: Records the steps.
+        conv: The convolution.
+        x: Proxy of rows [n, F].
+    """
     op = reduction(conv, weighted=False)
     if op is None:
         return None
     if isinstance(op, Sum) and not conv.project:
-        y = scope.over_graph(Mapped(scope.path, op, "lin_l", "lin_r" if conv.root_weight else ""), x)
+        y = scope.over_graph(TransformedSum(scope.path, op, "lin_l", "lin_r" if conv.root_weight else ""), x)
     else:
-        y = conv.lin_l(summed(scope, op, torch.relu(conv.lin(x)) if conv.project else x))
+        y = conv.lin_l(aggregated(scope, op, torch.relu(conv.lin(x)) if conv.project else x))
         y = y + conv.lin_r(x) if conv.root_weight else y
     return functional.normalize(y, p=2.0, dim=-1) if conv.normalize else y
 
 
 def graph(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
-    """Morris et al. 2019, eq. 3."""
+    """Convert GraphConv (Morris et al. 2019, eq. 3).
+
+    Args:
+        scope: Records the steps.
+        conv: The convolution.
+        x: Proxy of rows [n, F].
+        edge_weight: Proxy of edge weights, or None.
+    """
     op = reduction(conv, weighted=edge_weight is not None)
     if isinstance(op, Sum):
-        return scope.over_graph(Mapped(scope.path, op, "lin_rel", "lin_root"), x)
-    return op and conv.lin_rel(summed(scope, op, x)) + conv.lin_root(x)
+        return scope.over_graph(TransformedSum(scope.path, op, "lin_rel", "lin_root"), x)
+    return op and conv.lin_rel(aggregated(scope, op, x)) + conv.lin_root(x)
 
 
 def gin(scope: LayerScope, conv: Any, *, x: Any) -> Any:
-    """Xu et al. 2019, eq. 4.1."""
+    """Convert GINConv (Xu et al. 2019, eq. 4.1).
+
+    Args:
+        scope: Records the steps.
+        conv: The convolution.
+        x: Proxy of rows [n, F].
+    """
     op = reduction(conv, weighted=False)
-    return op and conv.nn((1 + conv.eps) * x + summed(scope, op, x))
+    return op and conv.nn((1 + conv.eps) * x + aggregated(scope, op, x))
 
 
-def attended(conv: Any, y: Any, x: Any) -> Any:
-    """What a convolution makes of its heads' results, side by side."""
+def combine_heads(conv: Any, y: Any, x: Any) -> Any:
+    """Return the output of an attention convolution.
+
+    Args:
+        conv: The convolution.
+        y: Concatenated results of the heads, [n, H D].
+        x: Input rows, for a residual connection.
+    """
     if not conv.concat:
         y = y.view(-1, conv.heads, conv.out_channels).mean(1)
     y = y if getattr(conv, "res", None) is None else y + conv.res(x)
     return y if conv.bias is None else y + conv.bias
 
 
-def attends_as_weft(conv: Any) -> bool:
-    """Whether attention goes over in-edges and the vertex itself, whose edge features are their mean."""
+def has_native_attention(conv: Any) -> bool:
+    """Return whether attention adds self-loops with mean edge features and sums, which `View.attend` supports."""
     return bool(conv.add_self_loops and conv.fill_value == "mean" and conv.aggr in ("add", "sum"))
 
 
 def attention(scope: LayerScope, conv: Any, make: Callable[..., Request], *rows: Any) -> Any:
-    """The attention of a convolution."""
+    """Record the attention of a convolution.
+
+    Args:
+        scope: Records the steps.
+        conv: The convolution.
+        make: Function that returns the request, from the rows, `slope` and `dropout`.
+        *rows: Arguments of `make`.
+    """
     dropout = conv.dropout if conv.training else 0.0
     return scope.over_graph(Attended(partial(make, slope=conv.negative_slope), dropout=dropout), *rows)
 
 
 def gat(scope: LayerScope, conv: Any, *, x: Any, edge_attr: Any) -> Any:
-    """Velickovic et al. 2018, eqs. 1-6."""
-    if not attends_as_weft(conv) or conv.lin is None:
+    """Convert GATConv (Velickovic et al. 2018, eqs. 1-6).
+
+    Args:
+        scope: Records the steps.
+        conv: The convolution.
+        x: Proxy of rows [n, F].
+        edge_attr: Proxy of edge features, or None.
+    """
+    if not has_native_attention(conv) or conv.lin is None:
         return None
     h = conv.lin(x)
     by_head = h.view(-1, conv.heads, conv.out_channels)
     logits = [(by_head * part).sum(-1) for part in (conv.att_src, conv.att_dst)]
     if edge_attr is None or conv.lin_edge is None:
-        return attended(conv, attention(scope, conv, Attend.of, h, *logits), x)
+        return combine_heads(conv, attention(scope, conv, Attend.of, h, *logits), x)
+    # a_edge . (f_e W_edge) by head is linear in the edge features: combine weights [K, H] once, instead of by edge.
     edges = conv.lin_edge.weight.view(conv.heads, conv.out_channels, -1)
     edge_map = (edges * conv.att_edge.view(conv.heads, -1, 1)).sum(1).t()
-    return attended(conv, attention(scope, conv, attend_with_edges, h, *logits, edge_map), x)
+    return combine_heads(conv, attention(scope, conv, attend_with_edges, h, *logits, edge_map), x)
 
 
 def attend_with_edges(
@@ -242,19 +340,37 @@ def attend_with_edges(
     slope: float,
     dropout: MaskKey | None,
 ) -> Request:
-    """The request of GAT with edge features, whose logits are sums of numbers by head."""
+    """Return the request of GAT with edge features.
+
+    Its logits are leaky_relu(logit_src_u + logit_dst_v + f_uv edge_map), as in `AttendEdges` with one column per head.
+
+    Args:
+        h: Rows [n, H D].
+        logit_src: Source part of the logits, [n, H].
+        logit_dst: Target part of the logits, [n, H].
+        edge_map: Weights [K, H] of edge features.
+        slope: Slope of the leaky ReLU for negative arguments.
+        dropout: Dropout of the attention weights.
+    """
     ones = h.new_ones(logit_src.shape[1], 1)
     return AttendEdges.of(h, logit_src, logit_dst, ones, edge_map=edge_map, slope=slope, dropout=dropout)
 
 
 def gatv2(scope: LayerScope, conv: Any, *, x: Any, edge_attr: Any) -> Any:
-    """Brody et al. 2022, eq. 7."""
-    if not attends_as_weft(conv):
+    """Convert GATv2Conv (Brody et al. 2022, eq. 7).
+
+    Args:
+        scope: Records the steps.
+        conv: The convolution.
+        x: Proxy of rows [n, F].
+        edge_attr: Proxy of edge features, or None.
+    """
+    if not has_native_attention(conv):
         return None
     left = conv.lin_l(x)
     right = left if conv.share_weights else conv.lin_r(x)
     shared = [conv.att[0]] + ([] if edge_attr is None else [conv.lin_edge.weight.t()])
-    return attended(conv, attention(scope, conv, attend_pairs, left, right, *shared), x)
+    return combine_heads(conv, attention(scope, conv, attend_pairs, left, right, *shared), x)
 
 
 def attend_pairs(
@@ -266,32 +382,63 @@ def attend_pairs(
     slope: float,
     dropout: MaskKey | None,
 ) -> Request:
-    """The request of GATv2."""
+    """Return the request of GATv2.
+
+    Args:
+        left: Rows [n, H D], which are also the source part of the logits' argument.
+        right: Target part of the logits' argument, [n, H D].
+        attention: Attention vectors [H, D].
+        edge_map: Weights [K, H D] of edge features, or None.
+        slope: Slope of the leaky ReLU for negative arguments.
+        dropout: Dropout of the attention weights.
+    """
     return AttendEdges.of(left, None, right, attention, edge_map=edge_map, slope=slope, dropout=dropout)
 
 
 def appnp(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
-    """Gasteiger et al. 2019, eq. 4."""
-    op, y = kipf(conv, edge_weight), x
+    """Convert APPNP (Gasteiger et al. 2019, eq. 4).
+
+    Args:
+        scope: Records the steps.
+        conv: The convolution.
+        x: Proxy of rows [n, F].
+        edge_weight: Proxy of edge weights, or None.
+    """
+    op, y = normalized_sum(conv, edge_weight), x
     if op is None or conv.dropout:
         return None
     for _ in range(conv.K):
-        y = summed(scope, op, y) * (1 - conv.alpha) + conv.alpha * x
+        y = aggregated(scope, op, y) * (1 - conv.alpha) + conv.alpha * x
     return y
 
 
 def sgc(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
-    """Wu et al. 2019, eq. 8."""
-    op = kipf(conv, edge_weight)
-    return op and conv.lin(summed(scope, op, x, steps=conv.K))
+    """Convert SGConv (Wu et al. 2019, eq. 8).
+
+    Args:
+        scope: Records the steps.
+        conv: The convolution.
+        x: Proxy of rows [n, F].
+        edge_weight: Proxy of edge weights, or None.
+    """
+    op = normalized_sum(conv, edge_weight)
+    return op and conv.lin(aggregated(scope, op, x, steps=conv.K))
 
 
 def gcn2(scope: LayerScope, conv: Any, *, x: Any, x_0: Any, edge_weight: Any) -> Any:
-    """Chen et al. 2020, eq. 5."""
-    op = kipf(conv, edge_weight)
+    """Convert GCN2Conv (Chen et al. 2020, eq. 5).
+
+    Args:
+        scope: Records the steps.
+        conv: The convolution.
+        x: Proxy of rows [n, F].
+        x_0: Proxy of the initial rows.
+        edge_weight: Proxy of edge weights, or None.
+    """
+    op = normalized_sum(conv, edge_weight)
     if op is None:
         return None
-    y, first = summed(scope, op, x) * (1 - conv.alpha), conv.alpha * x_0
+    y, first = aggregated(scope, op, x) * (1 - conv.alpha), conv.alpha * x_0
     mix = partial(torch.addmm, beta=1 - conv.beta, alpha=conv.beta)
     if conv.weight2 is None:
         y = y + first
@@ -300,7 +447,11 @@ def gcn2(scope: LayerScope, conv: Any, *, x: Any, x_0: Any, edge_weight: Any) ->
 
 
 class RelationalConv(nn.Module):
-    """PyG's RGCNConv, whose parameters it has by the same names, by `View.relate`."""
+    """Layer that computes PyG's RGCNConv with `View.relate`, and has its parameters under the same names.
+
+    Args:
+        conv: The convolution.
+    """
 
     def __init__(self, conv: Any) -> None:
         super().__init__()
@@ -313,14 +464,27 @@ class RelationalConv(nn.Module):
 
 
 def rgcn(scope: LayerScope, conv: Any, *, x: Any) -> Any:
-    """Schlichtkrull et al. 2018, eq. 2."""
+    """Convert RGCNConv (Schlichtkrull et al. 2018, eq. 2).
+
+    Args:
+        scope: Records the steps.
+        conv: The convolution.
+        x: Proxy of rows [n, F].
+    """
     return scope.over_graph(WithView(scope.path, RelationalConv), x) if conv.aggr == "mean" else None
 
 
 def simple(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
-    """A sum, mean or maximum, and no map."""
+    """Convert SimpleConv: a sum, mean or maximum without a linear transform.
+
+    Args:
+        scope: Records the steps.
+        conv: The convolution.
+        x: Proxy of rows [n, F].
+        edge_weight: Proxy of edge weights, or None.
+    """
     op = reduction(conv, weighted=edge_weight is not None)
-    return None if conv.combine_root is not None or op is None else summed(scope, op, x)
+    return None if conv.combine_root is not None or op is None else aggregated(scope, op, x)
 
 
 RULES: dict[str, Callable[..., Any]] = {
@@ -337,4 +501,4 @@ RULES: dict[str, Callable[..., Any]] = {
     "SGConv": sgc,
     "SimpleConv": simple,
 }
-"""By the name of PyG's class."""
+"""Rule of each convolution, by the name of PyG's class."""

@@ -1,4 +1,4 @@
-"""Where in a person's code a call stands."""
+"""Location of a call in the user's code, for error messages."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from types import FrameType
 import torch
 
 WEFT, TORCH = Path(__file__).parent, Path(torch.__file__).parent
+"""Folders of this converter and of PyTorch, whose lines are not the user's code."""
 
 Line = tuple[str, int, str]
-"""A file, a line in it, and the function that has it."""
+"""Path of a file, number of a line in it, and name of the function that contains the line."""
 
 
 def line_of(frame: FrameType) -> str:
-    """The innermost line of the model that is being run."""
+    """Return the innermost line of the model's code among the frames of a running call."""
     return _innermost(_lines(frame))
 
 
-def blamed(error: Exception) -> str:
-    """The line of the model that an error comes from."""
-    found = reversed(traceback.extract_tb(error.__traceback__))
-    return _innermost((one.filename, one.lineno or 0, one.name) for one in found)
+def line_of_error(error: Exception) -> str:
+    """Return the line of the model's code that an error comes from."""
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    return _innermost((frame.filename, frame.lineno or 0, frame.name) for frame in frames)
 
 
 def first_line(error: Exception) -> str:
-    """What an error says first."""
+    """Return the first line of an error's message, or its class if it has none."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
@@ -39,17 +40,20 @@ def _lines(frame: FrameType | None) -> Iterator[Line]:
 
 
 def _innermost(lines: Iterable[Line]) -> str:
-    """Of lines from the innermost outward, the first of the model: a person's, or if there is none, PyG's."""
-    of_pyg = ""
+    """Return the first line of the user's code, or if there is none of PyG's, as "net.py:62 `code`".
+
+    The lines go from the innermost call outward.
+    """
+    pyg_location = ""
     for file, line, name in lines:
         if WEFT in Path(file).parents:
-            if name == "forward":  # of trace.Root, which has called the model
+            if name == "forward":  # of tracing.Root, which calls the model
                 break
         elif TORCH not in Path(file).parents and not file.startswith("<"):
-            said = f"{Path(file).name}, line {line}"
+            location = f"{Path(file).name}:{line}"
             text = linecache.getline(file, line).strip()
-            said += f" ({text})" if text else ""
+            location += f" `{text}`" if text else ""
             if "torch_geometric" not in Path(file).parts:
-                return said
-            of_pyg = of_pyg or said
-    return of_pyg or "the model"
+                return location
+            pyg_location = pyg_location or location
+    return pyg_location or "the model"

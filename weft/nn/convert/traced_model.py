@@ -1,4 +1,4 @@
-"""A converted model, as phases under views."""
+"""Converted PyG models, which run their steps in phases, under views."""
 
 from __future__ import annotations
 
@@ -22,15 +22,19 @@ from weft.nn.layers.phases import Boundary, BoundaryState, PhasedModel
 from weft.nn.view import View
 from weft.utils.errors import InputError
 
-ALIVE = "alive."
-"""Names of rows and shared tensors at a boundary that are the program's begin so."""
+LIVE = "alive."
+"""Prefix of the names of live values among the tensors of a boundary; the others belong to the step."""
 
 
 class Converted(PhasedModel):
-    """A model of somebody's, whose parameters it has under the same names, as steps row by row and over the graph.
+    """Converted PyG model, with the parameters of the original under the same names.
 
-    Every aggregate over edges has a stage of its own. model: whose modules and parameters become its own. training,
-    evaluating: what a forward pass does.
+    Each aggregate over edges has a stage of its own.
+
+    Args:
+        model: Model whose modules, parameters and buffers it takes over.
+        training: Program of the forward pass in training.
+        evaluating: Program of the forward pass in evaluation.
     """
 
     def __init__(self, model: nn.Module, training: TracedProgram, evaluating: TracedProgram) -> None:
@@ -46,16 +50,16 @@ class Converted(PhasedModel):
 
     @property
     def output_types(self) -> tuple[str, ...]:
-        """The vertex types whose rows it gives, of a model by types; (): every vertex's."""
+        """Vertex types whose rows it returns, on a heterogeneous graph; empty: it returns rows of all vertices."""
         return self._program.output_types
 
     @property
     def num_layers(self) -> int:
-        """Its convolutions."""
+        """Number of calls of convolutions."""
         return len(self._program.layers)
 
     def up_to(self, layers: int) -> Converted:
-        """A model whose parameters it shares: its rows are what the convolution of this number gives, from 1."""
+        """Return a model that shares the parameters and returns the result of convolution `layers`, from 1."""
         return Converted(self, *(self.programs[training].up_to(layers) for training in (True, False))).train(
             self.training
         )
@@ -64,13 +68,15 @@ class Converted(PhasedModel):
         return self._advance(views, 0, None, {"x": x})
 
     def resume(self, views: Sequence[View], state: BoundaryState) -> Boundary | Tensor:
-        number, context, shapes, plain = state.context
+        number, context, shapes, constants = state.context
         step = self._program.steps[number]
-        assert isinstance(step.does, GraphStep)
-        rows, kept = _parted(state.rows)
-        shared, of_all = _parted(state.shared)
-        reached = step.does.resume(self, views[step.stage], replace(state, rows=rows, shared=shared, context=context))
-        return self._advance(views, number, reached, {**plain, **of_all, **_restored(kept, shapes)})
+        assert isinstance(step.operation, GraphStep)
+        rows, live_rows = _split(state.rows)
+        shared, live_shared = _split(state.shared)
+        reached = step.operation.resume(
+            self, views[step.stage], replace(state, rows=rows, shared=shared, context=context)
+        )
+        return self._advance(views, number, reached, {**constants, **live_shared, **_restored(live_rows, shapes)})
 
     @property
     def _program(self) -> TracedProgram:
@@ -79,94 +85,108 @@ class Converted(PhasedModel):
     def _advance(
         self, views: Sequence[View], number: int, reached: Boundary | Tensor | None, values: dict[str, Any]
     ) -> Boundary | Tensor:
-        """From a step, and what it has reached if it was begun, to the next boundary, or to the result."""
+        """Run on to the next boundary, or to the result.
+
+        Args:
+            views: The view of each stage.
+            number: Number of the step to go on with.
+            reached: What this step has returned so far; None: it has not begun.
+            values: Live values, by name; changed.
+        """
         program = self._program
-        for at, step in enumerate(program.steps[number:], number):
-            if isinstance(step.does, GraphStep):
+        for index, step in enumerate(program.steps[number:], number):
+            if isinstance(step.operation, GraphStep):
                 if reached is None:
-                    reached = step.does.begin(self, views[step.stage], *self._arguments(step.args, values))
+                    reached = step.operation.begin(self, views[step.stage], *self._arguments(step.args, values))
                 if isinstance(reached, Boundary):
-                    return self._kept(step, at, values, reached)
+                    return self._with_state(step, index, values, reached)
                 values[step.name], reached = reached, None
             else:
                 values[step.name] = self._run(step, views[step.stage], values)
-            values = {name: values[name] for name in (*step.alive, step.name)}
-        found: Tensor = values[program.result]
-        return found
+            values = {name: values[name] for name in (*step.live, step.name)}
+        result: Tensor = values[program.result]
+        return result
 
     def _run(self, step: TracedStep, view: View, values: dict[str, Any]) -> Any:
-        """The result of a step on the rows at hand."""
+        """Return the result of a step that does not couple rows."""
         args, kwargs = self._arguments(step.args, values), self._arguments(step.kwargs, values)
-        does = step.does
-        if isinstance(does, Dropout):
-            return view.dropout(args[0], does.p)
-        if not isinstance(does, Module):
-            call: Any = does
+        operation = step.operation
+        if isinstance(operation, Dropout):
+            return view.dropout(args[0], operation.p)
+        if not isinstance(operation, Module):
+            call: Any = operation
             return call(*args, **kwargs)
-        module: Any = self.get_submodule(does.path)
+        module: Any = self.get_submodule(operation.path)
         hooked = module._forward_hooks or module._forward_pre_hooks
         if type(module).__name__ == "Linear" and args[0].dim() == 2 and not hooked:
             return view.linear(args[0], module.weight.t(), module.bias)
         return module(*args, **kwargs)
 
     def _arguments(self, arguments: Any, values: dict[str, Any]) -> Any:
-        def known(one: TracedValue | Parameter) -> Any:
-            if isinstance(one, TracedValue):
-                return values[one.name]
-            path, _, name = one.path.rpartition(".")
+        def resolve(reference: TracedValue | Parameter) -> Any:
+            if isinstance(reference, TracedValue):
+                return values[reference.name]
+            path, _, name = reference.path.rpartition(".")
             return getattr(self.get_submodule(path), name)
 
-        return map_values(known, arguments)
+        return map_values(resolve, arguments)
 
-    def _kept(self, step: TracedStep, number: int, values: dict[str, Any], boundary: Boundary) -> Boundary:
-        """A step's boundary, with what later steps read of what there is."""
+    def _with_state(self, step: TracedStep, number: int, values: dict[str, Any], boundary: Boundary) -> Boundary:
+        """Return the boundary of a step with the live values added to its state."""
         kinds = self._program.kinds
         rows: dict[str, Tensor] = {}
         shared: dict[str, Tensor] = {}
         shapes: dict[str, Any] = {}
-        plain: dict[str, Any] = {}
-        for name in step.alive:
+        constants: dict[str, Any] = {}
+        for name in step.live:
             value = values[name]
             if kinds[name] == "shared" and isinstance(value, Tensor):
-                shared[ALIVE + name] = value
+                shared[LIVE + name] = value
             elif kinds[name] == "rows":
-                shapes[name] = _flat(value, ALIVE + name, rows, step.line)
+                shapes[name] = _flatten(value, LIVE + name, rows, step.line)
             else:
-                plain[name] = value
+                constants[name] = value
         return replace(
             boundary,
             stage=step.stage,
             rows={**boundary.rows, **rows},
             shared={**boundary.shared, **shared},
-            context=(number, boundary.context, shapes, plain),
+            context=(number, boundary.context, shapes, constants),
         )
 
 
-def _parted(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """A boundary's tensors that are a step's own, and those that are the program's, by their names there."""
-    own = {name: one for name, one in tensors.items() if not name.startswith(ALIVE)}
-    return own, {name.removeprefix(ALIVE): one for name, one in tensors.items() if name.startswith(ALIVE)}
+def _split(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Split the tensors of a boundary into those of its step and the live values, by their names in the program."""
+    step_tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(LIVE)}
+    return step_tensors, {name.removeprefix(LIVE): tensor for name, tensor in tensors.items() if name.startswith(LIVE)}
 
 
-def _flat(value: Any, name: str, into: dict[str, Tensor], line: str) -> Any:
-    """The shape of a value, whose tensors go into `into` as rows [n, .] each: how `_restored` makes it again."""
+def _flatten(value: Any, name: str, into: dict[str, Tensor], line: str) -> Any:
+    """Add the tensors of a live value to `into` as rows [n, .], and return the shapes that `_restored` needs.
+
+    Args:
+        value: A floating-point tensor, or a tuple or list of these.
+        name: Name of the rows; parts of a tuple get their index appended.
+        into: Rows by name, which are added to.
+        line: Location in the user's code, for an error.
+    """
     if isinstance(value, Tensor) and value.is_floating_point() and value.dim():
         into[name] = value if value.dim() == 2 else value.reshape(len(value), -1)
         return tuple(value.shape[1:])
     if isinstance(value, tuple | list):
-        return [_flat(one, f"{name}.{number}", into, line) for number, one in enumerate(value)]
-    what = f"{value.dtype} values" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        return [_flatten(part, f"{name}.{number}", into, line) for number, part in enumerate(value)]
+    what = f"a tensor of {value.dtype}" if isinstance(value, Tensor) else f"a value of type {type(value).__name__}"
     raise InputError(
-        f"{line}: {what} of the rows before this aggregate are used behind it, where a rank may have fewer rows: "
-        "compute them again behind it"
+        f"{line}: {what} that was computed before this aggregate is used after it, where a rank may have fewer rows: "
+        "compute it again after the aggregate"
     )
 
 
-def _restored(kept: dict[str, Tensor], shapes: dict[str, Any]) -> dict[str, Any]:
-    def again(name: str, shape: Any) -> Any:
+def _restored(rows: dict[str, Tensor], shapes: dict[str, Any]) -> dict[str, Any]:
+    def restore(name: str, shape: Any) -> Any:
         if isinstance(shape, list):
-            return [again(f"{name}.{number}", one) for number, one in enumerate(shape)]
-        rows = kept[name]
-        return rows if len(shape) == 1 else rows.reshape(len(rows), *shape)
+            return [restore(f"{name}.{number}", part) for number, part in enumerate(shape)]
+        tensor = rows[name]
+        return tensor if len(shape) == 1 else tensor.reshape(len(tensor), *shape)
 
-    return {name: again(name, shape) for name, shape in shapes.items()}
+    return {name: restore(name, shape) for name, shape in shapes.items()}

@@ -1,4 +1,4 @@
-"""What a converted model does, step by step."""
+"""Program of a converted model: the steps of its forward pass, and the values between them."""
 
 from __future__ import annotations
 
@@ -14,41 +14,57 @@ from weft.nn.view import View
 
 
 class TracedValue(NamedTuple):
-    """The result of a step, in the arguments of another."""
+    """Reference to the result of a step, in the arguments of another step."""
 
     name: str
+    """Name of the step."""
 
 
 class Parameter(NamedTuple):
-    """A tensor of the model's own, in the arguments of a step."""
+    """Reference to a parameter or buffer of the model, in the arguments of a step."""
 
     path: str
+    """Path of the tensor in the model."""
 
 
 StepKind = Literal["rows", "shared"]
-"""Whether a value has a row for each vertex, or is the same for all."""
+"""Kind of a value: rows, one for each vertex, or shared by all rows."""
 
 
 class GraphStep:
-    """What a step does over the graph, in phases as a `PhasedLayer`; it finds its parameters in the model."""
+    """Step that couples rows. It runs in phases like a `PhasedLayer`, with the parameters of the model."""
 
     over_edges = True
+    """True if the step aggregates over edges, False if it goes over all vertices."""
 
     def begin(self, model: nn.Module, view: View, *rows: Tensor) -> Boundary | Tensor:
-        """From its rows [n, .] to the first boundary."""
+        """Run up to the first boundary, or to the result [n, .] if there is none.
+
+        Args:
+            model: The converted model, which has the parameters.
+            view: The graph.
+            *rows: Arguments of the step, [n, .].
+        """
         raise NotImplementedError
 
     def resume(self, model: nn.Module, view: View, state: BoundaryState) -> Boundary | Tensor:
-        """From a boundary to the next one, or to the result [n, .]: what the first one gave, if there is no other."""
+        """Run from a boundary to the next one, or to the result [n, .]; by default, the result is the boundary's.
+
+        Args:
+            model: The converted model, which has the parameters.
+            view: The graph.
+            state: State after the boundary.
+        """
         del model, view
         return state.result
 
 
 @dataclass(frozen=True)
 class Method:
-    """A call of a tensor's method."""
+    """Call of a tensor's method."""
 
     name: str
+    """Name of the method."""
 
     def __call__(self, first: Any, *args: Any, **kwargs: Any) -> Any:
         return getattr(first, self.name)(*args, **kwargs)
@@ -56,103 +72,121 @@ class Method:
 
 @dataclass(frozen=True)
 class Module:
-    """A call of one of the model's modules, by its path."""
+    """Call of a module of the model."""
 
     path: str
+    """Path of the module in the model."""
 
 
 @dataclass(frozen=True)
 class Dropout:
-    """Keyed dropout with this probability."""
+    """Call of keyed dropout."""
 
     p: float
+    """Probability that a number becomes zero."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TracedStep:
-    """One call: its result, what is called, and with what."""
+    """One call in the forward pass of a converted model."""
 
     name: str
-    """Of the result."""
-    does: Callable[..., Any] | Module | Dropout | GraphStep
+    """Name of the result."""
+    operation: Callable[..., Any] | Module | Dropout | GraphStep
+    """Function that is called."""
     args: tuple[Any, ...]
-    """Values, Parameters and what Python has, in tuples, lists, dicts and slices."""
+    """Positional arguments: `TracedValue`, `Parameter` and Python values, in tuples, lists, dicts and slices."""
     kwargs: dict[str, Any]
+    """Keyword arguments."""
     line: str
-    """Where it stands in the person's code."""
+    """Location in the user's code."""
     stage: int = 0
-    """Whose view it runs under: an aggregate over edges has its own, a norm that before it, rows that behind them."""
-    alive: tuple[str, ...] = ()
-    """Results before it, and x, that later steps read."""
+    """Stage whose view the step uses. An aggregate over edges has a stage of its own; a norm uses that of the aggregate
+    before it, and a step on rows that of the next aggregate."""
+    live: tuple[str, ...] = ()
+    """Names of x and of results of earlier steps that later steps read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TracedProgram:
-    """The steps of a forward pass."""
+    """Steps of a forward pass, in order."""
 
     steps: tuple[TracedStep, ...]
+    """Steps that the result depends on."""
     result: str
-    """Name of the value that is the model's result."""
+    """Name of the value that the model returns."""
     kinds: dict[str, StepKind]
-    """Of the values."""
+    """Kind of each value, by name."""
     layers: tuple[str, ...] = ()
-    """Names of the convolutions' results, in the order of their calls."""
+    """Names of the results of convolutions, in the order of the calls."""
     output_types: tuple[str, ...] = ()
-    """Vertex types that it has rows for, of a model by vertex types; the others' are zero."""
+    """Vertex types whose rows the model returns, on a heterogeneous graph; rows of the other types are zero."""
 
     @classmethod
     def of(
         cls, steps: Sequence[TracedStep], result: str, kinds: dict[str, StepKind], layers: tuple[str, ...]
     ) -> TracedProgram:
-        """The steps that lead to a result, each with its stage and with what is read behind it."""
+        """Return the program of the steps that a result depends on, with their stages and live values.
+
+        Args:
+            steps: Steps in order.
+            result: Name of the result.
+            kinds: Kind of each value, by name.
+            layers: Names of the results of convolutions, in the order of the calls.
+        """
         read, needed = {result}, list[TracedStep]()
         for step in reversed(steps):
             if step.name in read:
                 needed.append(step)
                 read |= {*values_in(step.args, step.kwargs)}
-        return cls(steps=_placed(needed[::-1], result), result=result, kinds=kinds, layers=layers)
+        return cls(steps=_with_stages(needed[::-1], result), result=result, kinds=kinds, layers=layers)
 
     def up_to(self, layer: int) -> TracedProgram:
-        """That whose result is what the convolution of this number gives, from 1."""
+        """Return the program that ends with a convolution and returns its result; `layer` counts from 1."""
         return TracedProgram.of(self.steps, self.layers[layer - 1], self.kinds, self.layers[:layer])
 
     @property
     def num_stages(self) -> int:
-        """Its aggregates over edges, or 1."""
-        return max(1, sum(isinstance(step.does, GraphStep) and step.does.over_edges for step in self.steps))
+        """Number of aggregates over edges, at least 1."""
+        return max(1, sum(isinstance(step.operation, GraphStep) and step.operation.over_edges for step in self.steps))
 
 
-def _placed(steps: list[TracedStep], result: str) -> tuple[TracedStep, ...]:
-    """The steps, each with its stage and with what is read behind it."""
-    aggregates = [isinstance(step.does, GraphStep) and step.does.over_edges for step in steps]
-    begun, last = [0, *accumulate(aggregates)], max(sum(aggregates) - 1, 0)
-    read: dict[str, None] = {result: None}
-    found: list[TracedStep] = []
+def _with_stages(steps: list[TracedStep], result: str) -> tuple[TracedStep, ...]:
+    """Return the steps with their stage and the values that are live after them (backwards, as a compiler does)."""
+    aggregates = [isinstance(step.operation, GraphStep) and step.operation.over_edges for step in steps]
+    num_before, last = [0, *accumulate(aggregates)], max(sum(aggregates) - 1, 0)
+    live: dict[str, None] = {result: None}
+    with_stages: list[TracedStep] = []
     for number, step in reversed([*enumerate(steps)]):
-        read.pop(step.name, None)
-        norm = isinstance(step.does, GraphStep) and not step.does.over_edges
-        stage = max(begun[number] - 1, 0) if norm else min(begun[number], last)
-        found.append(replace(step, stage=stage, alive=tuple(read)))
-        read |= dict.fromkeys(values_in(step.args, step.kwargs))
-    return tuple(reversed(found))
+        live.pop(step.name, None)
+        norm = isinstance(step.operation, GraphStep) and not step.operation.over_edges
+        stage = max(num_before[number] - 1, 0) if norm else min(num_before[number], last)
+        with_stages.append(replace(step, stage=stage, live=tuple(live)))
+        live |= dict.fromkeys(values_in(step.args, step.kwargs))
+    return tuple(reversed(with_stages))
 
 
 def map_values(change: Callable[[TracedValue | Parameter], Any], argument: Any) -> Any:
-    """An argument with what `change` makes of the values in it."""
+    """Return an argument in which each reference is replaced.
+
+    Args:
+        change: Returns the replacement of a reference.
+        argument: A reference, or a tuple, list, dict or slice with references; anything else is returned as it is.
+    """
     if isinstance(argument, TracedValue | Parameter):
         return change(argument)
     if isinstance(argument, tuple | list):
-        found = [map_values(change, one) for one in argument]
-        return tuple(found) if isinstance(argument, tuple) else found
+        changed = [map_values(change, value) for value in argument]
+        return tuple(changed) if isinstance(argument, tuple) else changed
     if isinstance(argument, dict):
-        return {name: map_values(change, one) for name, one in argument.items()}
+        return {name: map_values(change, value) for name, value in argument.items()}
     if isinstance(argument, slice):
-        return slice(*(map_values(change, one) for one in (argument.start, argument.stop, argument.step)))
+        return slice(*(map_values(change, value) for value in (argument.start, argument.stop, argument.step)))
     return argument
 
 
 def values_in(*arguments: Any) -> list[str]:
-    """Names of the values in arguments."""
-    found: list[str] = []
-    map_values(lambda one: found.append(one.name) if isinstance(one, TracedValue) else None, list(arguments))
-    return found
+    """Return the names of the values that arguments refer to."""
+    names: list[str] = []
+    map_values(lambda value: names.append(value.name) if isinstance(value, TracedValue) else None, list(arguments))
+    return names

@@ -270,7 +270,7 @@ def _aligned_product(x: Tensor, weight: Tensor, kernel: str) -> Tensor:
 
 
 def _weight_gradient(x: Tensor, grad_y: Tensor, kernel: str) -> Tensor:
-    """Return the weight's gradient `x^T grad_y` [in_width, out_width], from x [n, in_width] and grad_y [n, out_width]."""
+    """Return the weight's gradient `x^T grad_y` [in_width, out_width] for x [n, in_width], grad_y [n, out_width]."""
     # onednn: the weight gradient of a 1 x 1 convolution on an image x with n pixels. It is up to 4 times as slow if n
     # is no multiple of ROW_MULTIPLE, so the last rows are added by a product. onednn_transposed: x and grad_y exchange
     # roles, which is faster for some sizes. mkl: the tensor with fewer columns comes first, because a product with
