@@ -162,7 +162,7 @@ def test_nothing_is_left_in_the_folder(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_an_array_file_gives_back_what_was_put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unnamed_files, "FILE_STEP", 100)
+    monkeypatch.setattr(unnamed_files, "MAX_GROWTH", 100)
     array_file = ArrayFile(tmp_path)
     put = [
         torch.arange(7, dtype=torch.int32),
@@ -231,7 +231,7 @@ def test_a_full_disk_is_one_line_with_a_remedy(tmp_path: Path, monkeypatch: pyte
     before = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patched:
         patched.setattr(os, "posix_fallocate", full)
-        said = rf"{tmp_path}: no room for 12,000 bytes of vertex data \(No space.*\): --scratch another folder$"
+        said = rf"{tmp_path}: no space for 12,000 bytes of vertex data \(No space.*\): give --scratch another folder$"
         with pytest.raises(RunError, match=said):
             HostRows(1000, 3, torch.float32, tmp_path)
         with pytest.raises(RunError, match="--scratch another folder"):
@@ -259,9 +259,9 @@ def test_a_limit_of_file_sizes_is_such_an_error(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name in ("missing", "file"):
-        with pytest.raises(RunError, match=rf"{name}: cannot keep 4 bytes .*: --scratch another folder"):
+        with pytest.raises(RunError, match=rf"{name}: cannot store 4 bytes .*: give --scratch another folder"):
             HostRows(1, 1, torch.float32, tmp_path / name)
-    with pytest.raises(InputError, match="missing: No such file or directory: --scratch another folder"):
+    with pytest.raises(InputError, match="missing: No such file or directory: give --scratch another folder"):
         free_bytes(tmp_path / "missing")
     assert free_bytes(tmp_path) > 0
 

@@ -156,7 +156,7 @@ def test_what_loads_nothing_has_nothing_to_disable(
 def test_a_scratch_folder_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, said = refusal(capsys, tmp_path / "out", "--scratch", tmp_path / "nowhere")
     assert code == 2
-    assert said == f"{tmp_path}/nowhere: No such file or directory: --scratch another folder"
+    assert said == f"{tmp_path}/nowhere: No such file or directory: give --scratch another folder"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -205,7 +205,7 @@ def test_a_disk_that_gets_full_is_one_line(tmp_path: Path, workers: int) -> None
     assert code == 1, errors
     assert "Traceback" not in errors
     (line,) = (line for line in complaints(errors) if line.startswith("weft: "))
-    assert f"{scratch}: no room for " in line
+    assert f"{scratch}: no space for " in line
     assert "--scratch another folder" in line
     assert not list(scratch.iterdir())
 
@@ -239,7 +239,7 @@ def failing(call: Callable[..., Any], after: int, number: int) -> Callable[..., 
 def test_no_room_in_the_middle_of_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, after: int) -> None:
     """What fails behind the forecast fails in one sentence."""
     monkeypatch.setattr(os, "posix_fallocate", failing(os.posix_fallocate, after, errno.ENOSPC))
-    with pytest.raises(RunError, match=r"no room for .*No space left on device.*: --scratch another folder") as caught:
+    with pytest.raises(RunError, match=r"no space for .*No space left on device.*: give --scratch another") as caught:
         weft.train("digits", out=tmp_path / "out", strategy="offload", epochs=2, scratch=str(tmp_path), **OPTIONS)
     assert "\n" not in str(caught.value)
 
@@ -248,7 +248,7 @@ def test_no_room_in_the_middle_of_a_run(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_a_disk_that_fails_under_the_loader(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, call: str) -> None:
     monkeypatch.setattr(native, call, failing(getattr(native, call), 30, errno.EIO))
     kept = {"chunks": 3, "scratch": str(tmp_path)}
-    with pytest.raises(RunError, match=r"cannot keep .*Input/output error.*: --scratch another folder") as caught:
+    with pytest.raises(RunError, match=r"cannot store .*Input/output error.*: give --scratch another") as caught:
         weft.train("digits", out=tmp_path / "out", strategy="offload", **kept, epochs=9, **OPTIONS)
     assert "\n" not in str(caught.value)
 
@@ -267,5 +267,5 @@ def test_a_refused_limit_leaves_nothing(
         assert "--device-memory 4.5 kB: a chunk takes at least " in said
     code, said = refusal(capsys, tmp_path / "out", "--device-memory", "1MB", "--scratch", tmp_path / "nowhere")
     assert code == 2
-    assert said == f"{tmp_path}/nowhere: No such file or directory: --scratch another folder"
+    assert said == f"{tmp_path}/nowhere: No such file or directory: give --scratch another folder"
     assert {path.name.partition("_")[0] for path in left.iterdir()} <= {"torchinductor"}  # of PyTorch's first optimiser

@@ -1,1 +1,1 @@
-"""Rows and arrays that the device does not hold: in memory of the host, in files, and which tensors are mapped."""
+"""Storage of rows and arrays outside of the device: in host memory or in files, and which tensors map a file."""

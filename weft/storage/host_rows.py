@@ -1,4 +1,4 @@
-"""Rows of the host: in files without a name, for a device with a limit; in memory, pinned where that is a GPU."""
+"""Rows on the host: in unnamed files if the device has a memory limit, or in memory, pinned if the device is a GPU."""
 
 from __future__ import annotations
 
@@ -14,15 +14,25 @@ from weft.runtime import native
 from weft.runtime.streams import Guard, InOrder, Staging, Streams, to_host
 from weft.storage.unnamed_files import ScratchFile
 
-BLOCK_BYTES = 1 << 14  # of rows that are cleared as one
+BLOCK_BYTES = 1 << 14
+"""Bytes of a block of rows, which has one flag that says whether it is cleared."""
 ON_CPU = Staging(InOrder(torch.device("cpu")))
 
 
 class HostRows:
-    """Rows [n, F] on the host in a file, zero at first; what is moved takes no memory but the caller's.
+    """Rows [n, F] on the host in an unnamed file, initially zero. Moving rows needs no memory but the caller's.
 
-    dtype: float32 or float64. folder: None for that for temporary files. staging: through which they go to a device.
-    RunError where the file's folder has no room. One call at a time.
+    Not thread-safe.
+
+    Args:
+        num_rows: number of rows, n.
+        width: width of a row, F.
+        dtype: float32 or float64.
+        folder: folder of the file; None: the default folder for temporary files.
+        staging: buffers through which rows are copied to the device.
+
+    Raises:
+        RunError: if the folder has too little free space.
     """
 
     def __init__(
@@ -33,60 +43,82 @@ class HostRows:
         self.num_bytes = num_rows * width * dtype.itemsize
         self._file = ScratchFile(self.num_bytes, folder)
         self._block = max(1, BLOCK_BYTES // max(1, width * dtype.itemsize))
-        self._cleared = np.zeros(-(-num_rows // self._block), np.uint8)  # by block: what the file has there is void
+        self._cleared = np.zeros(-(-num_rows // self._block), np.uint8)  # 1: the block is zero, whatever the file has
 
     def read(self, first: int, end: int) -> Tensor:
-        """A copy of the rows [end - first, F] from `first` on."""
+        """Return a copy of a range of rows, [end - first, F], on the host.
+
+        Args:
+            first: first row.
+            end: row after the last one.
+        """
         return self._read(first, end, torch.empty(end - first, self.width, dtype=self.dtype))
 
     def load(self, first: int, end: int) -> Tensor:
-        """The same on the device."""
-        with self._staging.lend(end - first, self.width, self.dtype) as found:
-            return self._streams.to_device(self._read(first, end, found))
+        """Return a copy of a range of rows, [end - first, F], on the device.
+
+        Args:
+            first: first row.
+            end: row after the last one.
+        """
+        with self._staging.lend(end - first, self.width, self.dtype) as buffer:
+            return self._streams.to_device(self._read(first, end, buffer))
 
     def _read(self, first: int, end: int, out: Tensor) -> Tensor:
         assert 0 <= first <= end <= self.num_rows
-        self._settle(first, end)
+        self._write_zeros(first, end)
         return self._file.read(first * self.width * self.dtype.itemsize, out)
 
     def write(self, first: int, rows: Tensor) -> None:
-        """Puts rows [m, F] in the place of those from `first` on."""
+        """Replace rows.
+
+        Args:
+            first: first row to replace.
+            rows: new rows [m, F], on the host or the device.
+        """
         assert first >= 0
         assert first + len(rows) <= self.num_rows
         assert rows.shape[1:] == (self.width,)
         end, block = first + len(rows), self._block
+        # Blocks that are replaced completely are no longer cleared; those that are replaced in part get their zeros.
         self._cleared[-(-first // block) : len(self._cleared) if end == self.num_rows else end // block] = 0
-        self._settle(first, end)
+        self._write_zeros(first, end)
         self._file.write(first * self.width * self.dtype.itemsize, to_host(self._streams, rows.detach()).to(self.dtype))
 
-    def gather(self, rows: Tensor, out: Tensor, places: Tensor | None = None) -> None:
-        """`out[places[i]] = self[rows[i]]`; rows int64 [c], ascending and distinct; out [K, F] contiguous.
+    def gather(self, rows: Tensor, out: Tensor, positions: Tensor | None = None) -> None:
+        """Copy rows to a tensor: `out[positions[i]] = self[rows[i]]`.
 
-        places None: out[i].
+        Args:
+            rows: rows to copy, int64 [c], ascending and distinct.
+            out: destination [K, F], contiguous, on the host or the device.
+            positions: destination of each row, int64 [c]; None: row i goes to out[i].
         """
         self._check(rows, out)
-        self._settle(0, self.num_rows)
+        self._write_zeros(0, self.num_rows)
         if self._streams.holds(out):
-            with self._staging.lend(len(rows), self.width, self.dtype) as found:
-                self.gather(rows, found)
-                _put(found, out, places, self._streams)
+            with self._staging.lend(len(rows), self.width, self.dtype) as buffer:
+                self.gather(rows, buffer)
+                _put(buffer, out, positions, self._streams)
             return
         with self._file.explained():
-            native.gather_file_rows(self._file.handle, rows, places, out)
+            native.gather_file_rows(self._file.handle, rows, positions, out)
 
-    def add(self, rows: Tensor, values: Tensor, places: Tensor | None = None) -> None:
-        """`self[rows[i]] += values[places[i]]`; rows int64 [c], ascending and distinct; values [K, F].
+    def add(self, rows: Tensor, values: Tensor, positions: Tensor | None = None) -> None:
+        """Accumulate rows: `self[rows[i]] += values[positions[i]]`.
 
-        places None: values[i].
+        Args:
+            rows: rows to add to, int64 [c], ascending and distinct.
+            values: values to add, [K, F], on the host or the device.
+            positions: row of `values` for each row, int64 [c]; None: values[i].
         """
         self._check(rows, values)
         if self._streams.holds(values):
-            values, places = to_host(self._streams, _taken(values, places)), None
+            values, positions = to_host(self._streams, _select(values, positions)), None
         with self._file.explained():
             native.add_file_rows(
                 self._file.handle,
                 rows,
-                places,
+                positions,
                 values,
                 num_rows=self.num_rows,
                 block_rows=self._block,
@@ -94,22 +126,22 @@ class HostRows:
             )
 
     def clear(self) -> None:
-        """Makes all rows zero, without a word to the file: what is added to them is written there, and not read."""
+        """Set all rows to zero without accessing the file; the next `add` to a block writes it without reading."""
         self._cleared.fill(1)
 
     def tensor(self) -> Tensor:
-        """All rows [n, F] as a tensor that is mapped: it shares them, and keeps them when this object is gone."""
+        """Return all rows [n, F] as a memory-mapped tensor that shares them and outlives this object."""
         if not self.num_bytes:
             return torch.empty(self.num_rows, self.width, dtype=self.dtype)
-        self._settle(0, self.num_rows)
+        self._write_zeros(0, self.num_rows)
         return self._file.tensor(self.num_rows, self.width, dtype=self.dtype)
 
     def close(self) -> None:
-        """Gives the space back, unless a tensor shares it."""
+        """Free the space, unless a tensor shares it."""
         self._file.close()
 
-    def _settle(self, first: int, end: int) -> None:
-        """Writes the zeros of blocks that were cleared, in which some of these rows are."""
+    def _write_zeros(self, first: int, end: int) -> None:
+        """Write the zeros of cleared blocks that contain any row of a range, so that the file is valid there."""
         cleared = self._cleared[first // self._block : -(-end // self._block)]
         if not cleared.any():
             return
@@ -126,9 +158,17 @@ class HostRows:
 
 
 class MemoryRows:
-    """The same rows in the memory of a device; staging: of the host instead, for a device that is apart from it.
+    """Rows [n, F] in memory, with the interface of HostRows, initially zero.
 
-    There they are pinned, and copies of them are under way while the host goes on: what is read waits for them.
+    For an asynchronous device (a GPU) with `staging`, the rows are pinned host memory. Copies of them run while the
+    host continues; reads wait for them.
+
+    Args:
+        num_rows: number of rows, n.
+        width: width of a row, F.
+        dtype: dtype of the rows.
+        device: device that stores the rows, unless they are pinned.
+        staging: buffers of an asynchronous device that reads the rows from the host. Default: the rows are on `device`.
     """
 
     def __init__(
@@ -138,83 +178,110 @@ class MemoryRows:
         self.num_bytes = num_rows * width * dtype.itemsize
         self._staging, self._streams = staging, staging.streams
         self._guard = Guard(self._streams)
-        if self._streams.apart:
+        if self._streams.asynchronous:
             self._rows = self._streams.pinned([num_rows, width], dtype).zero_()
         else:
             self._rows = torch.zeros(num_rows, width, dtype=dtype, device=device)
 
     @classmethod
     def of(cls, rows: Tensor) -> MemoryRows:
-        """These rows [n, F], shared."""
-        made = cls(0, rows.shape[1], rows.dtype, rows.device)
-        made.num_rows, made.num_bytes, made._rows = len(rows), rows.nbytes, rows
-        return made
+        """Return rows that share a tensor [n, F]."""
+        result = cls(0, rows.shape[1], rows.dtype, rows.device)
+        result.num_rows, result.num_bytes, result._rows = len(rows), rows.nbytes, rows
+        return result
 
     def read(self, first: int, end: int) -> Tensor:
-        """The rows [end - first, F] from `first` on: in their own memory, not to be changed; a copy of pinned ones."""
+        """Return a range of rows, [end - first, F]: a view that must not be changed, or a copy of pinned rows.
+
+        Args:
+            first: first row.
+            end: row after the last one.
+        """
         self._guard.host_reads()
-        return self._rows[first:end].clone() if self._streams.apart else self._rows[first:end]
+        return self._rows[first:end].clone() if self._streams.asynchronous else self._rows[first:end]
 
     def load(self, first: int, end: int) -> Tensor:
-        """The same on the device."""
+        """Return a range of rows, [end - first, F], on the device.
+
+        Args:
+            first: first row.
+            end: row after the last one.
+        """
         with self._guard.stream_reads():
-            return self._streams.to_device(self._rows[first:end]) if self._streams.apart else self._rows[first:end]
+            return (
+                self._streams.to_device(self._rows[first:end]) if self._streams.asynchronous else self._rows[first:end]
+            )
 
     def write(self, first: int, rows: Tensor) -> None:
-        """Puts rows [m, F] in the place of those from `first` on."""
-        into = self._rows[first : first + len(rows)]
+        """Replace rows.
+
+        Args:
+            first: first row to replace.
+            rows: new rows [m, F], on the host or the device.
+        """
+        destination = self._rows[first : first + len(rows)]
         if self._streams.holds(rows):
             with self._guard.stream_writes():
-                into.copy_(rows.detach(), non_blocking=True)
+                destination.copy_(rows.detach(), non_blocking=True)
         else:
             self._guard.host_writes()
-            into.copy_(rows.detach())
+            destination.copy_(rows.detach())
 
-    def gather(self, rows: Tensor, out: Tensor, places: Tensor | None = None) -> None:
-        """`out[places[i]] = self[rows[i]]`; rows int64 [c], ascending and distinct; out [K, F], here or on the GPU.
+    def gather(self, rows: Tensor, out: Tensor, positions: Tensor | None = None) -> None:
+        """Copy rows to a tensor: `out[positions[i]] = self[rows[i]]`.
 
-        places None: out[i].
+        Args:
+            rows: rows to copy, int64 [c], ascending and distinct.
+            out: destination [K, F], on the host or the device.
+            positions: destination of each row, int64 [c]; None: row i goes to out[i].
         """
-        if not self._streams.apart:
-            rows, run = rows.to(self._rows.device), _run(places, len(rows))
-            if places is None or run is not None:
+        if not self._streams.asynchronous:
+            rows, run = rows.to(self._rows.device), _run(positions, len(rows))
+            if positions is None or run is not None:
                 torch.index_select(self._rows, 0, rows, out=out[run])
             else:
-                out.index_copy_(0, places.to(out.device), self._rows.index_select(0, rows))
+                out.index_copy_(0, positions.to(out.device), self._rows.index_select(0, rows))
             return
         self._guard.host_reads()
-        with self._staging.lend(len(rows), self.width, self.dtype) as found:
-            _put(torch.index_select(self._rows, 0, rows, out=found), out, places, self._streams)
+        with self._staging.lend(len(rows), self.width, self.dtype) as buffer:
+            _put(torch.index_select(self._rows, 0, rows, out=buffer), out, positions, self._streams)
 
-    def add(self, rows: Tensor, values: Tensor, places: Tensor | None = None) -> None:
-        """`self[rows[i]] += values[places[i]]`; rows int64 [c], ascending and distinct; values [K, F].
+    def add(self, rows: Tensor, values: Tensor, positions: Tensor | None = None) -> None:
+        """Accumulate rows: `self[rows[i]] += values[positions[i]]`.
 
-        places None: values[i].
+        Args:
+            rows: rows to add to, int64 [c], ascending and distinct.
+            values: values to add, [K, F], on the host or the device.
+            positions: row of `values` for each row, int64 [c]; None: values[i].
         """
-        added = to_host(self._streams, _taken(values, places))
+        added = to_host(self._streams, _select(values, positions))
         self._guard.host_writes()
         add_rows(self._rows, rows.to(self._rows.device), added)
 
     def clear(self) -> None:
-        """Makes all rows zero."""
+        """Set all rows to zero."""
         self._guard.host_writes()
         self._rows.zero_()
 
     def tensor(self) -> Tensor:
-        """All rows [n, F], shared."""
+        """Return all rows [n, F] as a tensor that shares them."""
         self._guard.host_writes()
         return self._rows
 
     def close(self) -> None:
-        """Gives the memory back, unless a tensor shares it."""
+        """Free the memory, unless a tensor shares it."""
         self._guard.host_writes()
         self._rows = self._rows.new_empty(0, self.width)
 
 
 class IndexedRows(MemoryRows):
-    """Rows `table[ids]` of a table [N, F] of the host that nobody changes, for a device apart: read, never written.
+    """Read-only rows `table[ids]` of a constant host table [N, F], for an asynchronous device.
 
-    ids: int64 [n]. dtype: that in which they come.
+    Args:
+        table: the table.
+        ids: row of the table for each row, int64 [n].
+        dtype: dtype of the rows on the device.
+        staging: buffers through which rows are copied to the device.
     """
 
     def __init__(self, table: Tensor, ids: Tensor, dtype: torch.dtype, staging: Staging = ON_CPU) -> None:
@@ -223,45 +290,47 @@ class IndexedRows(MemoryRows):
         self._table, self._ids, self._staging, self._streams = table, ids, staging, staging.streams
 
     def load(self, first: int, end: int) -> Tensor:
-        with self._picked(self._ids[first:end]) as found:
-            return self._streams.to_device(found)
+        with self._picked(self._ids[first:end]) as buffer:
+            return self._streams.to_device(buffer)
 
-    def gather(self, rows: Tensor, out: Tensor, places: Tensor | None = None) -> None:
-        with self._picked(self._ids[rows]) as found:
-            _put(found, out, places, self._streams)
+    def gather(self, rows: Tensor, out: Tensor, positions: Tensor | None = None) -> None:
+        with self._picked(self._ids[rows]) as buffer:
+            _put(buffer, out, positions, self._streams)
 
     @contextmanager
     def _picked(self, ids: Tensor) -> Iterator[Tensor]:
-        """The rows of some ids, for the present stream to copy."""
-        with self._staging.lend(len(ids), self.width, self.dtype) as found:
-            if found.dtype == self._table.dtype:
-                torch.index_select(self._table, 0, ids, out=found)
+        """Yield a staging buffer with some rows of the table, which the current stream must copy inside the block."""
+        with self._staging.lend(len(ids), self.width, self.dtype) as buffer:
+            if buffer.dtype == self._table.dtype:
+                torch.index_select(self._table, 0, ids, out=buffer)
             else:
-                found.copy_(self._table.index_select(0, ids))
-            yield found
+                buffer.copy_(self._table.index_select(0, ids))
+            yield buffer
 
 
-def _taken(values: Tensor, places: Tensor | None) -> Tensor:
-    """`values[places]`; None: all."""
-    return values if places is None else values.index_select(0, places.to(values.device))
+def _select(values: Tensor, positions: Tensor | None) -> Tensor:
+    """Return `values[positions]`, or all values if positions is None."""
+    return values if positions is None else values.index_select(0, positions.to(values.device))
 
 
-def _put(found: Tensor, out: Tensor, places: Tensor | None, streams: Streams) -> None:
-    """`out[places[i]] = found[i]`, by one copy where places are a run; None: out[i]."""
-    run = _run(places, len(found))
-    if places is None or run is not None:
-        out[run].copy_(found, non_blocking=True)
+def _put(rows: Tensor, out: Tensor, positions: Tensor | None, streams: Streams) -> None:
+    """Set `out[positions[i]] = rows[i]`, with one copy if positions are consecutive; None: out[i] = rows[i]."""
+    run = _run(positions, len(rows))
+    if positions is None or run is not None:
+        out[run].copy_(rows, non_blocking=True)
     else:
-        out.index_copy_(0, places.to(out.device), streams.to_device(found) if streams.apart else found.to(out.device))
+        out.index_copy_(
+            0, positions.to(out.device), streams.to_device(rows) if streams.asynchronous else rows.to(out.device)
+        )
 
 
-def _run(places: Tensor | None, count: int) -> slice | None:
-    """So many places as a slice, if each is one more than the one before; None: the first ones."""
-    if places is None or not count:
+def _run(positions: Tensor | None, count: int) -> slice | None:
+    """Return `count` positions as a slice if they are consecutive, else None. Positions None means the first ones."""
+    if positions is None or not count:
         return slice(0, count)
-    first = int(places[0])
-    alike = torch.equal(places.to("cpu"), torch.arange(first, first + count))
-    return slice(first, first + count) if alike else None
+    first = int(positions[0])
+    consecutive = torch.equal(positions.to("cpu"), torch.arange(first, first + count))
+    return slice(first, first + count) if consecutive else None
 
 
 def host_rows(
@@ -274,20 +343,34 @@ def host_rows(
     folder: Path | None = None,
     in_memory: bool = False,
 ) -> HostRows | MemoryRows:
-    """Rows for a device to work on: in its memory, if they are to be; else on the host, in a file or, for a GPU without
-    a folder's name, pinned.
+    """Return rows for a device with the interface of HostRows.
 
-    staging: of the device's streams, where rows are on the host.
+    They are in the device's memory if `in_memory`; else on the host: in a file, or, for a GPU without a folder, pinned.
+
+    Args:
+        num_rows: number of rows.
+        width: width of a row.
+        dtype: dtype of the rows.
+        device: the device.
+        staging: buffers of the device's streams, for rows on the host.
+        folder: folder of the file; None: the default folder for temporary files.
+        in_memory: whether the device's memory can hold the rows.
     """
     if in_memory:
         return MemoryRows(num_rows, width, dtype, device)
-    if staging.streams.apart and folder is None:
+    if staging.streams.asynchronous and folder is None:
         return MemoryRows(num_rows, width, dtype, device, staging)
     return HostRows(num_rows, width, dtype, folder, staging)
 
 
 def add_rows(table: Tensor, rows: Tensor, added: Tensor) -> None:
-    """`table[rows] += added` on the table's device; rows int64 [c], distinct."""
+    """Accumulate `table[rows] += added` on the table's device.
+
+    Args:
+        table: the table [n, F].
+        rows: int64 [c], distinct.
+        added: values [c, F].
+    """
     if table.device.type == "cpu":
         native.add_rows(table, rows, added.to("cpu"))
     else:

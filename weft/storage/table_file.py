@@ -1,4 +1,4 @@
-"""A table in a .npy or .safetensors file that several processes of a host write rows of, so that none has it whole."""
+"""A table in a .npy or .safetensors file to which several processes of a host write rows, so none needs it whole."""
 
 from __future__ import annotations
 
@@ -15,49 +15,67 @@ import torch
 from torch import Tensor
 
 ALIGNMENT = 64
+"""Alignment in bytes of the data in a .safetensors file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableFile:
-    """Where the table is; what it holds is any until its rows are put."""
+    """Location and layout of a table in a file. Rows are undefined until they are written."""
 
     path: str
+    """Path of the file."""
     shape: tuple[int, ...]
     """[N, C], or [N]."""
     dtype: str
-    """NumPy's name of it."""
+    """NumPy's name of the dtype."""
     offset: int
-    """Bytes before the first row."""
+    """Number of bytes before the first row."""
 
     @classmethod
     def create(cls, path: Path, name: str, shape: tuple[int, ...], dtype: torch.dtype, suffix: str) -> TableFile:
-        """A new file with room for a table. name: of the tensor. suffix: the format. OSError where there is no room."""
+        """Create a file with space for a table.
+
+        Args:
+            path: the new file.
+            name: name of the tensor in the file.
+            shape: [N, C], or [N].
+            dtype: dtype of the table.
+            suffix: format, '.npy' or '.safetensors'.
+
+        Raises:
+            OSError: if there is too little free space.
+        """
         kind = torch.empty(0, dtype=dtype).numpy().dtype
         header = HEADERS[suffix](name, shape, kind)
         with path.open("wb") as file:
             file.write(header)
             file.flush()
             num_bytes = prod(shape) * kind.itemsize
-            if num_bytes:  # a disk that is full later would end whoever writes through a mapping
+            if num_bytes:  # reserve the space now: a disk that fills up later would kill processes that write by mmap
                 os.posix_fallocate(file.fileno(), len(header), num_bytes)
         return cls(path=str(path), shape=shape, dtype=kind.name, offset=len(header))
 
     def record(self) -> dict[str, Any]:
-        """In values that JSON knows."""
+        """Return the fields as a dict of JSON values."""
         return asdict(self)
 
     @classmethod
     def from_record(cls, values: dict[str, Any]) -> TableFile:
-        """What `record` has said."""
+        """Return the table from a dict that `record` has returned."""
         return cls(**values | {"shape": tuple(values["shape"])})
 
     def put(self, rows: Tensor, values: Tensor) -> None:
-        """Writes values [n, C], or [n], as the rows of these numbers, int64 [n]."""
+        """Write rows of the table.
+
+        Args:
+            rows: numbers of the rows, int64 [n].
+            values: the rows, [n, C] or [n].
+        """
         if values.numel():
             self._map("r+")[rows.numpy()] = values.numpy()
 
     def open(self) -> Tensor:
-        """The table, mapped; what is written to it does not reach the file."""
+        """Return the table as a copy-on-write mapping; writing to it does not change the file."""
         if not prod(self.shape):
             return torch.from_numpy(np.empty(self.shape, self.dtype))
         return torch.from_numpy(self._map("c"))
@@ -67,16 +85,28 @@ class TableFile:
 
 
 def npy_header(name: str, shape: tuple[int, ...], kind: np.dtype[Any]) -> bytes:
-    """What is before the rows in a .npy file."""
+    """Return the bytes before the rows in a .npy file.
+
+    Args:
+        name: name of the tensor, which the format does not store.
+        shape: shape of the table.
+        kind: dtype of the table.
+    """
     del name
-    made = io.BytesIO()
+    buffer = io.BytesIO()
     described = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(made, described)
-    return made.getvalue()
+    np.lib.format.write_array_header_1_0(buffer, described)
+    return buffer.getvalue()
 
 
 def safetensors_header(name: str, shape: tuple[int, ...], kind: np.dtype[Any]) -> bytes:
-    """What is before the rows in a .safetensors file of one tensor."""
+    """Return the bytes before the rows in a .safetensors file of one tensor.
+
+    Args:
+        name: name of the tensor.
+        shape: shape of the table.
+        kind: dtype of the table.
+    """
     num_bytes = prod(shape) * kind.itemsize
     described = {name: {"dtype": SAFETENSORS[kind.name], "shape": shape, "data_offsets": [0, num_bytes]}}
     text = json.dumps(described).encode()

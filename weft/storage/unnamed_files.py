@@ -1,6 +1,6 @@
-"""Files without a name for what a device with a limit does not hold: tensors that map one, and arrays in one.
+"""Unnamed files for data that a device with a memory limit cannot hold: tensors that map a file, and arrays in a file.
 
-What is mapped counts as memory of the process for as long as it is resident; what is read and written does not.
+Mapped pages count as memory of the process while they are resident; data that is read and written does not.
 """
 
 from __future__ import annotations
@@ -21,63 +21,76 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from weft.runtime import native
 from weft.utils.errors import InputError, RunError
 
-FILE_STEP = 1 << 24  # bytes by which an array file grows, or by its size, if that is less
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+MAX_GROWTH = 1 << 24
+"""Bytes by which an array file grows; a smaller file doubles its size."""
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Error numbers that mean too little free space."""
 
 _mapped: dict[StorageWeakRef, int | None] = {}
-"""The storages that `release` may take pages of: a weak reference keeps a storage's identity from being used again.
+"""Storages whose pages `release` may free. A weak reference keeps a storage's identity from being reused.
 
-With the version of a private mapping's tensor: its pages are given back only as long as nobody has written to it.
+The value is the tensor's version if the mapping is private: its pages are freed only if nobody has written to them.
 """
 
 
 def free_bytes(folder: Path | None = None) -> int:
-    """The bytes that files in a folder (None: the temporary one) can still take. InputError if it is not there."""
+    """Return the free space of a folder in bytes; None: the folder for temporary files.
+
+    Raises:
+        InputError: if the folder does not exist.
+    """
     name = _name(folder)
     try:
         stat = os.statvfs(name)
     except OSError as error:
-        raise InputError(f"{name}: {error.strerror}: --scratch another folder") from error
+        raise InputError(f"{name}: {error.strerror}: give --scratch another folder") from error
     return stat.f_bavail * stat.f_frsize
 
 
 def is_mapped(tensor: Tensor) -> bool:
-    """Whether a tensor, or what it is a view of, maps a file: one of HostRows, or of a store."""
+    """Return whether a tensor, or the tensor that it is a view of, maps a file of HostRows or of a graph folder."""
     return bool(_mapped) and tensor.device.type == "cpu" and StorageWeakRef(tensor.untyped_storage()) in _mapped
 
 
 def note_mapped(tensor: Tensor, *, private: bool = False) -> None:
-    """Says that a tensor maps a file, so that `release` may take its pages.
+    """Register a tensor that maps a file, so that `release` may free its pages.
 
-    private: what is written to it does not reach the file.
+    Args:
+        tensor: the tensor.
+        private: whether writes to it do not reach the file.
     """
-    for gone in [storage for storage in _mapped if storage.expired()]:
-        del _mapped[gone]
+    for expired in [storage for storage in _mapped if storage.expired()]:
+        del _mapped[expired]
     _mapped[StorageWeakRef(tensor.untyped_storage())] = tensor._version if private else None
 
 
 def release(tensor: Tensor) -> None:
-    """Gives back the resident pages of a tensor that maps a file (`is_mapped`); does nothing to any other.
+    """Free the resident pages of a tensor that maps a file (`is_mapped`); does nothing to other tensors.
 
-    Its numbers stay in the file, and come back as they are asked for. A private mapping that was written to is kept.
+    The data stays in the file and is read again when accessed. A private mapping that was written to is not freed.
     """
     if tensor.numel() and is_mapped(tensor):
         version = _mapped[StorageWeakRef(tensor.untyped_storage())]
         if version is not None and tensor._version != version:
             return
-        reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        native.release_pages(tensor.data_ptr(), (reach + 1) * tensor.itemsize)
+        last_element = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        native.release_pages(tensor.data_ptr(), (last_element + 1) * tensor.itemsize)
 
 
 class ScratchFile:
-    """Bytes in a file without a name, whose space is taken at once and given back with the object or the process.
+    """Bytes in an unnamed file, whose space is reserved at once and freed with the object or the process.
 
-    folder: None for that for temporary files.
+    Args:
+        num_bytes: size of the file.
+        folder: folder of the file; None: the default folder for temporary files.
+
+    Raises:
+        RunError: if there is too little free space.
     """
 
     def __init__(self, num_bytes: int, folder: Path | None = None) -> None:
         self.handle, self.num_bytes, self.folder = -1, 0, _name(folder)
-        self.remedy = "set TMPDIR to" if folder is None else "--scratch"
+        self.remedy = "set TMPDIR to" if folder is None else "give --scratch"
         try:
             self.handle = _unnamed(self.folder)
         except OSError as error:
@@ -85,7 +98,7 @@ class ScratchFile:
         self.grow(num_bytes)
 
     def grow(self, num_bytes: int) -> None:
-        """Takes the space of as many bytes in all."""
+        """Enlarge the file to `num_bytes` bytes in total."""
         if num_bytes <= self.num_bytes:
             return
         try:
@@ -95,18 +108,33 @@ class ScratchFile:
         self.num_bytes = num_bytes
 
     def read(self, offset: int, out: Tensor) -> Tensor:
-        """Fills a contiguous tensor with what begins at a byte."""
+        """Fill a contiguous tensor from the file, and return it.
+
+        Args:
+            offset: position of the first byte.
+            out: the tensor.
+        """
         with self.explained():
             native.read_bytes(self.handle, offset, out)
         return out
 
     def write(self, offset: int, tensor: Tensor) -> None:
-        """Writes a tensor of any device from a byte on."""
+        """Write a tensor of any device to the file.
+
+        Args:
+            offset: position of the first byte.
+            tensor: the tensor.
+        """
         with self.explained():
             native.write_bytes(self.handle, offset, tensor.detach().to("cpu"))
 
     def tensor(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        """The file's first bytes as a tensor that is mapped; it outlives this object."""
+        """Return the beginning of the file as a memory-mapped tensor, which outlives this object.
+
+        Args:
+            shape: shape of the tensor.
+            dtype: dtype of the tensor.
+        """
         path = f"/proc/self/fd/{self.handle}"
         with self.explained():
             mapped = torch.from_file(path, shared=True, size=math.prod(shape), dtype=dtype)
@@ -114,21 +142,26 @@ class ScratchFile:
         return mapped.view(*shape)
 
     def refused(self, num_bytes: int, error: OSError) -> RunError:
-        """The error for what the system would not do."""
-        what = "no room for" if error.errno in NO_ROOM else "cannot keep"
-        said = f"{self.folder}: {what} {num_bytes:,} bytes of vertex data ({error.strerror})"
-        return RunError(f"{said}: {self.remedy} another folder")
+        """Return the RunError for an operation that the system refused.
+
+        Args:
+            num_bytes: size of the file that was needed.
+            error: the system's error.
+        """
+        problem = "no space for" if error.errno in NO_SPACE else "cannot store"
+        message = f"{self.folder}: {problem} {num_bytes:,} bytes of vertex data ({error.strerror})"
+        return RunError(f"{message}: {self.remedy} another folder")
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Turns what the system refuses into a RunError."""
+        """Turn OSErrors inside the block into RunErrors."""
         try:
             yield
         except OSError as error:
             raise self.refused(self.num_bytes, error) from error
 
     def close(self) -> None:
-        """Gives the space back, if nothing is mapped."""
+        """Close the file, which frees its space unless a tensor maps it."""
         if self.handle >= 0:
             os.close(self.handle)
         self.handle, self.num_bytes = -1, 0
@@ -138,70 +171,80 @@ class ScratchFile:
 
 
 def _name(folder: Path | None) -> str:
+    """Return the name of a folder, or of the default folder for temporary files."""
     return tempfile.gettempdir() if folder is None else str(folder)
 
 
 def _unnamed(folder: str) -> int:
-    """The handle of a new file that no other process can see, and that is gone when this one is."""
+    """Open a new file that no other process can see and that is deleted with this process; return its descriptor."""
     try:
         return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
-    except OSError:  # a filesystem without such files; any other reason holds for the next line too
+    except OSError:  # the file system has no O_TMPFILE; for any other reason, the next line fails too
         handle, path = tempfile.mkstemp(prefix="weft-", dir=folder)
         os.unlink(path)
         return handle
 
 
 class ArrayRef(NamedTuple):
-    """Where an array is kept."""
+    """Location of a stored array."""
 
     offset: int
-    """In a file its first byte; in memory its number."""
+    """Position of the first byte in an ArrayFile; number of the array in an ArrayMemory."""
     shape: tuple[int, ...]
+    """Shape of the array."""
     dtype: torch.dtype
+    """Dtype of the array."""
 
     @property
     def num_bytes(self) -> int:
-        """What it takes."""
+        """Number of bytes of the array."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 class ArrayMemory:
-    """What an `ArrayFile` does, in memory: `get` gives the array itself, not to be changed."""
+    """Arrays in memory, with the interface of ArrayFile.
+
+    `get` returns the stored array itself, which must not be changed.
+    """
 
     def __init__(self) -> None:
         self._arrays: list[Tensor] = []
 
     def put(self, tensor: Tensor) -> ArrayRef:
-        """Keeps an array of any type and shape."""
+        """Store an array of any dtype and shape, and return its location."""
         self._arrays.append(tensor.contiguous())
         return ArrayRef(len(self._arrays) - 1, tuple(tensor.shape), tensor.dtype)
 
-    def get(self, stored: ArrayRef) -> Tensor:
-        """An array that was put."""
-        return self._arrays[stored.offset]
+    def get(self, ref: ArrayRef) -> Tensor:
+        """Return a stored array."""
+        return self._arrays[ref.offset]
 
 
 class ArrayFile:
-    """Small arrays one after the other in a file that grows with them. RunError where its folder has no room."""
+    """Small arrays one after the other in an unnamed file that grows. Raises RunError if its folder is full.
+
+    Args:
+        folder: folder of the file; None: the default folder for temporary files.
+    """
 
     def __init__(self, folder: Path | None = None) -> None:
         self.num_bytes = 0
         self._file = ScratchFile(0, folder)
 
     def put(self, tensor: Tensor) -> ArrayRef:
-        """Keeps an array of any type and shape."""
-        stored = ArrayRef(self.num_bytes, tuple(tensor.shape), tensor.dtype)
+        """Store an array of any dtype and shape, and return its location."""
+        ref = ArrayRef(self.num_bytes, tuple(tensor.shape), tensor.dtype)
         end = self.num_bytes + tensor.nbytes
         if end > self._file.num_bytes:
-            self._file.grow(max(end, self._file.num_bytes + min(self._file.num_bytes, FILE_STEP)))
+            self._file.grow(max(end, self._file.num_bytes + min(self._file.num_bytes, MAX_GROWTH)))
         self._file.write(self.num_bytes, tensor)
         self.num_bytes = end
-        return stored
+        return ref
 
-    def get(self, stored: ArrayRef) -> Tensor:
-        """A copy of an array that was put."""
-        return self._file.read(stored.offset, torch.empty(stored.shape, dtype=stored.dtype))
+    def get(self, ref: ArrayRef) -> Tensor:
+        """Return a copy of a stored array."""
+        return self._file.read(ref.offset, torch.empty(ref.shape, dtype=ref.dtype))
 
     def close(self) -> None:
-        """Gives the space back."""
+        """Close the file, which frees its space."""
         self._file.close()
