@@ -60,7 +60,7 @@ def mistake(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
         (["train", "rmat:vertices=100,edges=300"], "--random-features 256"),
         (["train", "rmat:vertices=100,edges=300", "--random-features", "4"], "--random-classes 16"),
         (["train", "digits", "--resume"], "--resume needs --out"),
-        (["train", "digits", "--resume", "--out", "nothing/here"], "nothing/here holds no run"),
+        (["train", "digits", "--resume", "--out", "nothing/here"], "nothing/here contains no run"),
         (["train", "digits", "--device", "cuda"], "--device cuda: torch finds no GPU here"),
         (["train"], "no graph is named: give one, or a --config with one"),
         (["train", "digits", "--order", "dfs"], "unknown --order 'dfs': did you mean 'bfs'?"),
@@ -167,7 +167,7 @@ def test_an_output_folder_of_another_run(
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     capsys.readouterr()
     monkeypatch.setattr(run, "make_plan", None)  # what takes long comes later
-    assert "holds another run" in mistake(capsys, "train", store, "--epochs", "5", "--out", out)
+    assert "contains another run" in mistake(capsys, "train", store, "--epochs", "5", "--out", out)
     assert "has finished its 3 epochs: give more --epochs, --patience or --until" in mistake(
         capsys, "train", store, "--resume", "--out", out
     )
@@ -228,8 +228,8 @@ def test_a_book_that_does_not_fit(capsys: pytest.CaptureFixture[str], store: Pat
         ("split:samplings=labor", "--strategies split:samplings=labor: unknown flag --samplings"),
         ("split:help", "--strategies split:help: unrecognized arguments: --help"),
         ("split:", "--strategies split:: unrecognized arguments:"),
-        ("split:lr=0.1", "--strategies split:lr=0.1: --lr is no flag of split alone: give it to all contenders"),
-        ("tensor:fanout=3", "--strategies tensor:fanout=3: --fanout is no flag of tensor alone"),
+        ("split:lr=0.1", "--strategies split:lr=0.1: --lr is not specific to strategy split: set it for all runs"),
+        ("tensor:fanout=3", "--strategies tensor:fanout=3: --fanout is not specific to strategy tensor"),
     ],
 )
 def test_contenders_that_cannot_be(capsys: pytest.CaptureFixture[str], store: Path, names: str, said: str) -> None:

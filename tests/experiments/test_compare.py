@@ -63,10 +63,10 @@ def test_on_the_ranks_of_torchrun(tmp_path: Path) -> None:
     ("given", "said"),
     [
         ({"strategies": ["single", "single"]}, "give different names"),
-        ({"strategies": "single"}, r'give strategies=\["single", "tensor"\], a list of names'),
+        ({"strategies": "single"}, r'must be a list of names, such as strategies=\["single", "tensor"\]'),
         ({"strategies": STRATEGIES, "strategy": "tensor"}, "a list of names"),
-        ({"strategies": {"one": {"chunks": 2}}}, "strategies: one names no strategy"),
-        ({"strategies": {"one": {"strategy": "tensor", "lr": 1}}}, "--lr is no flag of tensor alone"),
+        ({"strategies": {"one": {"chunks": 2}}}, "strategies: one has no field 'strategy'"),
+        ({"strategies": {"one": {"strategy": "tensor", "lr": 1}}}, "--lr is not specific to strategy tensor"),
         ({"strategies": STRATEGIES, "hidden": 8}, "hidden has no effect on a custom model"),
         ({"strategies": STRATEGIES, "fanout": "3"}, "--fanout has no effect under strategy single and tensor"),
     ],

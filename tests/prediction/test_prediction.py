@@ -221,7 +221,7 @@ def test_rows_of_a_link_model(inverse: bool, tmp_path: Path, store: Path) -> Non
     assert torch.equal(found, predict(run, what="embeddings", layer=3))
     assert predict(run, tmp_path / "graph", what="embeddings").shape == found.shape
     assert isinstance(run.model, weft.nn.LinkModel)
-    with pytest.raises(weft.InputError, match="a model of links gives vertices rows, not classes"):
+    with pytest.raises(weft.InputError, match="a link prediction model has no classes"):
         predict(run)
 
 
@@ -249,9 +249,11 @@ class Wrapped(nn.Module):
 def test_a_model_of_ones_own(store: Path, tmp_path: Path) -> None:
     options = {"epochs": 2, "quiet": True}
     run = train(str(store), Own(8).double(), out=tmp_path / "run", **options)
-    with pytest.raises(weft.InputError, match=r"its model is a .*\.Own, a class that weft does not import: make one"):
+    with pytest.raises(
+        weft.InputError, match=r"its model is a .*\.Own, a custom class that weft does not import by itself: create one"
+    ):
         _ = run.model
-    with pytest.raises(weft.InputError, match="has the weights of another model"):
+    with pytest.raises(weft.InputError, match="contains the weights of another model"):
         weft.load_model(run.folder, Own(9).double())
     with pytest.raises(weft.InputError, match="was trained in float64: convert the model"):
         weft.load_model(run.folder, Own(8))
@@ -261,7 +263,7 @@ def test_a_model_of_ones_own(store: Path, tmp_path: Path) -> None:
     assert predict(run, model=Own(8).double(), what="embeddings").shape == (150, 8)
     wrapped = train(str(store), Wrapped().double(), out=tmp_path / "wrapped", **options)
     assert predict(wrapped, model=Wrapped().double()).shape == (150, 5)
-    with pytest.raises(weft.InputError, match=r"a Wrapped is no weft\.nn\.Stack"):
+    with pytest.raises(weft.InputError, match="cannot find the layers of a Wrapped"):
         predict(wrapped, model=Wrapped().double(), what="embeddings")
 
 
@@ -311,8 +313,8 @@ def test_parquet(run: Run, tmp_path: Path) -> None:
 
 MISTAKES: list[tuple[list[str], str]] = [
     (["--out", "rows.csv"], "unknown format of --out '.csv'"),
-    (["--out", "no/rows.npy"], "there is no folder"),
-    (["--out", "there.npy"], "there.npy is there already: give another name or --overwrite"),
+    (["--out", "no/rows.npy"], "does not exist: create it"),
+    (["--out", "there.npy"], "there.npy exists already: choose another name or add --overwrite"),
     (["--out", "rows.npy", "--what", "logit"], "unknown --what 'logit': did you mean 'logits'?"),
     (["--out", "rows.npy", "--layer", "1"], "--layer 1 has no effect on logits"),
     (["--out", "rows.npy", "--what", "embeddings", "--layer", "4"], "--layer 4: the model has 3 layers: give 1 to 3"),
@@ -361,7 +363,7 @@ def cut(path: Path) -> None:
     [
         (lambda folder: cut(folder / "model.safetensors"), "model.safetensors: cannot be read"),
         (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors"),
-        (lambda folder: (folder / "config.toml").unlink(), "holds no run"),
+        (lambda folder: (folder / "config.toml").unlink(), "contains no run"),
         (lambda folder: (folder / "metrics.jsonl").unlink(), "does not say how its model is made"),
     ],
 )
@@ -379,16 +381,16 @@ def test_the_runs_graph_is_another_now(tmp_path: Path, capsys: pytest.CaptureFix
     train(str(tmp_path / "graph"), out=tmp_path / "run", **OPTIONS)
     make_graph(41).save(tmp_path / "graph", overwrite=True)
     said = mistake(capsys, "predict", tmp_path / "run", "--out", tmp_path / "rows.npy")
-    assert "is not the graph any more that" in said
+    assert "have changed since" in said
     train(make_graph(40), out=tmp_path / "other", **OPTIONS)
     said = mistake(capsys, "predict", tmp_path / "other", "--out", tmp_path / "rows.npy")
-    assert "a graph that a script made" in said
+    assert "was trained on a graph from a script" in said
 
 
 def test_a_decoupled_model_has_no_layers_to_tell_apart(store: Path, tmp_path: Path) -> None:
     run = train(str(store), out=tmp_path / "run", decoupled=True, **OPTIONS)
     assert predict(run).shape == (150, 5)
-    with pytest.raises(weft.InputError, match=r"a Decoupled is no weft\.nn\.Stack"):
+    with pytest.raises(weft.InputError, match="cannot find the layers of a Decoupled"):
         predict(run, what="embeddings")
 
 
@@ -433,11 +435,11 @@ def test_rows_that_are_not_sent_would_be_seen(run: Run, tmp_path: Path) -> None:
 
 def without_sending(group: Group, *arguments: Any) -> Tensor:
     """`predicted_on_hosts`, as if all ranks were of one host."""
-    right, prediction.RowsOfRank._bring = prediction.RowsOfRank._bring, lambda *_: None  # type: ignore[method-assign]
+    right, prediction.RowsOfRank._send_to_rank_0 = prediction.RowsOfRank._send_to_rank_0, lambda *_: None  # type: ignore[method-assign]
     try:
         return predicted_on_hosts(group, *arguments)
     finally:
-        prediction.RowsOfRank._bring = right  # type: ignore[method-assign]
+        prediction.RowsOfRank._send_to_rank_0 = right  # type: ignore[method-assign]
 
 
 def test_what_is_true_or_not_is_sent() -> None:
@@ -448,7 +450,7 @@ def test_what_is_true_or_not_is_sent() -> None:
 
 def sent_to_rank_0(group: Group) -> Tensor:
     rows = torch.tensor([[True, False]]) if group.rank == 0 else torch.tensor([[True, False], [False, True]])
-    return prediction.to_rank_0(group, rows, [1, 2])
+    return prediction.gather_on_rank_0(group, rows, [1, 2])
 
 
 def in_small_blocks(group: Group, *arguments: Any) -> Tensor:
@@ -558,7 +560,7 @@ def test_stays_within_the_devices_memory(
     forward = PlacedOffload.forward
 
     def watched(placed: PlacedOffload, step: Any) -> Tensor:
-        if placed.forecast is None:  # the chunk scaled down, by which a plan finds what one takes
+        if placed.estimate is None:  # the chunk scaled down, by which a plan finds what one takes
             return forward(placed, step)
         forward(placed, step)  # what is made once is the host's
         peak = TensorPeak()

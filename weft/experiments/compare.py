@@ -1,4 +1,4 @@
-"""The same model on the same graph under several strategies, or with a strategy's parts added one by one."""
+"""Train the same model on the same graph under several strategies, or with the parts of NeutronTP added one by one."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from weft.nn import Workload
 from weft.strategies import Plan, get_strategy
 from weft.training.artifacts.run_folder import new_folder
 from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, extract_functions
-from weft.training.flag_checks import strategy_flags, refuse_foreign_flags, without_foreign_flags
+from weft.training.flag_checks import refuse_foreign_flags, strategy_flags, without_foreign_flags
 from weft.training.input_checks import check
 from weft.training.launch.joined_ranks import make_on_all_ranks
 from weft.training.launch.processes import require_guard
 from weft.training.launch.torchrun import is_main_process, on_present_ranks, under_torchrun
 from weft.training.progress import waiting
 from weft.training.rank import make_plan, make_workload, prepare_process
-from weft.training.run import Run, parse_call, make_job, prepared_graph, run_checked
+from weft.training.run import Run, make_job, parse_call, prepared_graph, run_checked
 from weft.training.tasks.task import requested_model, task_model
 from weft.utils.errors import InputError
 from weft.utils.jsonl import Recorder
 
 ABLATION_CHUNKS = 4
+"""Number of chunks of an ablation without `--chunks` or a memory limit."""
 
 
 Contenders = Sequence[str] | Mapping[str, Mapping[str, Any]]
-"""Names of strategies; or, by names of one's own, the `strategy` and fields of the configuration that belong to it."""
+"""Names of strategies; or, by any name, a mapping with `strategy` and other fields of the configuration."""
 
 
 def compare(
@@ -44,22 +45,37 @@ def compare(
     quiet: bool = False,
     **options: Any,
 ) -> dict[str, Run]:
-    """Trains the same model on the same graph once per strategy, `single` on one rank; the runs by name.
+    """Train the same model on the same graph once per strategy.
 
-    graph, model, options: as of `weft.train`. A module of one's own stays as it is: each strategy starts from a copy,
-    with its weights. `weft.load_model(run.folder, model)` gives it the best ones of a run.
-    strategies: see Contenders; {"two": {"strategy": "tensor", "chunks": 2}} gives a contender another value of a field.
-    out: a new folder with a run for each, and compare.jsonl; by default one in runs/.
-    Each runs in processes of its own, which import the script anew, or on torchrun's ranks. Raises as `weft.train`.
+    Each run has its own processes, which import your script again, or uses the ranks of torchrun. `single` runs on one
+    rank.
+
+    Args:
+        graph: As for `weft.train`.
+        model: As for `weft.train`. A custom module is not changed: each run trains a copy of it.
+            `weft.load_model(run.folder, model)` loads the best weights of a run.
+        strategies: Names of strategies, or a mapping such as {"two": {"strategy": "tensor", "chunks": 2}}, which gives
+            a run a name and other values of some fields.
+        out: New folder for the runs and compare.jsonl. Default: a folder in runs/.
+        quiet: Print no progress.
+        **options: Fields of `weft.Config`, for all runs.
+
+    Returns:
+        The runs by name.
+
+    Raises:
+        InputError: An argument is wrong.
+        RunError: A rank failed.
+        Stopped: SIGTERM or Ctrl-C ended a run.
     """
     if "strategy" in options or isinstance(strategies, str):
-        raise InputError('weft.compare: give strategies=["single", "tensor"], a list of names')
-    bare = [name for name in strategies if isinstance(strategies, Mapping) and "strategy" not in strategies[name]]
-    if bare:
-        raise InputError(f"strategies: {bare[0]} names no strategy: give its fields one")
-    own, options = extract_functions(options)
+        raise InputError('weft.compare: strategies must be a list of names, such as strategies=["single", "tensor"]')
+    incomplete = [name for name in strategies if isinstance(strategies, Mapping) and "strategy" not in strategies[name]]
+    if incomplete:
+        raise InputError(f"strategies: {incomplete[0]} has no field 'strategy': add it")
+    functions, options = extract_functions(options)
     config, whole, module = parse_call(graph, model, options, "weft.compare")
-    return compare_as(config, strategies, Path(out) if out else None, whole, module, own, quiet=quiet)
+    return compare_as(config, strategies, Path(out) if out else None, whole, module, functions, quiet=quiet)
 
 
 def compare_as(
@@ -68,49 +84,77 @@ def compare_as(
     out: Path | None,
     graph: Graph | None = None,
     model: nn.Module | None = None,
-    own: OwnFunctions = NO_FUNCTIONS,
+    functions: OwnFunctions = NO_FUNCTIONS,
     *,
     quiet: bool = False,
 ) -> dict[str, Run]:
-    """`compare` for a configuration; without a graph or a model, those that it names. See `run_all`."""
+    """Train once per strategy, as `compare`, with the options of a configuration.
+
+    Args:
+        config: The configuration of all runs.
+        strategies: See `Contenders`.
+        out: New folder for the runs. None: a folder in runs/.
+        graph: The graph. None: the configuration names it.
+        model: A custom model. None: the configuration names it.
+        functions: Custom functions of the runs.
+        quiet: Print no progress.
+
+    Returns:
+        The runs by name.
+
+    Raises:
+        InputError: A strategy is unknown or named twice, or an option does not fit to the strategies.
+    """
     if isinstance(strategies, Mapping):
-        given = {name: dict(fields) for name, fields in strategies.items()}
+        fields_by_name = {name: dict(fields) for name, fields in strategies.items()}
     else:
-        given = {name: {"strategy": name} for name in strategies}
-    if not strategies or len(given) < len(strategies):
+        fields_by_name = {name: {"strategy": name} for name in strategies}
+    if not strategies or len(fields_by_name) < len(strategies):
         raise InputError(f"--strategies {','.join(strategies)}: give different names, separated by commas")
-    plans = {name: get_strategy(fields["strategy"]) for name, fields in given.items()}
+    plans = {name: get_strategy(fields["strategy"]) for name, fields in fields_by_name.items()}
     refuse_foreign_flags(config, tuple(dict.fromkeys(plan.name for plan in plans.values())))
     contenders = {}
     for name, plan in plans.items():
-        if foreign := given[name].keys() - {"strategy", "disable", *strategy_flags(plan)}:
+        if foreign := fields_by_name[name].keys() - {"strategy", "disable", *strategy_flags(plan)}:
             flag = "--" + min(foreign).replace("_", "-")
-            raise InputError(f"--strategies {name}: {flag} is no flag of {plan.name} alone: give it to all contenders")
+            raise InputError(
+                f"--strategies {name}: {flag} is not specific to strategy {plan.name}: set it for all runs"
+            )
         workers = min(config.workers, plan.max_ranks or config.workers)
-        contenders[name] = replace(without_foreign_flags(config, plan.name), workers=workers, **given[name])
+        contenders[name] = replace(without_foreign_flags(config, plan.name), workers=workers, **fields_by_name[name])
         refuse_foreign_flags(contenders[name])
-    return run_all(contenders, out, graph, model, own, quiet=quiet)
+    return run_all(contenders, out, graph, model, functions, quiet=quiet)
 
 
 def ablate(config: Config, out: Path | None = None, *, quiet: bool = False) -> dict[str, Run]:
-    """Trains with the parts of NeutronTP one by one, each on top of the one before (section 5.4, figure 11).
+    """Train with the parts of NeutronTP added one by one (NeutronTP, section 5.4, figure 11).
 
-    The first is vertex-parallel; the last two train the decoupled model. See `run_all`. InputError for a flag that
-    none of them has.
+    The first run is vertex-parallel; the last two train the decoupled model.
+
+    Args:
+        config: The configuration of all runs.
+        out: New folder for the runs. None: a folder in runs/.
+        quiet: Print no progress.
+
+    Returns:
+        The runs by name.
+
+    Raises:
+        InputError: None of the runs has one of the flags.
     """
     without = ",".join(dict.fromkeys(filter(None, (*config.disable.split(","), "pipeline"))))
-    rungs: dict[str, dict[str, Any]] = {
+    steps: dict[str, dict[str, Any]] = {
         "vertex-parallel": {"strategy": "communicated"},
         "tensor": {"strategy": "tensor", "disable": without},
         "decoupled": {"strategy": "tensor", "disable": without, "decoupled": True},
         "pipeline": {"strategy": "tensor", "decoupled": True},
     }
-    refuse_foreign_flags(config, tuple(dict.fromkeys(rung["strategy"] for rung in rungs.values())))
+    refuse_foreign_flags(config, tuple(dict.fromkeys(step["strategy"] for step in steps.values())))
     chunks = config.chunks or (0 if config.device_memory else ABLATION_CHUNKS)
     common = {"decoupled": False, "chunks": chunks}
-    made = {name: replace(config, **(common | rung)) for name, rung in rungs.items()}
+    configs = {name: replace(config, **(common | step)) for name, step in steps.items()}
     return run_all(
-        {name: without_foreign_flags(one, one.strategy) for name, one in made.items()},
+        {name: without_foreign_flags(step_config, step_config.strategy) for name, step_config in configs.items()},
         out,
         quiet=quiet,
     )
@@ -121,50 +165,68 @@ def run_all(
     out: Path | None,
     graph: Graph | None = None,
     model: nn.Module | None = None,
-    own: OwnFunctions = NO_FUNCTIONS,
+    functions: OwnFunctions = NO_FUNCTIONS,
     *,
     quiet: bool = False,
 ) -> dict[str, Run]:
-    """Trains once per contender into `out`/NAME, one after the other, and records the summaries in `out`/compare.jsonl.
+    """Train once per configuration into `out`/NAME, one run after the other, and write `out`/compare.jsonl.
 
-    contenders: configurations of one graph by name. Each runs in processes of its own, even on one rank, so that its
-    memory is its own; under torchrun, on the ranks that are there, which is how a cluster is measured. model: of which
-    each has a copy. InputError for a mistake of the caller.
+    Each run has its own processes, even on one rank, so that its peak memory does not include earlier runs. Under
+    torchrun, all runs use the ranks of torchrun, for comparisons on a cluster.
+
+    Args:
+        contenders: Configurations by name, all of the same graph.
+        out: New folder for the runs. None: a folder in runs/.
+        graph: The graph. None: the configurations name it.
+        model: A custom model, of which each run trains a copy. None: the configurations name it.
+        functions: Custom functions of the runs.
+        quiet: Print no progress.
+
+    Returns:
+        The runs by name.
+
+    Raises:
+        InputError: An argument is wrong.
     """
     require_guard()
     if under_torchrun() and out is None:
-        raise InputError("compare under torchrun needs --out: a folder that rank 0 can write, the same for all ranks")
+        raise InputError(
+            "weft compare under torchrun needs --out: the same folder on all ranks, which rank 0 can write"
+        )
     if out and out.exists() and not under_torchrun() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"--out {out} holds another run: give another folder")
-    contenders = {name: on_present_ranks(one) for name, one in contenders.items()}
+        raise InputError(f"--out {out} is not empty: choose another folder")
+    contenders = {name: on_present_ranks(contender) for name, contender in contenders.items()}
     config, launched = next(iter(contenders.values())), not under_torchrun()
     jobs = {
-        name: make_job(one, graph, model, own, out=None, quiet=quiet, name=name) for name, one in contenders.items()
+        name: make_job(contender, graph, model, functions, out=None, quiet=quiet, name=name)
+        for name, contender in contenders.items()
     }
     with waiting(f"loading {config.graph}", quiet=quiet or not is_main_process()):
         whole = make_on_all_ranks(config, lambda: prepared_graph(config, graph, model))
     shape = GraphShape.of(whole)
     custom = requested_model(model, config)
     custom = None if custom is None else task_model(copy.deepcopy(custom), shape, config)
-    made: dict[str, tuple[Workload, Plan | None]] = {}
-    for name, one in contenders.items():
-        prepare_process(one)
-        work, plan = make_workload(one, whole, task_model(copy.deepcopy(custom), shape, one)), None
-        check(one, work, own, launched=launched, own_model=bool(jobs[name].own_model))
-        if launched:  # else rank 0 plans when it comes to it
+    prepared: dict[str, tuple[Workload, Plan | None]] = {}
+    for name, contender in contenders.items():
+        prepare_process(contender)
+        work, plan = make_workload(contender, whole, task_model(copy.deepcopy(custom), shape, contender)), None
+        check(contender, work, functions, launched=launched, own_model=bool(jobs[name].own_model))
+        if launched:  # under torchrun, rank 0 plans just before the run
             with waiting(f"planning {name}", quiet=quiet):
-                plan = make_plan(one, work)
+                plan = make_plan(contender, work)
             plan.release()
-        made[name] = work, plan
+        prepared[name] = work, plan
     out = out or new_folder(config.graph, "compare")
     runs: dict[str, Run] = {}
     for name, job in jobs.items():
         prepare_process(job.config)
-        runs[name] = run_checked(replace(job, out=out / name), *made.pop(name), launched=launched, last=not made)
+        runs[name] = run_checked(
+            replace(job, out=out / name), *prepared.pop(name), launched=launched, last=not prepared
+        )
     if not is_main_process():
         return runs
     recorder = Recorder(out / "compare.jsonl")
-    for name, done in runs.items():
-        recorder.write("comparison", strategy=name, workers=len(done.summary["ranks"]), summary=done.summary)
+    for name, finished in runs.items():
+        recorder.write("comparison", strategy=name, workers=len(finished.summary["ranks"]), summary=finished.summary)
     recorder.close()
     return runs

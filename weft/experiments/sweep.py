@@ -1,4 +1,4 @@
-"""A configuration with several values of some options: a run for each combination, one after the other."""
+"""Hyperparameter sweeps: one run for each combination of values, one after the other."""
 
 from __future__ import annotations
 
@@ -22,97 +22,114 @@ from weft.utils.jsonl import Recorder
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRun:
-    """One of a sweep's runs."""
+    """Run of a sweep."""
 
     varied: dict[str, Any]
-    """The options that have several values in the sweep, with those of this run."""
+    """Values that this run has of the options that vary in the sweep."""
     folder: Path
+    """Folder of the run."""
     summary: dict[str, Any]
-    """Empty of a run that failed."""
+    """Summary of the run. Empty: it failed."""
     error: str = ""
-    """Why it failed."""
+    """Reason why the run failed. Empty: it did not."""
 
 
 def sweep(values: Mapping[str, Any], out: Path, *, quiet: bool = False) -> list[SweepRun]:
-    """Trains once for each combination of values into a folder of its own in `out`, and records all in sweep.jsonl.
+    """Train once for each combination of values, each in its own folder and processes, and write sweep.jsonl.
 
-    values: of Config's fields, several in a list. A run that has ended is not run again, and one that was stopped goes
-    on, so the same call goes on with a sweep. Each runs in processes of its own. One that fails does not stop the
-    others. InputError for a mistake of the caller, before the first run.
+    A finished run is not repeated and a stopped one is resumed, so the same call continues a sweep. A run that fails
+    does not stop the others.
+
+    Args:
+        values: Fields of `Config`. A list has several values of a field.
+        out: Folder of the runs.
+        quiet: Print no progress.
+
+    Returns:
+        The runs, in the order of the combinations.
+
+    Raises:
+        InputError: A value is wrong. Raised before the first run.
+        Stopped: SIGTERM or Ctrl-C ended a run.
     """
     if under_torchrun():
-        raise InputError("a sweep starts its ranks by itself: give --workers, or start weft train --config by torchrun")
+        raise InputError(
+            "weft sweep starts its own ranks: use --workers instead of torchrun, or run weft train --config under torchrun"
+        )
     configs = combinations(values)
-    for one, _ in configs.values():
-        refuse_foreign_flags(one)
-    finished = {name: RunFolder(out / name).is_finished(one) for name, (one, _) in configs.items()}
+    for config, _ in configs.values():
+        refuse_foreign_flags(config)
+    finished = {name: RunFolder(out / name).is_finished(config) for name, (config, _) in configs.items()}
     runs = []
-    for number, (name, (one, varied)) in enumerate(configs.items(), start=1):
+    for number, (name, (config, varied)) in enumerate(configs.items(), start=1):
         folder = RunFolder(out / name)
         try:
             if not finished[name]:
                 shown = f"{number}/{len(configs)} {name}"
                 resume = folder.config.exists()
-                run(one, None, None, out=folder.path, resume=resume, quiet=quiet, name=shown, in_subprocess=True)
+                run(config, None, None, out=folder.path, resume=resume, quiet=quiet, name=shown, in_subprocess=True)
             runs.append(SweepRun(varied=varied, folder=folder.path, summary=folder.summary()))
         except (InputError, RunError) as error:
             print(f"weft: {name}: {error}", file=sys.stderr, flush=True)
             runs.append(SweepRun(varied=varied, folder=folder.path, summary={}, error=str(error)))
         except Stopped as stop:
-            raise Stopped(f"stopped in run {number} of {len(configs)}; the same command goes on", stop.signal) from None
+            raise Stopped(
+                f"stopped in run {number} of {len(configs)}; the same command continues the sweep", stop.signal
+            ) from None
     out.mkdir(parents=True, exist_ok=True)
     record = out / "sweep.jsonl"
     record.unlink(missing_ok=True)
     recorder = Recorder(record)
-    for done in runs:
-        recorder.write("run", options=done.varied, folder=str(done.folder), summary=done.summary, error=done.error)
+    for entry in runs:
+        recorder.write("run", options=entry.varied, folder=str(entry.folder), summary=entry.summary, error=entry.error)
     recorder.close()
     return runs
 
 
 def combinations(values: Mapping[str, Any]) -> dict[str, tuple[Config, dict[str, Any]]]:
-    """The configurations of a sweep by the names of their folders, each with the options that vary.
+    """Return the configurations of a sweep by the names of their folders, each with the values that vary.
 
-    InputError for one that cannot be, and where two would have one folder.
+    Raises:
+        InputError: A configuration is invalid, or two runs would have the same folder.
     """
     several = {name: value for name, value in values.items() if isinstance(value, list)}
-    found: dict[str, tuple[Config, dict[str, Any]]] = {}
-    for chosen in itertools.product(*several.values()):
-        varied = dict(zip(several, chosen, strict=True))
-        said = ",".join(f"{name}={value}" for name, value in varied.items()) or "run"
-        name = re.sub(r"[^\w.,=+-]", "-", said)
-        if name in found:
-            raise InputError(f"two runs would have the folder {name}: give values that differ in letters or digits")
-        found[name] = Config(**{**values, **varied}), varied
-    return found
+    configs: dict[str, tuple[Config, dict[str, Any]]] = {}
+    for combination in itertools.product(*several.values()):
+        varied = dict(zip(several, combination, strict=True))
+        text = ",".join(f"{name}={value}" for name, value in varied.items()) or "run"
+        name = re.sub(r"[^\w.,=+-]", "-", text)
+        if name in configs:
+            raise InputError(f"two runs would have the folder {name}: use values that differ in letters or digits")
+        configs[name] = Config(**{**values, **varied}), varied
+    return configs
 
 
 def over_seeds(runs: Sequence[SweepRun]) -> list[dict[str, Any]]:
-    """Runs that differ in their seed alone, together: their options, and the means and spreads of what they reached.
+    """Group runs that differ only in their seed, and return the options and statistics of each group.
 
-    A spread is the standard deviation of a sample; None of one run.
+    Statistics are the mean and the sample standard deviation (None for a single run) of each number of the summaries.
     """
     groups: dict[str, list[SweepRun]] = {}
-    for one in runs:
-        options = {name: value for name, value in one.varied.items() if name != "seed"}
-        groups.setdefault(str(options), []).append(one)
-    return [_together(group) for group in groups.values()]
+    for entry in runs:
+        options = {name: value for name, value in entry.varied.items() if name != "seed"}
+        groups.setdefault(str(options), []).append(entry)
+    return [_statistics(group) for group in groups.values()]
 
 
-def _together(group: Sequence[SweepRun]) -> dict[str, Any]:
-    ended = [one.summary for one in group if one.summary]
+def _statistics(group: Sequence[SweepRun]) -> dict[str, Any]:
+    summaries = [entry.summary for entry in group if entry.summary]
     numbers: dict[str, Any] = {}
-    for name in ended[0] if ended else ():
-        values = [one[name] for one in ended if isinstance(one.get(name), int | float)]
-        if len(values) == len(ended):
+    for name in summaries[0] if summaries else ():
+        values = [summary[name] for summary in summaries if isinstance(summary.get(name), int | float)]
+        if len(values) == len(summaries):
             spread = statistics.stdev(values) if len(values) > 1 else None
             numbers[name] = {"mean": statistics.fmean(values), "std": spread}
     return {
         "options": {name: value for name, value in group[0].varied.items() if name != "seed"},
         "numbers": numbers,
-        "ended": len(ended),
+        "ended": len(summaries),
         "runs": [
-            {"options": one.varied, "folder": str(one.folder), "summary": one.summary, "error": one.error}
-            for one in group
+            {"options": entry.varied, "folder": str(entry.folder), "summary": entry.summary, "error": entry.error}
+            for entry in group
         ],
     }

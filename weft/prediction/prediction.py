@@ -1,4 +1,4 @@
-"""`predict`: what a trained model says of every vertex of a graph, exactly, under any strategy of full graphs."""
+"""`predict`: inference, exact and for every vertex of a graph, under any strategy that trains on the whole graph."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from weft.training.artifacts.run_folder import NO_DIGESTS, RunFolder
 from weft.training.artifacts.saved_model import SavedModel
 from weft.training.flag_checks import refuse_foreign_flags, without_foreign_flags
 from weft.training.input_checks import check_placing
-from weft.training.launch.joined_ranks import join_ranks, make_on_all_ranks, closing_on_error, plan_with_kernels
+from weft.training.launch.joined_ranks import closing_on_error, join_ranks, make_on_all_ranks, plan_with_kernels
 from weft.training.launch.local_ranks import on_local_ranks
 from weft.training.launch.processes import require_guard
 from weft.training.launch.torchrun import is_main_process, on_first_host, on_present_ranks, under_torchrun
 from weft.training.launch.watchdog import Watchdog
 from weft.training.progress import waiting
-from weft.training.rank import prepare_process, use_local_gpu, use_kernels_of_rank_zero
+from weft.training.rank import prepare_process, use_kernels_of_rank_zero, use_local_gpu
 from weft.training.run import Run, data_options, load_graph
 from weft.training.tasks.losses import num_logits, output_kind
 from weft.training.tasks.row_batching import row_blocks
@@ -45,9 +45,11 @@ from weft.utils.errors import InputError, RunError, Stopped, unknown
 from weft.utils.optional_packages import check_extra
 
 WHAT = ("logits", "classes", "embeddings")
+"""Values of `--what`."""
 SUFFIXES = (*HEADERS, ".parquet")
-TRAINING = ("measure", "patience", "until", "timeline")
-"""Fields that act on a run that trains alone, whatever its strategy."""
+"""File formats of `--out`."""
+TRAINING_FIELDS = ("measure", "patience", "until", "timeline")
+"""Fields of a configuration that affect only training, whatever its strategy."""
 
 
 def predict(
@@ -61,28 +63,40 @@ def predict(
     overwrite: bool = False,
     **options: Any,
 ) -> Tensor:
-    """What the best weights of a run give for every vertex of a graph, in the order of the vertices' original ids.
+    """Predict for every vertex of a graph with the best weights of a run.
 
-    Row v is of graph.vertex_names[v] where the graph has names; a .parquet file has them as its first column.
+    Row v of the result belongs to the vertex with original id v, whose name is `graph.vertex_names[v]` if the graph has
+    names. Under torchrun, the ranks of torchrun predict together: each host needs the run's folder and the graph, and
+    the file is on the host of rank 0.
 
-    graph: that of the run, or another with the same features and relations, such as one that has grown. A run's
-    held-out links are held out of its own graph again, and of no other.
-    out: a new .npy, .safetensors or .parquet file; what is returned is mapped, from this file or one without a name.
-    what: "logits" [N, C]; "classes", int64 [N], or bool [N, C] where a vertex may have several; "embeddings" [N, F],
-    the rows behind a layer of a weft.nn.Stack, before its norm and activation, or what a convolution of a PyG model
-    gives. layer: which one, from 1; by default the last but one, and with task="link" the encoder's rows. model: a
-    module of one's own, as it was made for the run, or where it is defined, as in "package.module:Class".
-    options: fields of weft.Config that say where to compute (weft.config.config.PLACEMENT_FIELDS), such as strategy="offload" and
-    device_memory="512MB"; what is not given is as in the run.
-    Under torchrun, joins the ranks that are there. The run's folder and the graph are to be on every host; the file is
-    on rank 0's, and on the others no rows are returned, [0, C].
+    Args:
+        run: The run, or its folder.
+        graph: A graph, its folder or its name, with the same features and relations as the training graph; it may have
+            more vertices and edges. Default: the run's own graph, whose held-out links stay held out.
+        out: File to write: .npy, .safetensors or .parquet. A .parquet file has the names of the vertices as its first
+            column. Default: no file.
+        what: "logits" [N, C] in the model's dtype; "classes", int64 [N], or bool [N, C] if a vertex may have several;
+            or "embeddings" [N, F], the output of a layer: of a `weft.nn.Stack` before norm and activation, of a PyG
+            model the output of a convolution.
+        layer: Number of the layer that gives the embeddings, from 1. Default: the last but one; with task="link" the
+            output of the encoder.
+        model: The custom module, constructed as for the run, or where its class is defined ("package.module:Class").
+            Default: the run's configuration names a model of weft.
+        overwrite: Replace an existing file.
+        **options: Fields of `weft.Config` that say where to compute (`weft.config.config.PLACEMENT_FIELDS`), such as
+            strategy="offload" or device_memory="512MB". Default: as in the run.
 
-    Raises InputError for a mistake of the caller; RunError if a rank is lost; Stopped after SIGTERM or Ctrl-C. Nothing
-    is left at `out` then.
+    Returns:
+        The rows, mapped from `out` or from an unnamed file. Hosts of torchrun other than rank 0's get no rows, [0, C].
+
+    Raises:
+        InputError: An argument is wrong.
+        RunError: A rank failed. No file is written.
+        Stopped: SIGTERM or Ctrl-C ended the prediction. No file is written.
     """
     require_guard()
     path = None if out is None else Path(out)
-    require_new_file(path, overwrite=overwrite)
+    check_new_file(path, overwrite=overwrite)
     for name in options:
         if name not in PLACEMENT_FIELDS:
             raise unknown_option(name, PLACEMENT_FIELDS, "option of a prediction")
@@ -90,14 +104,14 @@ def predict(
     config = on_present_ranks(predicting_config(saved.description.config, options))
     kind = output_kind(saved.description.config, saved.description.shape)
     if what == "classes" and kind == "values":
-        raise InputError("--what classes: the run has learnt values: give --what logits, which are these")
-    asked = saved.model(model)
-    asked_part(asked, what, layer)  # before the graph is loaded
+        raise InputError("--what classes: the run is a regression and has no classes: use --what logits for its values")
+    requested_part(saved.model(model), what, layer)  # checks `what` and `layer` before the graph is loaded
     with waiting("loading the graph", quiet=not is_main_process()):
-        found = make_on_all_ranks(config, lambda: find_graph(saved, config, graph))
-    asked = asked_part(saved.model(model, found.typed), what, layer)
+        loaded = make_on_all_ranks(config, lambda: find_graph(saved, config, graph))
+    part = requested_part(saved.model(model, loaded.typed), what, layer)
     prepare_process(config)
-    work = Workload(asked, found, Optimisations.without(f"{config.disable},reach"))  # which leaves rows out
+    # `reach` would skip the rows of vertices that no label depends on.
+    work = Workload(part, loaded, Optimisations.without(f"{config.disable},reach"))
     launched = config.workers > 1 and not under_torchrun()
     check_placing(config, work, launched=launched, own_model=model is not None)
     group = join_ranks(f"weft.predict, {what}", config, work)
@@ -107,129 +121,177 @@ def predict(
             config=config,
             choices=choices,
             what=what,
-            several=kind == "labels" or num_logits(saved.description.config, saved.description.shape) == 1,
+            multi_label=kind == "labels" or num_logits(saved.description.config, saved.description.shape) == 1,
             draft=draft,
             suffix=path.suffix if path and path.suffix in HEADERS else ".npy",
         )
         rows = launched_rows(rank_work, plan) if launched else rank_work.rows(plan, group)
         if path and is_main_process():
-            publish(rows, what, found.vertex_names, draft, path)
+            publish(rows, what, loaded.vertex_names, draft, path)
     return rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowsOfRank:
-    """What each rank does: it puts the rows that it answers for into a table which all of them write."""
+    """Work of a rank in a prediction: evaluate the model, and write the rank's rows to a table that all ranks share."""
 
     config: Config
     choices: KernelSelection
-    """Which implementations rank 0 uses, and so all."""
+    """Implementations of kernels that rank 0 uses, and so all ranks."""
     what: str
-    several: bool
-    """Whether each logit is of a class by itself, which a vertex may have or not."""
+    """Kind of result: a value of `WHAT`."""
+    multi_label: bool
+    """True if a vertex may have several classes, each with its own logit."""
     draft: Path
+    """Path of the table while it is written."""
     suffix: str
-    """The format of the table, see TableFile."""
+    """File format of the table; see `TableFile`."""
 
     def rows(self, plan: Plan, group: Group) -> Tensor:
-        """The whole table, mapped: of the only rank, or of one of torchrun's, which part then."""
+        """Predict as the only rank, or as a rank of torchrun; closes the group.
+
+        Args:
+            plan: Plan of the prediction.
+            group: The ranks.
+
+        Returns:
+            The whole table, mapped; without rows, [0, C], on hosts other than rank 0's.
+        """
         table = self._write(plan, group)
         rows = (table if on_first_host() else replace(table, shape=(0, *table.shape[1:]))).open()
-        group.all_gather_object({})  # until all have it, since rank 0 may take its name
+        group.all_gather_object({})  # wait until all ranks have opened the table, since rank 0 then renames it
         group.close()
         return rows
 
     def __call__(self, plan: Plan, group: Group) -> dict[str, Any]:
-        """As a rank of the launcher: where the table is."""
+        """Predict as a rank of the launcher.
+
+        Args:
+            plan: Plan of the prediction.
+            group: The ranks.
+
+        Returns:
+            Record of the table file.
+        """
         return self._write(plan, group).record()
 
     def _write(self, plan: Plan, group: Group) -> TableFile:
-        """Runs the model, and writes this rank's rows; the table, when all ranks have."""
+        """Run the model and write this rank's rows. Returns the table once all ranks have written."""
         with Watchdog(group.meter, group.rank, self.config.timeout):
             use_local_gpu(self.config)
             use_kernels_of_rank_zero(self.choices, group)
             placed, graph = plan.place(group), plan.work.graph
             with group.meter.during("eval", "the prediction"):
                 rows = placed.forward(placed.evaluation(0))
-                made = {} if group.rank else self._create(graph.num_vertices, self._values(rows[:0])).record()
-                table = TableFile.from_record(group.all_gather_object(made)[0])
+                record = {} if group.rank else self._create(graph.num_vertices, self._values(rows[:0])).record()
+                table = TableFile.from_record(group.all_gather_object(record)[0])
                 ids = torch.arange(graph.num_vertices)[placed.rows] if graph.ids is None else graph.ids[placed.rows]
                 if on_first_host():
                     for block, _ in row_blocks([], rows):
                         table.put(ids[block], self._values(rows[block]))
-                self._bring(group, table, ids, rows)
+                self._send_to_rank_0(group, table, ids, rows)
                 group.all_gather_object({})
         return table
 
-    def _bring(self, group: Group, table: TableFile, ids: Tensor, rows: Tensor) -> None:
-        """Has rank 0 write the rows of ranks on other hosts, a block of each at a time."""
+    def _send_to_rank_0(self, group: Group, table: TableFile, ids: Tensor, rows: Tensor) -> None:
+        """Send the rows of ranks on other hosts to rank 0, which writes them, one block of each rank at a time."""
         blocks = [] if on_first_host() else [block for block, _ in row_blocks([], rows)]
-        everyone = group.all_gather_object({"lengths": [len(ids[block]) for block in blocks]})
-        for number in range(max(len(told["lengths"]) for told in everyone)):
-            counts = [sum(told["lengths"][number : number + 1]) for told in everyone]
+        own_lengths = {"lengths": [len(ids[block]) for block in blocks]}
+        lengths = [rank["lengths"] for rank in group.all_gather_object(own_lengths)]
+        for number in range(max(map(len, lengths))):
+            counts = [sum(rank_lengths[number : number + 1]) for rank_lengths in lengths]
             block = blocks[number] if number < len(blocks) else slice(0)
-            brought = to_rank_0(group, ids[block], counts)
-            values = to_rank_0(group, self._values(rows[block]), counts)
-            table.put(brought, values)
+            row_ids = gather_on_rank_0(group, ids[block], counts)
+            values = gather_on_rank_0(group, self._values(rows[block]), counts)
+            table.put(row_ids, values)
 
     def _values(self, rows: Tensor) -> Tensor:
-        """What is written of rows that the model gives."""
+        """Return the values to write for some rows of the model's output."""
         rows = rows.detach().cpu()
         if self.what != "classes":
             return rows
-        return rows > 0 if self.several else rows.argmax(1)
+        return rows > 0 if self.multi_label else rows.argmax(1)
 
     def _create(self, num_vertices: int, values: Tensor) -> TableFile:
-        """A file for as many rows like some values."""
+        """Create the table file: a row like those of `values` for each vertex."""
         try:
             shape = (num_vertices, *values.shape[1:])
             return TableFile.create(self.draft, self.what, shape, values.dtype, self.suffix)
         except OSError as error:
-            raise RunError(f"{self.draft}: {error.strerror}: give --out a folder with room") from error
+            raise RunError(f"{self.draft}: {error.strerror}: choose a folder with enough space for --out") from error
 
 
-def to_rank_0(group: Group, rows: Tensor, counts: Sequence[int]) -> Tensor:
-    """All ranks' rows [n, ...], of which each has so many, in rank order on rank 0; none elsewhere."""
+def gather_on_rank_0(group: Group, rows: Tensor, counts: Sequence[int]) -> Tensor:
+    """Gather the rows of all ranks on rank 0, in rank order; all ranks call it.
+
+    Args:
+        group: The ranks.
+        rows: Rows [n, ...] of this rank.
+        counts: Number of rows of each rank.
+
+    Returns:
+        The rows on rank 0; no rows on the other ranks.
+    """
     width = prod(rows.shape[1:])
-    come = [0 if group.rank else width * count for count in counts]
+    received = [0 if group.rank else width * count for count in counts]
     sent = [rows.numel(), *[0] * (group.size - 1)]
-    found = group.all_to_all(rows.reshape(-1).to(group.device), sent, come, tag="prediction")
-    return found.cpu().view(sum(come) // max(width, 1), *rows.shape[1:])
+    numbers = group.all_to_all(rows.reshape(-1).to(group.device), sent, received, tag="prediction")
+    return numbers.cpu().view(sum(received) // max(width, 1), *rows.shape[1:])
 
 
 def launched_rows(work: RowsOfRank, plan: Plan) -> Tensor:
-    """The whole table, mapped, as local ranks have written it."""
-    ended = on_local_ranks(work.config, work, plan)
-    if isinstance(ended, int):
-        raise Stopped(f"stopped by {signal.Signals(ended).name}; nothing was written", ended)
-    return TableFile.from_record(ended).open()
+    """Predict on local ranks and return the whole table, mapped.
+
+    Args:
+        work: Work of each rank.
+        plan: Plan of the prediction.
+
+    Raises:
+        Stopped: A signal stopped the ranks.
+    """
+    result = on_local_ranks(work.config, work, plan)
+    if isinstance(result, int):
+        raise Stopped(f"stopped by {signal.Signals(result).name}; nothing was written", result)
+    return TableFile.from_record(result).open()
 
 
 def predicting_config(trained: Config, options: dict[str, Any]) -> Config:
-    """The configuration of a prediction: a run's, and what is said otherwise.
+    """Return the configuration of a prediction.
 
-    InputError for a flag that has no effect under the strategy.
+    Args:
+        trained: Configuration of the run.
+        options: Fields that differ from the run's.
+
+    Raises:
+        InputError: An option has no effect under the strategy.
     """
-    asked = get_strategy(options.get("strategy", trained.strategy))
-    strategy = asked.evaluates_as or asked.name
-    defaults = {name: getattr(Config(), name) for name in TRAINING}
-    known = asdict(without_foreign_flags(replace(trained, **defaults), strategy))
-    config = Config(**known | options | {"strategy": strategy})
+    requested = get_strategy(options.get("strategy", trained.strategy))
+    strategy = requested.evaluates_as or requested.name
+    defaults = {name: getattr(Config(), name) for name in TRAINING_FIELDS}
+    fields = asdict(without_foreign_flags(replace(trained, **defaults), strategy))
+    config = Config(**fields | options | {"strategy": strategy})
     refuse_foreign_flags(config)
     return config
 
 
-def asked_part(model: nn.Module, what: str, layer: int | None) -> nn.Module:
-    """As much of a model as is asked for. InputError for what it does not have."""
+def requested_part(model: nn.Module, what: str, layer: int | None) -> nn.Module:
+    """Return the part of a model that computes the requested result.
+
+    Args:
+        model: The whole model.
+        what: Kind of result: a value of `WHAT`.
+        layer: Number of the layer that gives the embeddings, from 1. None: the last but one.
+
+    Raises:
+        InputError: The model does not have the result.
+    """
     if what not in WHAT:
         raise unknown("--what", what, WHAT)
     if what != "embeddings":
         if layer is not None:
-            raise InputError(f"--layer {layer} has no effect on {what}: leave it out, or give --what embeddings")
+            raise InputError(f"--layer {layer} has no effect on {what}: leave it out, or use --what embeddings")
         if isinstance(model, LinkModel):
-            raise InputError(
-                f"--what {what}: a model of links gives vertices rows, not classes: give --what embeddings"
-            )
+            raise InputError(f"--what {what}: a link prediction model has no classes: use --what embeddings")
         return model
     if isinstance(model, LinkModel):
         model = model.encoder
@@ -237,13 +299,13 @@ def asked_part(model: nn.Module, what: str, layer: int | None) -> nn.Module:
             return model
     if not isinstance(model, Converted) and not (isinstance(model, Stack) and model.is_plain):
         raise InputError(
-            f"--what embeddings: a {type(model).__name__} is no weft.nn.Stack, and not written for PyG, whose layers "
-            "could be told apart: give --what logits"
+            f"--what embeddings: weft cannot find the layers of a {type(model).__name__}, which is neither a "
+            "weft.nn.Stack nor a PyG model: use --what logits"
         )
     if not model.num_layers:
         raise InputError(
-            "--what embeddings: the model has no convolution over all vertices: give --what logits, of one that "
-            "returns the rows"
+            "--what embeddings: the model has no convolution over all vertices. Use --what logits with a model that "
+            "returns the embeddings"
         )
     number = max(model.num_layers - 1, 1) if layer is None else layer
     if not 1 <= number <= model.num_layers:
@@ -252,62 +314,87 @@ def asked_part(model: nn.Module, what: str, layer: int | None) -> nn.Module:
 
 
 def find_graph(saved: SavedModel, config: Config, graph: Graph | str | Path | None) -> Graph:
-    """The graph of a run, or the one given, with the data and in the order that the run's configuration asks for.
+    """Load the graph to predict on, with the data and in the vertex order of the run's configuration.
 
-    InputError where the run's is not there or another one now, and for one with other features or relations.
+    Args:
+        saved: The trained model.
+        config: Configuration of the prediction.
+        graph: The graph, its folder or its name. None: the graph of the run.
+
+    Raises:
+        InputError: The graph of the run does not exist or has changed, or a graph has other features or relations.
     """
-    path, described = saved.folder.path, saved.description
+    path, description = saved.folder.path, saved.description
     if graph is None:
-        if described.own_graph:
+        if description.own_graph:
             raise InputError(
-                f"{path} was trained on a graph that a script made ({config.graph}): name one to predict on"
+                f"{path} was trained on a graph from a script ({config.graph}), which weft cannot load: name a graph "
+                "to predict on"
             )
-        found = graph_for_task(load_graph(config), config)
-        if found.fingerprint != described.graph["fingerprint"]:
+        loaded = graph_for_task(load_graph(config), config)
+        if loaded.fingerprint != description.graph["fingerprint"]:
             raise InputError(
-                f"{config.graph} is not the graph any more that {path} was trained on: name it, as in weft predict RUN "
-                "GRAPH, if it is to be predicted on as it is now"
+                f"the edges of {config.graph} have changed since {path} was trained. To predict on the new version: "
+                f"weft predict {path} {config.graph}"
             )
     else:
         config = replace(config, random_classes=0, split=0)
         if isinstance(graph, Graph):
-            found = as_asked(graph, **data_options(config))
+            loaded = as_asked(graph, **data_options(config))
         else:
-            found = load_graph(replace(config, graph=str(graph)))
-        if config.task == "link" and config.inverse_relations and forward_relations(found) == found.relations:
-            found = with_inverse_relations(found)
-    if described.shape.featured_types:
-        found = found.by_type()
-    require_alike(described.shape, found)
+            loaded = load_graph(replace(config, graph=str(graph)))
+        if config.task == "link" and config.inverse_relations and forward_relations(loaded) == loaded.relations:
+            loaded = with_inverse_relations(loaded)
+    if description.shape.featured_types:
+        loaded = loaded.by_type()
+    check_same_widths(description.shape, loaded)
     if graph is None:
-        recorded = described.graph.get("data")
+        recorded = description.graph.get("data")
         if recorded is None and is_main_process():
             print(NO_DIGESTS.format(path), file=sys.stderr)
-        if recorded is not None and (changed := changed_data(found, recorded)):
+        if recorded is not None and (changed := changed_data(loaded, recorded)):
             raise InputError(
-                f"{config.graph} has changed since {path} was trained ({', '.join(changed)}): to predict on it as it "
-                f"is now, name it: weft predict {path} {config.graph}"
+                f"{config.graph} has changed since {path} was trained ({', '.join(changed)}). To predict on the new "
+                f"version: weft predict {path} {config.graph}"
             )
-    return found
+    return loaded
 
 
-def require_alike(trained: GraphShape, graph: Graph) -> None:
-    """InputError for a graph that a model for another one cannot read: it may have more vertices and edges alone."""
+def check_same_widths(trained: GraphShape, graph: Graph) -> None:
+    """Check that a model can read a graph, which may have more vertices and edges than the training graph.
+
+    Args:
+        trained: Sizes of the training graph.
+        graph: The graph to predict on.
+
+    Raises:
+        InputError: The graph has another number of features, relations or embedded vertices.
+    """
     shape = GraphShape.of(graph)
     widths = {
         "features": (shape.num_features, trained.num_features),
         "edge features": (shape.num_edge_features, trained.num_edge_features),
         "relations": (shape.typed.num_relations, trained.typed.num_relations),
-        "features by vertex type": ([width for _, width in one.typed.featured] for one in (shape, trained)),
+        "features by vertex type": ([width for _, width in sizes.typed.featured] for sizes in (shape, trained)),
         "vertices without features": (shape.typed.num_embedded, trained.typed.num_embedded),
     }
-    for name, (has, had) in widths.items():
-        if has != had:
-            raise InputError(f"{graph.name} has {has} {name}, and the run's graph had {had}: give one that has as many")
+    for name, (actual, expected) in widths.items():
+        if actual != expected:
+            raise InputError(
+                f"{graph.name} has {actual} {name}, and the run's graph had {expected}: the numbers must be equal"
+            )
 
 
-def require_new_file(path: Path | None, *, overwrite: bool) -> None:
-    """InputError for a place where no file can be made, or where there is one, and for a format that there is not."""
+def check_new_file(path: Path | None, *, overwrite: bool) -> None:
+    """Check that the result can be written to a file.
+
+    Args:
+        path: The file. None: nothing is checked.
+        overwrite: Allow an existing file.
+
+    Raises:
+        InputError: The format is unknown, the folder cannot be written, or the file exists.
+    """
     if path is None or not on_first_host():
         return
     if path.suffix not in SUFFIXES:
@@ -315,18 +402,18 @@ def require_new_file(path: Path | None, *, overwrite: bool) -> None:
     if path.suffix == ".parquet":
         check_extra("pyarrow", f"--out {path}")
     if not path.parent.is_dir():
-        raise InputError(f"--out {path}: there is no folder {path.parent}: make it, or give another")
+        raise InputError(f"--out {path}: the folder {path.parent} does not exist: create it or choose another")
     if not os.access(path.parent, os.W_OK):
-        raise InputError(f"--out {path}: {path.parent} cannot be written: give another folder")
+        raise InputError(f"--out {path}: no permission to write to {path.parent}: choose another folder")
     if path.is_dir() or (path.exists() and not overwrite):
         raise InputError(
-            f"--out {path} is there already: give another name{'' if path.is_dir() else ' or --overwrite'}"
+            f"--out {path} exists already: choose another name{'' if path.is_dir() else ' or add --overwrite'}"
         )
 
 
 @contextmanager
 def draft_of(path: Path | None) -> Iterator[Path]:
-    """Where a file is written before it has its name; what is left there in the end is removed."""
+    """Yield a temporary path for a file while it is written, and remove what is left there in the end."""
     if path is None:
         with tempfile.TemporaryDirectory(prefix="weft-", dir=temporary_folder()) as folder:
             yield Path(folder) / "table"
@@ -339,32 +426,47 @@ def draft_of(path: Path | None) -> Iterator[Path]:
 
 
 def publish(rows: Tensor, what: str, names: VertexNames | None, draft: Path, path: Path) -> None:
-    """Gives a draft its name; before that, writes the rows anew where the file is to be of a format of its own."""
+    """Give the finished file its name; for Parquet, first convert the table.
+
+    Args:
+        rows: The table, mapped from `draft`.
+        what: Kind of result: a value of `WHAT`.
+        names: Names of the vertices, if the graph has them.
+        draft: Temporary path of the table.
+        path: Path of the result.
+
+    Raises:
+        RunError: The file cannot be written.
+    """
     try:
         if path.suffix not in HEADERS:
-            draft.unlink()  # they are mapped
+            draft.unlink()  # rows stay readable, since they are mapped
             write_parquet(rows, what, names, draft)
         with draft.open("rb") as file:
             os.fsync(file.fileno())
         draft.replace(path)
     except OSError as error:
-        raise RunError(f"{path}: {error.strerror}: give a folder with room") from error
+        raise RunError(f"{path}: {error.strerror}: choose a folder with enough space") from error
 
 
 def write_parquet(rows: Tensor, what: str, names: VertexNames | None, path: Path) -> None:
-    """Writes rows [N, C], or [N], as a Parquet file: a column for each, and a group of rows for each block.
+    """Write rows as a Parquet file with a column for each of their columns.
 
-    names: of the vertices, the first column.
+    Args:
+        rows: Rows [N, C] or [N].
+        what: Kind of result, which gives the columns their names: a value of `WHAT`.
+        names: Names of the vertices, written as the first column. None: no such column.
+        path: File to write.
     """
     import pyarrow
     import pyarrow.parquet
 
     singular = {"logits": "logit", "classes": "class", "embeddings": "embedding"}[what]
     table = rows.unsqueeze(1) if rows.dim() == 1 else rows
-    of_rows = [singular] if rows.dim() == 1 else [f"{singular}_{number}" for number in range(table.shape[1])]
-    fields = [(name, pyarrow.from_numpy_dtype(table.numpy().dtype)) for name in of_rows]
+    column_names = [singular] if rows.dim() == 1 else [f"{singular}_{number}" for number in range(table.shape[1])]
+    fields = [(name, pyarrow.from_numpy_dtype(table.numpy().dtype)) for name in column_names]
     if names is not None:
-        column = f"{names.column}_of_vertex" if names.column in of_rows else names.column
+        column = f"{names.column}_of_vertex" if names.column in column_names else names.column
         fields.insert(0, (column, pyarrow.int64() if names.numbers is not None else pyarrow.string()))
     schema = pyarrow.schema(fields)
     with pyarrow.parquet.ParquetWriter(path, schema) as writer:
