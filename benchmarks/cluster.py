@@ -27,7 +27,7 @@ from typing import IO, Any
 
 from namespaces import Unavailable, clean, do, kill_all, mine, remove
 
-from weft.runtime.cores import cores_each, share
+from weft.runtime.cores import cores_per_rank, rank_cores
 
 INTERFACE, SUBNET, PORT = "eth0", "10.0.0", 29500
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
@@ -117,7 +117,7 @@ class Cluster:
         output instead, and "" is returned. Raises RankFailed or TimeoutError; no process is left either way.
         """
         defaults = {
-            "OMP_NUM_THREADS": str(cores_each(self.ranks)),
+            "OMP_NUM_THREADS": str(cores_per_rank(self.ranks)),
             "TORCH_CPP_LOG_LEVEL": "ERROR",  # else warns that no name is found
         }
         environment = {**defaults, **os.environ, "GLOO_SOCKET_IFNAME": INTERFACE}
@@ -147,7 +147,7 @@ class Cluster:
             return read(output)
 
     def launch(self, rank: int, command: Sequence[str | Path]) -> list[str | Path]:
-        cores = ",".join(map(str, share(rank, self.ranks)))  # a host has its own
+        cores = ",".join(map(str, rank_cores(rank, self.ranks)))  # a host has its own
         inside = [*DIE_WITH_PARENT, "taskset", "-c", cores, "ip", "netns", "exec", self.members[rank]]
         options = f"--nnodes {self.ranks} --node-rank {rank} --nproc-per-node 1 --no-python"
         store = f"--master-addr {address(0)} --master-port {PORT}"

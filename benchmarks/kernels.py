@@ -32,7 +32,7 @@ from torch import Tensor
 import weft
 from weft.data.adjacency import Adjacency
 from weft.kernels import Scale, attend, spmm
-from weft.runtime.alignment import empty_on_lines, has_gaps
+from weft.runtime.alignment import empty_aligned, needs_padding
 from weft.runtime.native import _native
 
 GATHER_ROWS = 1 << 14  # copied at a time: the copy stays in cache, only the reads count
@@ -222,7 +222,7 @@ def by_width(adj: Adjacency, widths: list[int], rounds: int) -> list[dict[str, A
     for width in widths:
         x = torch.randint(8, (adj.num_sources, width)).float()  # whole numbers, whose sums are exact
         truth = exact(adj.indptr, adj.indices, torch.ones(adj.num_edges), x)
-        layouts = ["weft", "side by side"] if has_gaps(x, width) else ["weft"]
+        layouts = ["weft", "side by side"] if needs_padding(x, width) else ["weft"]
         wrong = [layout for layout in layouts if not torch.equal(spmm(adj, laid(x, layout)).double(), truth)]
         seconds: dict[str, list[float]] = {layout: [] for layout in layouts}
         rows.append({"product": "sum", "width": width, "seconds": seconds, "differ": wrong})
@@ -238,7 +238,7 @@ def by_width(adj: Adjacency, widths: list[int], rounds: int) -> list[dict[str, A
 
 def laid(x: Tensor, layout: str) -> Tensor:
     """The rows as a map lays them out, or side by side, as they are."""
-    return empty_on_lines(x, *x.shape).copy_(x) if layout == "weft" else x
+    return empty_aligned(x, *x.shape).copy_(x) if layout == "weft" else x
 
 
 def error(y: Tensor, truth: Tensor) -> float:

@@ -12,11 +12,11 @@ import torch
 
 from tests.lib.ranks import spawn
 from weft.comm import Group
-from weft.comm.gloo import threads_in_batch, without_gloo_lines
+from weft.comm.gloo import batch_scheduling, without_native_stderr
 
 
 def test_lines_of_libraries_are_left_out(capfd: pytest.CaptureFixture[str]) -> None:
-    with without_gloo_lines():
+    with without_native_stderr():
         os.write(2, b"of a library\n")
         print("of ours", file=sys.stderr)
     os.write(2, b"afterwards\n")
@@ -26,7 +26,7 @@ def test_lines_of_libraries_are_left_out(capfd: pytest.CaptureFixture[str]) -> N
 
 def test_threads_that_are_begun_wait_for_a_core() -> None:
     seen = list[int]()
-    with threads_in_batch():
+    with batch_scheduling():
         thread = threading.Thread(target=lambda: seen.append(os.sched_getscheduler(0)))
         thread.start()
         thread.join()
@@ -37,7 +37,7 @@ def test_threads_that_are_begun_wait_for_a_core() -> None:
 def test_a_class_that_somebody_has_chosen_stays() -> None:
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     try:
-        with threads_in_batch():
+        with batch_scheduling():
             pass
         assert os.sched_getscheduler(0) == os.SCHED_BATCH
     finally:
@@ -49,12 +49,12 @@ def test_a_system_that_allows_no_class_goes_on_without(monkeypatch: pytest.Monke
         raise PermissionError
 
     monkeypatch.setattr(os, "sched_setscheduler", refuse)
-    with threads_in_batch():
+    with batch_scheduling():
         assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
 def check_classes(group: Group) -> None:
-    group.beside.all_reduce(torch.zeros(1), tag="check")
+    group.host_group.all_reduce(torch.zeros(1), tag="check")
     folders = [Path("/proc/self/task", thread) for thread in os.listdir("/proc/self/task")]
     names = {int(folder.name): (folder / "comm").read_text().strip() for folder in folders}
     gloo = {thread for thread, name in names.items() if "gloo" in name}

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from tests.lib.planted import replaced
 from tests.lib.ranks import on_ranks, spawn
 from tests.lib.streams import DEVICE_NAME, FakeStreams, RaceError
-from weft.comm import Group, own_gpu
-from weft.comm.gpus import BOTH, each_has_its_own
+from weft.comm import Group, local_gpu
+from weft.comm.backends import GPU_BACKENDS, gpus_are_distinct
 from weft.comm.group import PendingExchange
 from weft.runtime.meter import Meter
 from weft.utils.errors import InputError
@@ -31,7 +31,7 @@ joining: Any = import_module("weft.comm.join")
 def test_ranks_beyond_the_gpus_share(local: str, there: int, taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", local)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
-    assert own_gpu() == torch.device("cuda", taken)
+    assert local_gpu() == torch.device("cuda", taken)
 
 
 @pytest.mark.parametrize(("gpus", "own"), [(["a", "b", "c"], True), (["a", "b", "a"], False)])
@@ -39,7 +39,7 @@ def test_all_ranks_know_whether_two_share_a_gpu(gpus: list[str], own: bool, tmp_
     store, found = dist.FileStore(str(tmp_path / "store"), len(gpus)), dict[int, bool]()
 
     def ask(rank: int) -> None:
-        found[rank] = each_has_its_own(store, rank, len(gpus), gpus[rank])
+        found[rank] = gpus_are_distinct(store, rank, len(gpus), gpus[rank])
 
     threads = [Thread(target=ask, args=(rank,)) for rank in range(len(gpus))]
     for thread in threads:
@@ -89,8 +89,8 @@ def faked_gpus(names: list[str]) -> Iterator[list[str]]:
     """Ranks on GPUs of these names, by which they would talk by NCCL and do by gloo; the backends that they ask for."""
     asked, begin = list[str](), dist.init_process_group
     patches = [
-        (joining, "own_gpu", lambda: torch.device("cuda", 0)),
-        (joining, "name_of", lambda _: names[int(os.environ["RANK"])]),
+        (joining, "local_gpu", lambda: torch.device("cuda", 0)),
+        (joining, "gpu_uuid", lambda _: names[int(os.environ["RANK"])]),
         (joining, "Group", lambda *_, **named: SimpleNamespace(**named)),
         (torch.cuda, "set_device", lambda _: None),
         (dist, "init_process_group", lambda backend, **named: (asked.append(backend), begin("gloo", **named))),
@@ -109,16 +109,16 @@ def check_meets_anew(group: Group, folder: Path) -> None:
     for_cpu = group.process_group
     with faked_gpus(["a", "a"]) as asked:
         shared = joined_by(folder, "cuda")
-        assert (asked, shared.staged, shared.shares) == (["gloo"], True, True)
+        assert (asked, shared.staged, shared.shares_gpu) == (["gloo"], True, True)
         assert shared.process_group is not for_cpu
         again = joined_by(folder, "cuda")
-        assert (again.process_group is shared.process_group, again.shares) == (True, True)
+        assert (again.process_group is shared.process_group, again.shares_gpu) == (True, True)
         assert joined_by(folder, "cpu").process_group is shared.process_group, "it serves the host, too"
     dist.destroy_process_group()
     joined_by(folder, "cpu")
     with faked_gpus(["a", "b"]) as asked:
-        assert not joined_by(folder, "cuda").shares
-        assert asked == [BOTH]
+        assert not joined_by(folder, "cuda").shares_gpu
+        assert asked == [GPU_BACKENDS]
 
 
 def test_ranks_that_met_for_the_cpu_meet_anew_for_gpus(tmp_path: Path) -> None:
@@ -133,10 +133,10 @@ def check_process_group_of_ones_own(group: Group, folder: Path) -> None:
     own = dist.group.WORLD
     with faked_gpus(["a", "b"]) as asked:
         found = joined_by(folder, "cuda")
-        assert (found.process_group is own, found.staged, found.shares, asked) == (True, True, False, [])
-        with replaced(dist, "get_backend_config", lambda: BOTH):
+        assert (found.process_group is own, found.staged, found.shares_gpu, asked) == (True, True, False, [])
+        with replaced(dist, "get_backend_config", lambda: GPU_BACKENDS):
             assert not joined_by(folder, "cuda").staged
-        with replaced(dist, "get_backend_config", lambda: "cuda:nccl"), pytest.raises(InputError, match=BOTH):
+        with replaced(dist, "get_backend_config", lambda: "cuda:nccl"), pytest.raises(InputError, match=GPU_BACKENDS):
             joined_by(folder, "cuda")
     assert dist.group.WORLD is own
 

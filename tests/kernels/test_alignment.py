@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.lib.kernel_cases import graph, randn
 from weft.kernels import Scale, cpu, spmm, spmm_transposed
-from weft.runtime.alignment import LINE_BYTES, empty_on_lines, numbers_apart, on_lines, readable_width
+from weft.runtime.alignment import LINE_BYTES, empty_aligned, row_stride, is_aligned, readable_width
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 
@@ -33,14 +33,14 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16]
     ],
 )
 def test_rows_are_apart_where_half_a_line_is_saved(width, itemsize, apart):
-    assert numbers_apart(width, itemsize) == apart
+    assert row_stride(width, itemsize) == apart
 
 
 def test_gaps_are_zero_and_may_be_read(monkeypatch):
     monkeypatch.undo()  # what is to be written need not be poisoned
-    x = empty_on_lines(torch.ones(1), 9, 47)
+    x = empty_aligned(torch.ones(1), 9, 47)
     assert x.shape == (9, 47)
-    assert on_lines(x)
+    assert is_aligned(x)
     assert readable_width(x) == 48
     assert x.as_strided((9, 1), (48, 1), 47).count_nonzero() == 0
 
@@ -86,9 +86,9 @@ def test_bits_do_not_depend_on_where_rows_lie(isa, dtype, cut):
 
 def test_rows_on_lines_are_not_copied(monkeypatch):
     copied = []
-    monkeypatch.setattr(cpu, "empty_on_lines", lambda *given: copied.append(given) or empty_on_lines(*given))
+    monkeypatch.setattr(cpu, "empty_aligned", lambda *given: copied.append(given) or empty_aligned(*given))
     adj, both = graph(20, 20, 90), torch.ones(20, 128)
-    x = empty_on_lines(both, 20, 47).fill_(1)
+    x = empty_aligned(both, 20, 47).fill_(1)
     assert not x.is_contiguous()
     spmm(adj, x)
     assert not copied

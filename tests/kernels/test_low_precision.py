@@ -46,7 +46,7 @@ def scale(adj: Adjacency) -> Scale:
 def test_sums(width: int) -> None:
     adj, x = block(width), narrow(40, width, seed=1)
     options: dict[str, Any] = {"scale": scale(adj), "weighted": True}
-    wide, found = spmm(adj, x, **options, wide=True), spmm(adj, x, **options)
+    wide, found = spmm(adj, x, **options, in_sum_dtype=True), spmm(adj, x, **options)
     factors = Scale(*(None if one is None else one.double() for one in options["scale"]))
     wanted = reference.spmm(adj.cast(torch.float64), x.double(), scale=factors, weighted=True)
     torch.testing.assert_close(wide.double(), wanted, rtol=1e-5, atol=1e-5)
@@ -59,7 +59,7 @@ def test_adjoints_of_sums(width: int) -> None:
     """Also added to rows of either type, which are rounded once more."""
     adj, grad = block(width), narrow(23, width, seed=2)
     options: dict[str, Any] = {"scale": scale(adj), "weighted": True}
-    wide = spmm_transposed(adj, grad, **options, wide=True)
+    wide = spmm_transposed(adj, grad, **options, in_sum_dtype=True)
     wanted = spmm_transposed(adj, grad.float(), **options)
     assert torch.equal(wide, wanted)
     assert torch.equal(spmm_transposed(adj, grad, **options), wanted.bfloat16())

@@ -32,8 +32,8 @@ from weft.kernels import (
     SourceGrads,
     attend,
     attend_edges,
-    attend_keeping,
-    attend_transposed,
+    attend_and_save,
+    attend_backward,
     ops,
     pair_logits,
     reference,
@@ -191,12 +191,12 @@ def test_gradients_of_attention_are_added(bounds: tuple[int, ...]) -> None:
     adj, width, heads = graph(40, 30, 60), bounds[-1], len(bounds) - 1
     over = Attention(adj=adj, bounds=bounds, loop=~adj.has_loop, slope=0.2, steps=1)
     h, logit_src, logit_dst = randn(40, width, seed=1), randn(40, heads, seed=2), randn(30, heads, seed=3)
-    y, kept = attend_keeping(over, h, logit_src, logit_dst)
+    y, kept = attend_and_save(over, h, logit_src, logit_dst)
     inputs, grad = AttentionInputs(h, logit_src, logit_dst, y), randn(30, width, seed=4)
     there = SourceGrads(randn(40, width, seed=5), randn(40, heads, seed=6))
     into = SourceGrads(*(rows.clone() for rows in there))  # type: ignore[union-attr]
-    expected_h, expected = attend_transposed(over, inputs, kept, grad)
-    found_h, found = attend_transposed(over, inputs, kept, grad, into)
+    expected_h, expected = attend_backward(over, inputs, kept, grad)
+    found_h, found = attend_backward(over, inputs, kept, grad, into)
     assert (found_h, found.source) == into
     torch.testing.assert_close(found_h, there.h + expected_h, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(found.source, there.logits + expected.source, rtol=1e-12, atol=1e-12)

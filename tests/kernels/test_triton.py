@@ -51,15 +51,15 @@ from weft.kernels import (
     SourceGrads,
     attend,
     attend_edges,
-    attend_keeping,
-    attend_transposed,
+    attend_and_save,
+    attend_backward,
     cpu,
     keyed_dropout,
     ops,
     reference,
     spmm,
     spmm_max,
-    spmm_max_places,
+    spmm_max_positions,
     spmm_transposed,
 )
 from weft.nn.aggregate.relations import RelationRows
@@ -218,10 +218,10 @@ def test_no_columns(device: str) -> None:
 def test_heads_of_several_blocks_of_columns(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from weft.kernels.triton import launch_config
 
-    launch_config.columns_of.cache_clear()
+    launch_config.column_blocks.cache_clear()
     monkeypatch.setattr(launch_config, "MAX_COLUMNS", 2)
     assert_same(block(device), CASES[name](block()), torch.float64)
-    launch_config.columns_of.cache_clear()
+    launch_config.column_blocks.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["maximum", "attention under dropout"])
@@ -231,7 +231,7 @@ def test_two_runs_have_the_same_bits(name: str, device: str, monkeypatch: pytest
 
     case = CASES[name](block())
     first = case.run(ops, block(device), torch.float32)
-    monkeypatch.setattr(launch_config, "WIDE", 0)
+    monkeypatch.setattr(launch_config, "INT64_NUMBERS", 0)
     assert same_bits(case.run(ops, block(device), torch.float32), first)
 
 
@@ -359,11 +359,11 @@ def test_gradients_are_added(device: str) -> None:
     torch.testing.assert_close(into, there + found, rtol=1e-12, atol=1e-12)
     over = Attention(adj=adj, bounds=(0, 2, 5), loop=~adj.has_loop, slope=0.2, steps=1)
     h, src, dst = (randn(17, width, seed=seed).to(device) for width, seed in ((5, 1), (2, 2), (2, 3)))
-    y, kept = attend_keeping(over, h, src, dst)
+    y, kept = attend_and_save(over, h, src, dst)
     inputs, logits = AttentionInputs(h, src, dst, y), randn(17, 2, seed=6).to(device)
-    wanted_h, wanted = attend_transposed(over, inputs, kept, grad)
+    wanted_h, wanted = attend_backward(over, inputs, kept, grad)
     sums = SourceGrads(there.clone(), logits.clone())
-    found_h, grads = attend_transposed(over, inputs, kept, grad, sums)
+    found_h, grads = attend_backward(over, inputs, kept, grad, sums)
     assert (found_h, grads.source) == sums
     torch.testing.assert_close(found_h, there + wanted_h, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(grads.source, logits + wanted.source, rtol=1e-12, atol=1e-12)
@@ -385,7 +385,7 @@ def test_places_of_maxima(device: str) -> None:
     adj = block(device)
     x = randn(19, 4, seed=5).round()
     x[:, 1] = -torch.inf
-    y, place = spmm_max_places(adj, x.to(device))
+    y, place = spmm_max_positions(adj, x.to(device))
     some = block().degree > 0
     assert torch.equal(place.cpu().long()[some], reference.max_position(block(), x)[some])
     assert torch.equal(y.cpu(), reference.spmm_max(block(), x))
@@ -451,7 +451,7 @@ def test_a_run_has_the_losses_of_the_cpus_kernels(
     if HAS_GPU:
         pytest.skip("kernels are compiled, not interpreted")
     set_classes(monkeypatch, DegreeClasses.of)  # nearly all rows are small ones, as programs take time
-    monkeypatch.setattr(MemoryProbe, "most", lambda *_: 0)  # which works on thousands of edges, to foresee
+    monkeypatch.setattr(MemoryProbe, "peak", lambda *_: 0)  # which works on thousands of edges, to foresee
     options: dict[str, Any] = {"hidden": 6, "heads": 2, "attention_dropout": 0.3, "epochs": 2, "dtype": "float64"}
     options |= {"chunks": 2} if strategy == "offload" else {}
     found = []

@@ -151,7 +151,7 @@ def _serve(rank: int, size: int, timeout_seconds: int, folder: str, port: int, p
     while True:
         try:
             function, arguments = pipe.recv()  # when all ranks have done what was before
-            group.close_beside()
+            group.close_host_group()
         except EOFError:
             return
         except BaseException:

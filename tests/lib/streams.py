@@ -97,7 +97,7 @@ class FakeStreams(TorchDispatchMode):
     for, else at once: whatever is right is right both ways.
     """
 
-    apart = True
+    asynchronous = True
 
     def __init__(self, without: str = "", *, late: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 
 from weft.runtime import cores as module
-from weft.runtime.cores import cores, keep_to_share, num_cores, share
+from weft.runtime.cores import cores, pin_to_rank_cores, num_cores, rank_cores
 
 KEEPING = """
 import os, threading
-from weft.runtime.cores import cores, keep_to_share, share
+from weft.runtime.cores import cores, pin_to_rank_cores, rank_cores
 
 stop = threading.Event()
 threading.Thread(target=stop.wait, daemon=True).start()
-keep_to_share({part}, {parts})
+pin_to_rank_cores({part}, {parts})
 seen = [sorted(os.sched_getaffinity(int(thread))) for thread in os.listdir("/proc/self/task")]
 assert len(seen) == 2 and seen[0] == seen[1], seen
-print(seen[0] == sorted(share({part}, {parts})), len(cores()))
+print(seen[0] == sorted(rank_cores({part}, {parts})), len(cores()))
 """
 
 
@@ -44,22 +44,22 @@ def eight(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.Fixtu
 @pytest.mark.usefixtures("eight")
 def test_neighbours_share_the_most() -> None:
     assert cores() == (0, 4, 2, 6, 1, 5, 3, 7)
-    assert [share(rank, 4) for rank in range(4)] == [(0, 4), (2, 6), (1, 5), (3, 7)]
+    assert [rank_cores(rank, 4) for rank in range(4)] == [(0, 4), (2, 6), (1, 5), (3, 7)]
 
 
 @pytest.mark.usefixtures("eight")
 def test_all_cores_are_given_out_once() -> None:
     for ranks in range(1, 9):
-        assert sum((share(rank, ranks) for rank in range(ranks)), ()) == cores()
-        assert {len(share(rank, ranks)) for rank in range(ranks)} <= {8 // ranks, 8 // ranks + 1}
+        assert sum((rank_cores(rank, ranks) for rank in range(ranks)), ()) == cores()
+        assert {len(rank_cores(rank, ranks)) for rank in range(ranks)} <= {8 // ranks, 8 // ranks + 1}
 
 
 @pytest.mark.parametrize("eight", [[3, 9]], indirect=True)  # of which the second is not in the topology
 @pytest.mark.usefixtures("eight")
 def test_more_ranks_than_cores_share_them_evenly() -> None:
     assert num_cores() == 2
-    first, *_, last = (share(rank, 4) for rank in range(4))
-    assert [share(rank, 4) for rank in range(4)] == [first, first, last, last]
+    first, *_, last = (rank_cores(rank, 4) for rank in range(4))
+    assert [rank_cores(rank, 4) for rank in range(4)] == [first, first, last, last]
     assert {*first, *last} == {3, 9}
 
 
@@ -74,10 +74,10 @@ def test_cores_that_somebody_has_given_stay(monkeypatch: pytest.MonkeyPatch) -> 
     given, told = {0: {0, 1}, os.getppid(): {0, 1, 2, 3}}, list[int]()
     monkeypatch.setattr(os, "sched_getaffinity", given.__getitem__)
     monkeypatch.setattr(os, "sched_setaffinity", lambda thread, _: told.append(thread))
-    keep_to_share(0, 2)
+    pin_to_rank_cores(0, 2)
     assert not told
     given[os.getppid()] = {0, 1}
-    keep_to_share(0, 2)
+    pin_to_rank_cores(0, 2)
     assert os.getpid() in told
 
 

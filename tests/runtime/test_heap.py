@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from weft.runtime import memory
-from weft.runtime.memory import PRELOAD, with_heap
+from weft.runtime.memory import PRELOAD, heap_environment
 from weft.runtime.process_memory import descendants
 
 BEGIN = """
@@ -38,7 +38,7 @@ def resident():
 @pytest.fixture
 def heap(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.delenv(PRELOAD, raising=False)
-    found = with_heap()
+    found = heap_environment()
     if not found:
         pytest.skip("needs glibc")
     return found
@@ -189,12 +189,12 @@ def test_a_command_starts_itself_anew_for_it(heap: dict[str, str], monkeypatch: 
     started = list[str]()
     monkeypatch.setattr(memory.os, "execv", lambda path, _: started.append(path))
     monkeypatch.setattr(memory.signal, "pthread_sigmask", lambda *_: None)
-    memory.start_anew_to_keep_pages()
+    memory.restart_with_heap()
     assert os.environ[PRELOAD] == heap[PRELOAD]
     assert started == [sys.executable]
-    memory.start_anew_to_keep_pages()
+    memory.restart_with_heap()
     monkeypatch.setenv(PRELOAD, "")  # as a person may set it
-    memory.start_anew_to_keep_pages()
+    memory.restart_with_heap()
     assert len(started) == 1
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from weft.runtime import memory
-from weft.runtime.memory import memory_limit_bytes, require_memory
+from weft.runtime.memory import memory_limit_bytes, check_fits_memory
 from weft.utils.errors import InputError
 
 OWN_CGROUPS = {"v2": "0::/user/job", "v1": "5:cpu,cpuacct:/user/job\n4:memory:/user/job\n0::/"}
@@ -45,6 +45,6 @@ def test_a_process_may_take_less(machine_bytes: int, monkeypatch: pytest.MonkeyP
 
 
 def test_what_does_not_fit_is_refused(machine_bytes: int) -> None:
-    require_memory(machine_bytes, "x", "give less")
+    check_fits_memory(machine_bytes, "x", "give less")
     with pytest.raises(InputError, match=r"^x would take .* of memory, and there are .*: give less$"):
-        require_memory(machine_bytes + 1, "x", "give less")
+        check_fits_memory(machine_bytes + 1, "x", "give less")

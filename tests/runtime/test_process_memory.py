@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.runtime.process_memory import Seen, resident_part, watch
+from weft.runtime.process_memory import ProcessUsage, resident_part, watch
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's /proc")
 
@@ -17,7 +17,7 @@ WAIT = "time.sleep(0.6)"
 MEBIBYTE = 1 << 20
 
 
-def seen(folder: Path, *lines: str, limit: int | None = None) -> Seen:
+def seen(folder: Path, *lines: str, limit: int | None = None) -> ProcessUsage:
     """What a process does."""
     folder.mkdir()
     return watch([sys.executable, "-c", "\n".join([BARE, *lines, WAIT])], folder, limit=limit)

@@ -52,8 +52,8 @@ def gaps() -> Iterator[list[Tensor]]:
         return -(-width // line) * line
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(alignment, "numbers_apart", apart)
-        patched.setattr(linear_transform, "numbers_apart", apart)
+        patched.setattr(alignment, "row_stride", apart)
+        patched.setattr(linear_transform, "row_stride", apart)
         patched.setattr(cpu, "readable_width", seen)
         yield found
 

@@ -91,7 +91,7 @@ def arrangements(exchange: Exchange) -> Iterator[tuple[Adjacency, int]]:
         found = [block.adjacency for block in exchange.blocks]
         for block in exchange.blocks:
             for slices in block._slices.values():
-                found += [slices.here, *(part.adjacency for part in slices.coming)]
+                found += [slices.local, *(part.adjacency for part in slices.remote)]
             if block.least is not None and block.least.route.sums is not None:
                 yield block.least.route.sums, block.least.route.num_summed
     for edges in found:

@@ -1,5 +1,6 @@
-"""Collectives between ranks, counted. The only package that imports torch.distributed."""
+"""Communication between ranks, with counts of bytes and seconds. No other package imports torch.distributed."""
 
+from weft.comm.backends import local_gpu
 from weft.comm.columns import (
     ColsToRows,
     ColumnLayout,
@@ -15,7 +16,6 @@ from weft.comm.columns import (
     sum_shared,
 )
 from weft.comm.exchange_key import Key
-from weft.comm.gpus import own_gpu
 from weft.comm.group import Group, Pending
 from weft.comm.halo import EdgeSlices, Halo, PendingRows, slice_edges
 from weft.comm.join import join
@@ -41,9 +41,9 @@ __all__ = [
     "count_shared",
     "even_bounds",
     "join",
+    "local_gpu",
     "make_route",
     "make_sum_route",
-    "own_gpu",
     "rows_to_cols",
     "slice_edges",
     "sum_gradients",

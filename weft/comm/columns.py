@@ -1,6 +1,7 @@
-"""Rows to columns and back: the `split` and `gather` of NeutronTP (section 3.1, figure 6), each the other's adjoint.
+"""Exchanges between rows and columns: `split` and `gather` of NeutronTP (section 3.1, figure 6), which are adjoint.
 
-Rank r answers for the rows `rows[r]:rows[r + 1]` of all N vertices and holds the columns `columns[r]` of all rows.
+A matrix [N, F] is distributed in two ways. By rows: rank r has the rows `rows[r]:rows[r + 1]` with all columns. By
+columns: rank r has the columns `columns[r]` of all rows.
 """
 
 from __future__ import annotations
@@ -20,135 +21,214 @@ from weft.comm.group import Group, Pending
 from weft.utils.dtypes import sum_dtype
 
 Range = tuple[int, int]
+"""First column, and the end of the columns."""
 BlockPlace = tuple[slice, int]
+"""Range of rows, and the column among this rank's columns."""
 
 
 def even_bounds(count: int, parts: int) -> tuple[int, ...]:
-    """Bounds of `parts` contiguous ranges over `count` items whose sizes differ by at most one."""
+    """Return the bounds of contiguous ranges whose sizes differ by at most one.
+
+    Args:
+        count: Number of items.
+        parts: Number of ranges.
+
+    Returns:
+        `parts + 1` ascending bounds, from 0 to `count`.
+    """
     return tuple(count * part // parts for part in range(parts + 1))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnLayout:
-    """Who holds what of an [N, F] matrix. Column ranges of two ranks may overlap; then `cols_to_rows` sums them."""
+    """Distribution of a matrix [N, F] over the ranks, by rows and by columns.
+
+    Two ranks may have the same columns; `cols_to_rows` then adds up their values.
+    """
 
     rows: tuple[int, ...]
+    """Bounds of the ranks' rows, P + 1 numbers."""
     columns: tuple[tuple[Range, ...], ...]
+    """Ranges of columns of each rank."""
 
     @property
     def num_columns(self) -> int:
-        """Columns of the whole matrix: F."""
+        """Number of columns of the whole matrix: F."""
         return max(stop for ranges in self.columns for _, stop in ranges)
 
     @property
     def overlaps(self) -> bool:
-        """Whether ranks hold the same columns."""
+        """True if two ranks have the same columns."""
         return sum(self.width(rank) for rank in range(len(self.columns))) > self.num_columns
 
     def width(self, rank: int) -> int:
-        """Columns that `rank` holds: f."""
+        """Return the number of columns of `rank`: f."""
         return sum(stop - start for start, stop in self.columns[rank])
 
     def num_rows(self, rank: int) -> int:
-        """Rows that `rank` answers for: n."""
+        """Return the number of rows of `rank`: n."""
         return self.rows[rank + 1] - self.rows[rank]
 
 
 def column_layout(rows: tuple[int, ...], width: int) -> ColumnLayout:
-    """Every rank gets its even share of `width` columns; ranks beyond the width get none."""
+    """Return a layout that splits the columns evenly over the ranks.
+
+    Args:
+        rows: Bounds of the ranks' rows, P + 1 numbers.
+        width: Number of columns. Ranks beyond this number get none.
+    """
     return ColumnLayout(
         rows=rows, columns=tuple(((start, stop),) for start, stop in pairwise(even_bounds(width, len(rows) - 1)))
     )
 
 
 def rows_to_cols(x_nF: Tensor, layout: ColumnLayout, group: Group) -> Tensor:
-    """Rows to columns: from the rows [n, F] this rank answers for to its columns [N, f] of all rows."""
+    """Exchange rows for columns: return this rank's columns of all rows, [N, f].
+
+    Args:
+        x_nF: This rank's rows with all columns, [n, F].
+        layout: Distribution of the matrix.
+        group: All ranks; each of them must call this function.
+    """
     return _RowsToCols.apply(x_nF, layout, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def cols_to_rows(x_Nf: Tensor, layout: ColumnLayout, group: Group) -> Tensor:
-    """Columns to rows: from this rank's columns [N, f] of all rows to the rows [n, F] it answers for."""
+    """Exchange columns for rows: return this rank's rows with all columns, [n, F].
+
+    Args:
+        x_Nf: This rank's columns of all rows, [N, f].
+        layout: Distribution of the matrix. Columns that several ranks have are added up.
+        group: All ranks; each of them must call this function.
+    """
     return _ColsToRows.apply(x_Nf, layout, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowSet:
-    """Rows that cross together, out of all N that the ranks answer for."""
+    """Subset of all N rows that one exchange sends."""
 
     ids: Tensor
-    """int64 [c], rank by rank, of any rank's rows."""
+    """Vertex ids of the rows of all ranks, ordered by rank, int64 [c]."""
     counts: tuple[int, ...]
-    """How many of them each rank answers for."""
-    own: Tensor
-    """int64, where this rank's stand among the rows that it answers for."""
+    """Number of these rows on each rank."""
+    positions: Tensor
+    """Positions of this rank's rows of the set among all its rows, int64."""
 
 
 class RowsToCols:
-    """Rows of a set on their way to columns."""
+    """Pending exchange of the rows of a set for columns.
+
+    Args:
+        x_nF: All rows of this rank, [n, F].
+        rows: The rows to exchange.
+        layout: Distribution of the matrix.
+        group: All ranks.
+        key: Key that identifies this exchange on all ranks.
+    """
 
     def __init__(self, x_nF: Tensor, rows: RowSet, layout: ColumnLayout, group: Group, key: Key) -> None:
         self._shape = len(rows.ids), layout.width(group.rank)
-        self._exchange = _send_columns(x_nF[rows.own], rows.counts, layout, group, key)
+        self._exchange = _send_columns(x_nF[rows.positions], rows.counts, layout, group, key)
 
     def wait(self) -> Tensor:
-        """This rank's columns [c, f] of the set."""
+        """Wait for the exchange, and return this rank's columns of the set, [c, f]."""
         return self._exchange.wait().view(self._shape)
 
 
 class ColsToRows:
-    """A rank's columns [c, f] of a set on their way to the rows' ranks."""
+    """Pending exchange of this rank's columns of a set of rows for complete rows.
+
+    Args:
+        x_cf: This rank's columns of all rows of the set, [c, f].
+        rows: The rows to exchange.
+        layout: Distribution of the matrix.
+        group: All ranks.
+        key: Key that identifies this exchange on all ranks.
+    """
 
     def __init__(self, x_cf: Tensor, rows: RowSet, layout: ColumnLayout, group: Group, key: Key) -> None:
         self._rows, self._layout = rows, layout
         self._exchange = _send_rows(x_cf, rows.counts, layout, group, key)
 
     def wait(self) -> Tensor:
-        """Those rows [., F] of the set that this rank answers for, at its `own`."""
-        return _join_columns(self._exchange.wait(), len(self._rows.own), self._layout)
+        """Wait for the exchange, and return this rank's rows of the set, [., F], in the order of `positions`."""
+        return _join_columns(self._exchange.wait(), len(self._rows.positions), self._layout)
 
 
 def sum_over_ranks(values: Tensor, group: Group, *, tag: str) -> Tensor:
-    """The sum of a tensor over the ranks, on every rank; its adjoint is the same sum."""
+    """Return the sum of a tensor over the ranks. The backward pass is the same sum.
+
+    Args:
+        values: Tensor of the same shape on every rank.
+        group: All ranks; each of them must call this function.
+        tag: Name under which the meter counts the bytes.
+    """
     return _SumOverRanks.apply(values, group, tag)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def sum_shared(x: Tensor, columns: Sequence[Range], group: Group) -> Tensor:
-    """x [E, f] with each column summed over the ranks that hold it; rank r holds the range columns[r].
+    """Return x with each column summed over the ranks that have this column. The backward pass is the same sum.
 
-    A column of one rank stays as it is. Of the others, each holder adds up an even share of the rows, in rank order,
-    and tells the other holders. The adjoint is the same sum.
+    A column that only one rank has is not changed. The rows of a column that several ranks have are split evenly:
+
+    1. Each of these ranks receives its part of the rows from the others.
+    2. It adds them up in rank order, so that the result does not depend on timing.
+    3. It sends the sums to the others.
+
+    Args:
+        x: This rank's columns, [E, f].
+        columns: Range of columns of each rank; the ranges may overlap.
+        group: All ranks; each of them must call this function.
     """
     return _SumShared.apply(x, columns, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def holders(columns: Sequence[Range], column: int) -> list[int]:
-    """The ranks that hold a column."""
+    """Return the ranks that have a column.
+
+    Args:
+        columns: Range of columns of each rank.
+        column: Number of the column.
+    """
     return [rank for rank, (start, stop) in enumerate(columns) if start <= column < stop]
 
 
 def count_shared(columns: Sequence[Range], num_rows: int, rank: int) -> tuple[int, int]:
-    """Numbers that a rank sends and receives before `sum_shared` adds up; afterwards it is the other way round."""
+    """Return the number of elements that a rank sends and receives in step 1 of `sum_shared`.
+
+    In step 3 the rank sends as many elements as it received in step 1, and receives as many as it sent.
+
+    Args:
+        columns: Range of columns of each rank.
+        num_rows: Number of rows.
+        rank: Number of the rank.
+    """
     sent = received = 0
     for column in range(*columns[rank]):
         ranks = holders(columns, column)
         bounds, place = even_bounds(num_rows, len(ranks)), ranks.index(rank)
-        own = bounds[place + 1] - bounds[place]
-        sent += num_rows - own
-        received += (len(ranks) - 1) * own
+        num_summed = bounds[place + 1] - bounds[place]  # rows of this column that the rank adds up
+        sent += num_rows - num_summed
+        received += (len(ranks) - 1) * num_summed
     return sent, received
 
 
 def sum_gradients(parameters: Sequence[torch.nn.Parameter], group: Group) -> None:
-    """Adds the gradients of all parameters that want one over the ranks, in one collective.
+    """Sum the gradients of all trainable parameters over the ranks, in one all-reduce.
 
-    A parameter that the model does not use has none afterwards either, so that the optimiser passes it over.
+    A parameter without a gradient, because the model does not use it, has none afterwards, so the optimizer skips it.
+
+    Args:
+        parameters: Parameters of the model, in the same order on every rank.
+        group: All ranks; each of them must call this function.
     """
     if group.size == 1:
         return
-    wanting = [parameter for parameter in parameters if parameter.requires_grad]
-    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in wanting]
+    trainable = [parameter for parameter in parameters if parameter.requires_grad]
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in trainable]
     total = group.all_reduce(torch.cat([gradient.reshape(-1) for gradient in gradients]), tag="gradients")
-    for parameter, part in zip(wanting, total.split([p.numel() for p in wanting]), strict=True):
+    for parameter, part in zip(trainable, total.split([p.numel() for p in trainable]), strict=True):
         if parameter.grad is not None:
             parameter.grad = part.view_as(parameter)
 
@@ -166,7 +246,7 @@ def _gather(x_Nf: Tensor, layout: ColumnLayout, group: Group) -> Tensor:
 def _send_columns(
     x_nF: Tensor, counts: Sequence[int], layout: ColumnLayout, group: Group, key: Key | None = None
 ) -> Pending:
-    """Begins to send every rank its columns of these rows, and to receive this rank's of `counts` rows of each."""
+    """Start the exchange that sends each rank its columns of these rows, and receives `counts` rows from each rank."""
     messages = [torch.cat([x_nF[:, start:stop] for start, stop in ranges], 1).reshape(-1) for ranges in layout.columns]
     sent = [len(x_nF) * layout.width(rank) for rank in range(group.size)]
     f = layout.width(group.rank)
@@ -178,7 +258,10 @@ def _send_columns(
 def _send_rows(
     x_Nf: Tensor, counts: Sequence[int], layout: ColumnLayout, group: Group, key: Key | None = None
 ) -> Pending:
-    """Begins to send every rank its `counts` of these rows, which stand rank by rank, and to receive this rank's."""
+    """Start the exchange that sends each rank its `counts` of these rows, and receives all columns of this rank's rows.
+
+    The rows are ordered by the rank that they belong to.
+    """
     f, n = layout.width(group.rank), counts[group.rank]
     received = [n * layout.width(rank) for rank in range(group.size)]
     return group.all_to_all_async(
@@ -187,7 +270,7 @@ def _send_rows(
 
 
 def _join_columns(messages: Tensor, n: int, layout: ColumnLayout) -> Tensor:
-    """The rows [n, F] whose columns the ranks have sent."""
+    """Return the rows [n, F], put together from the columns that each rank sent."""
     dtype = sum_dtype(messages.dtype) if layout.overlaps else messages.dtype
     x_nF = messages.new_zeros(n, layout.num_columns, dtype=dtype)
     parts = messages.split([n * layout.width(rank) for rank in range(len(layout.columns))])
@@ -200,19 +283,20 @@ def _join_columns(messages: Tensor, n: int, layout: ColumnLayout) -> Tensor:
 
 def _sum_shared(x: Tensor, columns: Sequence[Range], group: Group) -> Tensor:
     me, total = group.rank, x.clone()
-    ours = [_share(columns, me, rank, me, len(x)) for rank in range(group.size)]
-    theirs = [_share(columns, me, rank, rank, len(x)) for rank in range(group.size)]
+    # By rank: the entries that both have and this rank adds up, and those that the other rank adds up.
+    ours = [_shared_blocks(columns, me, rank, me, len(x)) for rank in range(group.size)]
+    theirs = [_shared_blocks(columns, me, rank, rank, len(x)) for rank in range(group.size)]
     for place in ours[me]:
         total[place] = 0
-    for place, part in _swap(x, theirs, ours, group):
+    for place, part in _exchange_blocks(x, theirs, ours, group):
         total[place] += part
-    for place, part in _swap(total, ours, theirs, group):
+    for place, part in _exchange_blocks(total, ours, theirs, group):
         total[place] = part
     return total
 
 
-def _share(columns: Sequence[Range], rank: int, other: int, owner: int, num_rows: int) -> list[BlockPlace]:
-    """Where in `rank`'s columns that `other` holds as well, and others perhaps, `owner` adds up."""
+def _shared_blocks(columns: Sequence[Range], rank: int, other: int, owner: int, num_rows: int) -> list[BlockPlace]:
+    """Return the blocks that `owner` adds up, of the columns that both `rank` and `other` have."""
     places = []
     for column in range(*columns[rank]):
         ranks = holders(columns, column)
@@ -222,11 +306,11 @@ def _share(columns: Sequence[Range], rank: int, other: int, owner: int, num_rows
     return places
 
 
-def _swap(
+def _exchange_blocks(
     x: Tensor, sent: Sequence[list[BlockPlace]], received: Sequence[list[BlockPlace]], group: Group
 ) -> Iterable[tuple[BlockPlace, Tensor]]:
-    """Sends each rank some entries of x, and gives what came of each, in rank order, with the place that it is for."""
-    counts = [[sum(rows.stop - rows.start for rows, _ in one) for one in places] for places in (sent, received)]
+    """Send blocks of x to each rank, and return the received blocks in rank order, each with its place in x."""
+    counts = [[sum(rows.stop - rows.start for rows, _ in blocks) for blocks in ranks] for ranks in (sent, received)]
     message = torch.cat([x.new_empty(0), *(x[place] for place in chain(*sent))])
     places = list(chain(*received))
     parts = group.all_to_all(message, *counts, tag="logits").split([rows.stop - rows.start for rows, _ in places])

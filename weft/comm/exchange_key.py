@@ -1,22 +1,23 @@
-"""What ranks tell exchanges by that are under way at once."""
+"""Keys that identify exchanges which are under way at the same time."""
 
 from __future__ import annotations
 
 import zlib
 from typing import NamedTuple
 
-NUM_SLOTS = 1 << 31  # of gloo's tags, by which messages between two ranks are told apart
+NUM_SLOTS = 1 << 31
+"""Number of tags that gloo can attach to a message."""
 
 
 class Key(NamedTuple):
-    """Which exchange of a group this is, said alike by its ranks: those under way at once have different keys."""
+    """Identifier of an exchange, equal on all ranks. Exchanges under way at the same time have different keys."""
 
     what: str
-    """Of what: tag, layer, direction."""
+    """Kind of exchange: tag, layer, direction."""
     number: int
-    """Which of those: a chunk, or a count."""
+    """Number of the exchange among those of its kind: a chunk, or a counter."""
 
     @property
     def slot(self) -> int:
-        """The tag of its messages."""
+        """Tag of the exchange's messages in gloo."""
         return (zlib.crc32(self.what.encode()) + self.number) % NUM_SLOTS

@@ -1,4 +1,4 @@
-"""How gloo begins: its threads wait for a core until others leave one, and what it writes by itself is left out."""
+"""Start of gloo process groups, without gloo's messages and with a lower scheduling class for its threads."""
 
 from __future__ import annotations
 
@@ -11,51 +11,56 @@ from datetime import timedelta
 import torch.distributed as dist
 
 STDERR = 2
+"""File descriptor of standard error."""
 
 
 @contextmanager
-def without_gloo_lines() -> Iterator[None]:
-    """While entered, C++ code writes its lines of standard error to nowhere; Python's go where they did."""
+def without_native_stderr() -> Iterator[None]:
+    """Discard what C++ code writes to standard error inside; Python still writes to it."""
     sys.stderr.flush()
-    kept = os.dup(STDERR)
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), STDERR)
+    original = os.dup(STDERR)
+    with open(os.devnull, "wb") as devnull:
+        os.dup2(devnull.fileno(), STDERR)
     try:
-        with open(kept, "w", buffering=1, closefd=False) as ours, redirect_stderr(ours):
+        with open(original, "w", buffering=1, closefd=False) as python_stderr, redirect_stderr(python_stderr):
             yield
     finally:
-        os.dup2(kept, STDERR)
-        os.close(kept)
+        os.dup2(original, STDERR)
+        os.close(original)
 
 
 @contextmanager
-def threads_in_batch() -> Iterator[None]:
-    """While entered, threads that this one begins are of the kernel's class for batches, where it has and allows one.
+def batch_scheduling() -> Iterator[None]:
+    """Give threads that this thread starts inside the scheduling class SCHED_BATCH, if the system allows it.
 
-    So that none takes the core of the thread that has just woken it. gloo's one for sockets does not sleep while
-    another of its process is about to send, but tries again and again: on that one's core until the kernel's next tick,
-    4 ms later (github.com/pytorch/gloo/issues/246).
+    A thread of this class does not preempt the thread that wakes it. gloo's socket thread polls without sleeping while
+    another thread of the process is about to send. Without SCHED_BATCH it does so on that thread's core, and delays it
+    until the kernel's next tick, up to 4 ms later (github.com/pytorch/gloo/issues/246).
     """
-    batch, own = getattr(os, "SCHED_BATCH", None), getattr(os, "SCHED_OTHER", None)
-    if batch is None or os.sched_getscheduler(0) != own:
+    batch, default = getattr(os, "SCHED_BATCH", None), getattr(os, "SCHED_OTHER", None)
+    if batch is None or os.sched_getscheduler(0) != default:
         yield
         return
     with ExitStack() as after:
         with suppress(PermissionError):
             os.sched_setscheduler(0, batch, os.sched_param(0))
-            after.callback(os.sched_setscheduler, 0, own, os.sched_param(0))
+            after.callback(os.sched_setscheduler, 0, default, os.sched_param(0))
         yield
 
 
 @contextmanager
-def beginning_gloo() -> Iterator[None]:
-    """While a process group is made: without its lines, and its threads of that class."""
-    with without_gloo_lines(), threads_in_batch():
+def starting_gloo() -> Iterator[None]:
+    """Start a process group inside without gloo's messages and with `batch_scheduling`."""
+    with without_native_stderr(), batch_scheduling():
         yield
 
 
 def new_gloo_group(timeout: timedelta | None) -> dist.ProcessGroup:
-    """Make one more process group of all ranks, through gloo. All ranks must call it."""
-    with beginning_gloo():
+    """Return a new gloo process group of all ranks, each of which must call this function.
+
+    Args:
+        timeout: Time after which a peer that does not answer counts as lost; None: PyTorch's default.
+    """
+    with starting_gloo():
         process_group: dist.ProcessGroup = dist.new_group(timeout=timeout, backend="gloo")
     return process_group

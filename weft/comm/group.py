@@ -1,4 +1,4 @@
-"""The ranks of a run, and the only door to the network: every byte that moves is counted here."""
+"""The group of all ranks and its collectives, which count every byte that is sent or received."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from weft.utils.errors import RunError
 
 
 class Group:
-    """All ranks of a run, as one of them sees them.
+    """All ranks of a run, with collectives between them, from the point of view of one rank.
 
-    `join` makes it; a single rank may make it directly and communicates with nobody.
+    `join` creates it. A single rank may create it directly; its collectives return their input.
 
     Args:
         rank: Number of this rank, from 0.
@@ -36,11 +36,11 @@ class Group:
         meter: Counter of bytes and seconds; default: a new one.
         device: Device of this rank's tensors.
         process_group: PyTorch's process group of all ranks; None for a single rank.
-        name: Prefix of the names of collectives in the meter.
+        name: Prefix of the names of this group's collectives in the meter.
         timeout: Time after which a peer that does not answer counts as lost.
-        staged: True if tensors on the device are copied to the host before they are sent, because the ranks have gloo
-            alone.
-        shares: True if several ranks share a GPU.
+        staged: True if tensors on the device are copied to the host before they are sent, because the only backend is
+            gloo.
+        shares_gpu: True if several ranks share a GPU.
     """
 
     def __init__(
@@ -54,54 +54,68 @@ class Group:
         name: str = "",
         timeout: timedelta | None = None,
         staged: bool = False,
-        shares: bool = False,
+        shares_gpu: bool = False,
     ) -> None:
         self.rank, self.size, self.device = rank, size, torch.device(device)
-        self.staged, self.shares = staged, shares
+        self.staged, self.shares_gpu = staged, shares_gpu
         self.process_group, self.name, self.timeout = process_group, name, timeout
         self.streams: Streams = streams_of(self.device)
-        """Of the device, for whoever moves rows between it and the host."""
+        """Streams of the device, for copies between it and the host."""
         self.meter = meter or Meter()
         if self.device.type == "cuda":
             self.meter.use(EventClock.of(self.device))
         self.under_way: set[int] = set()
-        """Slots of the exchanges that have begun here and are not done."""
+        """Slots of the exchanges that this rank has started and not finished."""
         self._num_keys: Counter[str] = Counter()
 
     @cached_property
-    def beside(self) -> Group:
-        """Group of the same ranks on the host, with connections and a meter of its own, for a thread.
+    def host_group(self) -> Group:
+        """Second group of the same ranks, on the host, with its own connections and meter, for use by a thread.
 
-        All ranks must make it.
+        The first access creates it; all ranks must do so.
         """
         process_group = new_gloo_group(self.timeout) if self.size > 1 else None
         return Group(self.rank, self.size, process_group=process_group, name="beside ", timeout=self.timeout)
 
     def all_to_all(self, send: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], *, tag: str) -> Tensor:
-        """Sends slice q of the flat `send` to rank q; returns what the ranks sent here, in rank order, flat.
+        """Send a slice of `send` to each rank, and return what all ranks sent to this one, in rank order.
 
-        Counts are elements per rank; zero is legal.
+        Args:
+            send: One-dimensional tensor: the slices for rank 0, 1, ...
+            send_counts: Number of elements for each rank; may be 0.
+            recv_counts: Number of elements from each rank.
+            tag: Name under which the meter counts the bytes.
         """
         return self.all_to_all_async(send, send_counts, recv_counts, tag=tag).wait()
 
     def all_to_all_async(
         self, send: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], *, tag: str, key: Key | None = None
     ) -> Pending:
-        """Begins an `all_to_all`; other work can be done until it is waited for.
+        """Start an `all_to_all`, and return it without waiting for it.
 
-        key: by which ranks tell it from others under way; None: by its place among the group's with this tag.
+        Args:
+            send: As for `all_to_all`.
+            send_counts: As for `all_to_all`.
+            recv_counts: As for `all_to_all`.
+            tag: As for `all_to_all`.
+            key: Key that identifies this exchange on all ranks; None: `next_key(tag)`.
         """
         return (
             Ready(send) if self.size == 1 else PendingExchange(self, send, send_counts, recv_counts, tag=tag, key=key)
         )
 
     def next_key(self, what: str) -> Key:
-        """The next key of its kind, for exchanges that all ranks begin in one order among those of that kind."""
+        """Return the next key of a kind, for exchanges that all ranks start in the same order within this kind."""
         self._num_keys[what] += 1
         return Key(what, self._num_keys[what])
 
     def all_reduce(self, values: Tensor, *, tag: str) -> Tensor:
-        """The sum of `values` over the ranks, in a fixed order; bytes are those of a ring."""
+        """Return the sum of `values` over the ranks, added in a fixed order.
+
+        Args:
+            values: Tensor of the same shape on every rank.
+            tag: Name under which the meter counts the bytes, as for a ring all-reduce: 2 (P - 1) / P of the tensor.
+        """
         if self.size == 1:
             return values
         total = self.sendable(values).clone(memory_format=torch.contiguous_format)
@@ -111,17 +125,22 @@ class Group:
         return self.received(total, values)
 
     def broadcast(self, values: Tensor, *, tag: str) -> None:
-        """Overwrites `values` with rank 0's."""
+        """Overwrite a tensor with that of rank 0.
+
+        Args:
+            values: Tensor of the same shape on every rank; changed in place.
+            tag: Name under which the meter counts the bytes.
+        """
         if self.size > 1:
             payload = values.numel() * values.element_size()
-            sent = self.sendable(values)
+            payload_tensor = self.sendable(values)
             with self._collective("broadcast", tag, 0 if self.rank else payload, payload if self.rank else 0):
-                dist.broadcast(sent, group_src=0, group=self.process_group)
-            if sent is not values:
-                values.copy_(sent)
+                dist.broadcast(payload_tensor, group_src=0, group=self.process_group)
+            if payload_tensor is not values:
+                values.copy_(payload_tensor)
 
     def all_gather_object(self, report: dict[str, Any]) -> list[dict[str, Any]]:
-        """Every rank's `report` (plain JSON values), in rank order, on every rank."""
+        """Return the reports of all ranks, in rank order. A report is a dict of values that JSON can represent."""
         if self.size == 1:
             return [report]
         text = torch.frombuffer(bytearray(json.dumps(report).encode()), dtype=torch.uint8)
@@ -133,32 +152,37 @@ class Group:
         return [json.loads(part.cpu().numpy().tobytes()) for part in texts.split(counts)]
 
     def sendable(self, values: Tensor) -> Tensor:
-        """A tensor where the ranks' network takes it from."""
+        """Return a tensor in memory from which the backend can send: on the host if `staged`."""
         return to_host(self.streams, values) if self.staged else values
 
     def received(self, values: Tensor, like: Tensor) -> Tensor:
-        """What the network has brought, where another tensor is."""
+        """Return a received tensor on the device of another tensor.
+
+        Args:
+            values: Tensor that the backend received, on the host if `staged`.
+            like: Tensor on the desired device.
+        """
         return self.streams.to_device(values) if self.staged and self.streams.holds(like) else values
 
     def close(self) -> None:
-        """Leave the process group and that of `beside`: when all ranks are done, or this one cannot go on."""
+        """Leave the process groups, at the end of a run or if this rank cannot continue."""
         try:
-            self.close_beside()
+            self.close_host_group()
         finally:
             self._leave()
 
-    def close_beside(self) -> None:
-        """Leave the process group of `beside`, if there is one: its threads wake up many times a second."""
-        if beside := vars(self).pop("beside", None):
-            beside._leave()
+    def close_host_group(self) -> None:
+        """Leave the process group of `host_group`, if it exists; its threads wake up many times a second."""
+        if host_group := vars(self).pop("host_group", None):
+            host_group._leave()
 
     def _leave(self) -> None:
         if self.process_group is not None and dist.is_initialized():
             dist.destroy_process_group(self.process_group)
-        self.process_group = None  # the last hold on connections, whose end the others see
+        self.process_group = None  # the last reference: connections close, and the other ranks notice
 
     def synchronize(self) -> None:
-        """Waits for the device."""
+        """Wait until the device has finished all work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -172,17 +196,40 @@ class Group:
         self.note(tag, sent, received, span)
 
     def count(self, tag: str, sent: int, received: int, key: Key, spans: Sequence[Span]) -> None:
-        """Notes an exchange that is done: bytes to and from other ranks, and when this rank waited for it."""
+        """Count a finished exchange in the meter.
+
+        Args:
+            tag: Name under which its bytes are counted.
+            sent: Bytes to other ranks.
+            received: Bytes from other ranks.
+            key: Key of the exchange.
+            spans: Times at which this rank waited for it.
+        """
         self.meter.collective(tag, sent, received, name=f"{self.name}{key.what} {key.number}", spans=spans)
 
     def note(self, tag: str, sent: int, received: int, span: Span) -> None:
-        """Notes in the timeline when an exchange was under way."""
+        """Add an exchange to the timeline.
+
+        Args:
+            tag: Name of the exchange.
+            sent: Bytes to other ranks.
+            received: Bytes from other ranks.
+            span: Time from its start to its end.
+        """
         self.meter.note("send", tag, span, bytes=sent)
         self.meter.note("receive", tag, span, bytes=received)
 
     @contextmanager
     def named(self, operation: str, tag: str) -> Iterator[None]:
-        """Shows what this rank is at; a peer that does not answer becomes an error that names rank and phase."""
+        """Show a collective as this rank's current activity inside.
+
+        Args:
+            operation: Name of the collective.
+            tag: Name of what it exchanges.
+
+        Raises:
+            RunError: The collective failed because a peer did not answer. The message names the rank and the phase.
+        """
         self.meter.show(f"{self.meter.where}, {operation} '{tag}'")
         start = time.perf_counter()
         try:
@@ -199,16 +246,16 @@ class Group:
 
 
 class Pending(Protocol):
-    """Numbers on their way here."""
+    """Exchange that has started."""
 
     def wait(self) -> Tensor:
-        """All of them, flat, as soon as they are here."""
+        """Wait for the exchange, and return the received elements, in one dimension."""
         ...
 
 
 @dataclass(frozen=True)
 class Ready:
-    """What one rank sends itself."""
+    """Finished exchange of a single rank with itself."""
 
     values: Tensor
 
@@ -217,16 +264,26 @@ class Ready:
 
 
 class PendingExchange:
-    """An exchange under way: slice q of the flat `send` goes to rank q, and what the ranks send arrives in rank order.
+    """Exchange between several ranks that has started.
 
-    Counts are elements per rank. ring: each pair of ranks for itself, the next rank in the ring first, so that no two
-    ranks send to the same one first and what has arrived can be used (NeutronStar, section 4.3); else, and on GPUs, by
-    the backend's own all_to_all: under NCCL one group of sends and receives, in a stream of its own, for which this
-    rank's present stream waits, and not the host. Counted as one collective when all is here; its seconds are those
-    spent in here, not those in which the caller does something else.
+    On CPUs with `ring`, each pair of ranks exchanges separately. Each rank sends to the next rank of a ring first, so
+    that no two ranks send to the same rank at once, and rows of one rank can be used before the others arrive
+    (NeutronStar, section 4.3). Otherwise it is one all_to_all of the backend. Under NCCL this is a group of sends and
+    receives in a separate stream; the current stream waits for it, the host does not.
 
-    key: in a ring, ranks may begin exchanges of different keys in different orders; the backend's own have no key, and
-    all ranks begin them in one order. One that is under way is not begun again.
+    The meter counts one collective when everything has arrived. Its seconds are those spent in this class's methods,
+    not those in which the caller does other work.
+
+    Args:
+        group: All ranks.
+        send: One-dimensional tensor: the slices for rank 0, 1, ...
+        send_counts: Number of elements for each rank.
+        recv_counts: Number of elements from each rank.
+        tag: Name under which the meter counts the bytes.
+        key: Key that identifies this exchange on all ranks. With `ring`, ranks may start exchanges with different keys
+            in different orders; without, all ranks must start them in the same order. Two exchanges with the same key
+            must not be under way at once.
+        ring: True to exchange pair by pair if tensors are on the CPU.
     """
 
     def __init__(
@@ -243,7 +300,7 @@ class PendingExchange:
         key = key or group.next_key(tag)
         assert key.slot not in group.under_way, f"exchange {key} is under way already"
         group.under_way.add(key.slot)
-        self._group, self._tag, self._key, self._given = group, tag, key, send
+        self._group, self._tag, self._key, self._original = group, tag, key, send
         self._send = group.sendable(send.contiguous())
         self._sent, self._received = _others(send, send_counts, group), _others(send, recv_counts, group)
         self._buffer = torch.empty(sum(recv_counts), dtype=send.dtype, device=self._send.device)
@@ -263,25 +320,29 @@ class PendingExchange:
                 self._receives = dict.fromkeys(range(group.size), whole)
 
     def wait(self, rank: int | None = None) -> Tensor:
-        """What one rank sent, or what all did, flat, as soon as it is here."""
+        """Wait for what a rank sent and return it, in one dimension; None: for what all ranks sent, in rank order."""
         ranks = list(self._receives) if rank is None else [rank] if rank in self._receives else []
         with self._timed():
-            for one in ranks:
-                self._receives.pop(one).wait()
+            for sender in ranks:
+                self._receives.pop(sender).wait()
             while self._sends and rank is None:
-                self._sends.pop().wait()  # once: gloo would wait for another message
+                self._sends.pop().wait()  # never twice: gloo would wait for another message
         if rank is not None:
-            return self._group.received(self._parts[rank], self._given)
+            return self._group.received(self._parts[rank], self._original)
         if not self._done:
             self._done = True
             self._group.under_way.remove(self._key.slot)
             self._group.count(self._tag, self._sent, self._received, self._key, self._spans)
             under_way = Span(self._spans[0].start, self._spans[-1].stop)
             self._group.note(self._tag, self._sent, self._received, under_way)
-        return self._group.received(self._buffer, self._given)
+        return self._group.received(self._buffer, self._original)
 
     def _start_ring(self, parts: Sequence[Tensor]) -> None:
-        """Receives first: gloo's pairs have one queue, in which a peer's leave to send would wait behind a message."""
+        """Start all receives, then all sends.
+
+        Receives come first: gloo has one queue for each pair of ranks, in which the permission for a peer to send would
+        otherwise wait for a whole message.
+        """
         size, rank, slot, network = self._group.size, self._group.rank, self._key.slot, self._group.process_group
         self._parts[rank].copy_(parts[rank])
         for before in ((rank - step) % size for step in range(1, size)):

@@ -1,4 +1,4 @@
-"""How ranks meet."""
+"""Start of the process group of all ranks."""
 
 from __future__ import annotations
 
@@ -14,92 +14,112 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
-from weft.comm.gloo import beginning_gloo
-from weft.comm.gpus import BOTH, each_has_its_own, name_of, own_gpu
+from weft.comm.backends import GPU_BACKENDS, gpu_uuid, gpus_are_distinct, local_gpu
+from weft.comm.gloo import starting_gloo
 from weft.comm.group import Group
-from weft.runtime.cores import keep_to_share
+from weft.runtime.cores import pin_to_rank_cores
 from weft.runtime.meter import Meter
 from weft.utils.errors import InputError, RunError
 
 
-class Met(NamedTuple):
-    """How ranks met that weft brought together."""
+class GroupProperties(NamedTuple):
+    """Properties of a process group that weft started."""
 
     device: str
-    """The type of device for which."""
-    shares: bool
-    """Whether some of them share a GPU."""
+    """Type of the ranks' devices: cpu or cuda."""
+    shares_gpu: bool
+    """True if several ranks use the same GPU."""
 
 
 def join(*, timeout_seconds: float, meter: Meter, device: str = "cpu", init_method: str = "env://") -> Group:
-    """Joins the ranks that torchrun or the launcher started (RANK, WORLD_SIZE, LOCAL_RANK in the environment).
+    """Connect this process with the other ranks, and return the group of all ranks.
 
-    Ranks that have joined and not left yet go on as they are, with another meter; those that have left meet anew, and
-    those that met for the CPU and are to work on GPUs. A process group that is not weft's is used as it is.
-    Ranks on GPUs talk by NCCL, or, where some share one, by gloo and the host.
-    InputError if the environment is not torchrun's, or the process group that is there takes nothing on the host;
-    RunError if the others do not come within the timeout.
+    torchrun or weft's launcher started the ranks and set RANK, WORLD_SIZE and LOCAL_RANK in the environment. The steps:
+
+    1. Leave weft's process group if it was started for CPUs and the ranks now use GPUs.
+    2. If there is no process group, start one: gloo for CPUs, NCCL and gloo for GPUs, gloo alone if ranks share a GPU.
+       An existing process group, of weft or of the caller, is used as it is.
+    3. Return a new `Group` with this process group and the given meter.
+
+    Args:
+        timeout_seconds: Time to wait for the other ranks, here and in later collectives.
+        meter: Counter of bytes and seconds for the group.
+        device: Type of the ranks' devices: cpu or cuda.
+        init_method: Address of the rendezvous, as for `torch.distributed.init_process_group`.
+
+    Raises:
+        InputError: The environment is not that of torchrun, or the existing process group has no backend for the CPU.
+        RunError: The other ranks do not connect within the timeout.
     """
     try:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         int(os.environ["LOCAL_RANK"])
     except (KeyError, ValueError) as error:
-        raise InputError(f"RANK, WORLD_SIZE or LOCAL_RANK is not as torchrun sets it ({error}): unset them") from error
+        raise InputError(
+            f"RANK, WORLD_SIZE or LOCAL_RANK has no valid number ({error}): unset all three, or start with torchrun"
+        ) from error
     if size == 1:
         return Group(meter=meter, device=device)
-    at = torch.device(device)
-    if at.type == "cuda":
-        at = own_gpu()
-        torch.cuda.set_device(at)
+    rank_device = torch.device(device)
+    if rank_device.type == "cuda":
+        rank_device = local_gpu()
+        torch.cuda.set_device(rank_device)
     timeout, started = timedelta(seconds=timeout_seconds), time.perf_counter()
     try:
-        met = _met().get(dist.group.WORLD) if dist.group.WORLD else None
-        if met is not None and met.device == "cpu" != at.type:
+        properties = _known_groups().get(dist.group.WORLD) if dist.group.WORLD else None
+        if properties is not None and properties.device == "cpu" != rank_device.type:
             dist.destroy_process_group()
         if not dist.is_initialized():
-            store = _meeting(_store(init_method, rank, size, timeout), rank)
+            store = _new_store_part(_store(init_method, rank, size, timeout), rank)
             store.set_timeout(timeout)
-            shares = at.type == "cuda" and not each_has_its_own(store, rank, size, name_of(at))
-            backend = "gloo" if at.type == "cpu" or shares else BOTH
-            if at.type == "cpu":
-                keep_to_share(int(os.environ["LOCAL_RANK"]), int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
-            with beginning_gloo():
+            shares = rank_device.type == "cuda" and not gpus_are_distinct(store, rank, size, gpu_uuid(rank_device))
+            backend = "gloo" if rank_device.type == "cpu" or shares else GPU_BACKENDS
+            if rank_device.type == "cpu":
+                pin_to_rank_cores(int(os.environ["LOCAL_RANK"]), int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+            with starting_gloo():
                 dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+            # gloo may return on one rank while another still connects, which would fail if the first closed the group.
+            store.set(f"connected {rank}", "")
+            store.wait([f"connected {other}" for other in range(size)])
             assert dist.group.WORLD is not None
-            met = _met()[dist.group.WORLD] = Met(at.type, shares)
+            properties = _known_groups()[dist.group.WORLD] = GroupProperties(rank_device.type, shares)
     except (RuntimeError, ValueError, dist.DistError) as error:
         reason, seconds = str(error).splitlines()[0], time.perf_counter() - started
-        where = "" if init_method == "env://" else f" by {init_method}"
+        address = "" if init_method == "env://" else f" through {init_method}"
         raise RunError(
-            f"rank {rank} did not meet the other {size - 1}{where}: given up after {seconds:.0f} s ({reason})"
+            f"rank {rank}: could not connect to the other {size - 1}{address} within {seconds:.0f} s ({reason}): "
+            "check that every rank has started"
         ) from error
-    backends = dict(one.split(":") for one in dist.get_backend_config().split(","))
+    backends = dict(pair.split(":") for pair in dist.get_backend_config().split(","))
     if "cpu" not in backends:
         raise InputError(
-            f"the process group that is there ({dist.get_backend_config()}) takes nothing on the host, as reports are: "
-            f"init_process_group({BOTH!r}), or leave it to weft"
+            f"the existing process group ({dist.get_backend_config()}) has no backend for the CPU: call "
+            f"init_process_group({GPU_BACKENDS!r}), or let weft start the process group"
         )
-    staged = at.type == "cuda" and backends.get("cuda") != "nccl"
-    shares = met is not None and met.shares
+    staged = rank_device.type == "cuda" and backends.get("cuda") != "nccl"
+    shares = properties is not None and properties.shares_gpu
     world = dist.group.WORLD
-    return Group(rank, size, meter, at, process_group=world, timeout=timeout, staged=staged, shares=shares)
+    return Group(rank, size, meter, rank_device, process_group=world, timeout=timeout, staged=staged, shares_gpu=shares)
 
 
 @cache
-def _met() -> WeakKeyDictionary[dist.ProcessGroup, Met]:
-    """Of the process groups that weft has begun, how."""
+def _known_groups() -> WeakKeyDictionary[dist.ProcessGroup, GroupProperties]:
+    """Return the properties of the process groups that weft started."""
     return WeakKeyDictionary()
 
 
 @cache
 def _store(init_method: str, rank: int, size: int, timeout: timedelta) -> distributed_c10d.Store:
-    """Where ranks leave their addresses. A process keeps it for its next meeting: rank 0's may be what serves it."""
+    """Return the store through which ranks find each other.
+
+    The process reuses it for later process groups, since the store of rank 0 may be the server of the others.
+    """
     store: distributed_c10d.Store = next(rendezvous(init_method, rank, size, timeout=timeout))[0]
     return store
 
 
-def _meeting(store: distributed_c10d.Store, rank: int) -> distributed_c10d.Store:
-    """A place in the store for a rank's next meeting, since the addresses of those before are in it still."""
+def _new_store_part(store: distributed_c10d.Store, rank: int) -> distributed_c10d.Store:
+    """Return a part of the store for one process group, since addresses of former groups are still in the store."""
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     number = store.add(f"restart {restart} rank {rank}", 1)
     return distributed_c10d.PrefixStore(f"restart {restart} meeting {number}", store)

@@ -1,4 +1,4 @@
-"""Messages from rank to rank, each sent as soon as it is ready, while others do something else."""
+"""Messages between pairs of ranks, sent and received by threads while the caller computes."""
 
 from __future__ import annotations
 
@@ -18,18 +18,26 @@ from weft.runtime.meter import Span
 
 
 class Expected(NamedTuple):
-    """A message to come: which it is, and how many numbers it has."""
+    """Message that this rank will receive."""
 
     key: Key
+    """Key of the message."""
     numbers: int
+    """Number of elements."""
 
 
 class Messages:
-    """Messages under way between the hosts of a group's ranks, by gloo: NCCL knows no tags, and its waits do not wait.
+    """Messages between the ranks' hosts, through gloo: NCCL has no tags, and its `wait` does not block the host.
 
-    expected: by rank, what that sends here, in the order in which it is waited for. A thread for each rank waits, and
-    one for all that leaves, so that the caller sees what is here without waiting. Receives begin at once, since gloo's
-    pairs have one queue, in which a peer's leave to send would wait behind a message.
+    A thread for each peer waits for received messages, and one thread waits for sent ones, so the caller can ask what
+    has arrived without waiting. All receives start at once: gloo has one queue for each pair of ranks, in which the
+    permission for a peer to send would otherwise wait for a whole message.
+
+    Args:
+        group: All ranks.
+        expected: Messages from each rank, in the order in which they are waited for.
+        dtype: Dtype of the elements.
+        tag: Name under which the meter counts and shows the messages.
     """
 
     def __init__(
@@ -37,50 +45,75 @@ class Messages:
     ) -> None:
         self._group, self._tag = group, tag
         self._bell = threading.Condition()
-        self._here: dict[tuple[int, Key], Tensor] = {}
+        self._arrived: dict[tuple[int, Key], Tensor] = {}
         self._failed: RuntimeError | None = None
         self._leaving = SimpleQueue[tuple[int, Key, Tensor, dist.Work | None, Any] | None]()
-        self.num_come = 0
-        """How many messages have come so far."""
+        self.num_received = 0
+        """Number of messages received so far."""
         self.spans: list[Span] = []
-        """When the caller waited."""
-        self._threads = [threading.Thread(target=self._see_off, daemon=True)]
-        for rank, ones in expected.items():
-            coming = [(one.key, torch.empty(one.numbers, dtype=dtype)) for one in ones]
+        """Times at which the caller waited."""
+        self._threads = [threading.Thread(target=self._wait_for_sends, daemon=True)]
+        for rank, messages in expected.items():
+            buffers = [(message.key, torch.empty(message.numbers, dtype=dtype)) for message in messages]
             with group.named("messages", tag):
                 works = [
                     dist.irecv(buffer, group=group.process_group, group_src=rank, tag=key.slot)
-                    for key, buffer in coming
+                    for key, buffer in buffers
                 ]
-            self._threads.append(threading.Thread(target=self._listen, args=(rank, coming, works), daemon=True))
+            self._threads.append(
+                threading.Thread(target=self._wait_for_receives, args=(rank, buffers, works), daemon=True)
+            )
         for thread in self._threads:
             thread.start()
 
     def send(self, rank: int, key: Key, values: Tensor) -> None:
-        """Begins to send a contiguous tensor of the host, which is not to be changed. RunError where a peer is lost."""
+        """Start to send a tensor.
+
+        Args:
+            rank: Receiver.
+            key: Key of the message.
+            values: Contiguous tensor on the host. The caller must not change it afterwards.
+
+        Raises:
+            RunError: The connection to a peer is lost.
+        """
         since = self._group.meter.stamp()
         with self._group.named("messages", self._tag):
             work = dist.isend(values, group=self._group.process_group, group_dst=rank, tag=key.slot)
         self._leaving.put((rank, key, values, work, since))
 
-    def here(self, rank: int, key: Key) -> bool:
-        """Whether a message has come that is not taken yet."""
-        return (rank, key) in self._here
+    def has_arrived(self, rank: int, key: Key) -> bool:
+        """Return True if a message has arrived and was not taken yet.
+
+        Args:
+            rank: Sender.
+            key: Key of the message.
+        """
+        return (rank, key) in self._arrived
 
     def take(self, rank: int, key: Key) -> Tensor:
-        """A message that is here, flat, on the host."""
-        return self._here.pop((rank, key))
+        """Remove a message that has arrived, and return its elements, in one dimension, on the host.
 
-    def idle(self, seen: int) -> None:
-        """Waits until more messages have come than `seen`. RunError where a peer is lost."""
+        Args:
+            rank: Sender.
+            key: Key of the message.
+        """
+        return self._arrived.pop((rank, key))
+
+    def wait_for_more(self, seen: int) -> None:
+        """Wait until more than `seen` messages have arrived.
+
+        Raises:
+            RunError: The connection to a peer is lost.
+        """
         with self._timed(), self._bell:
-            while self.num_come <= seen and self._failed is None:
+            while self.num_received <= seen and self._failed is None:
                 self._bell.wait()
             if self._failed is not None:
                 raise self._failed
 
     def finish(self) -> None:
-        """Waits until all that was sent has left."""
+        """Wait until all messages are sent and all expected ones received."""
         self._leaving.put(None)
         with self._timed():
             for thread in self._threads:
@@ -88,27 +121,30 @@ class Messages:
             if self._failed is not None:
                 raise self._failed
 
-    def _see_off(self) -> None:
-        """Waits for what leaves."""
-        while (one := self._leaving.get()) is not None:
-            rank, key, values, work, since = one
-            if not self._waited(work):
+    def _wait_for_sends(self) -> None:
+        """Wait for each sent message in turn, until `finish` (in a thread)."""
+        while (message := self._leaving.get()) is not None:
+            rank, key, values, work, since = message
+            if not self._wait(work):
                 return
             self._note("send", key, values, since, to=rank)
 
-    def _listen(self, rank: int, coming: Sequence[tuple[Key, Tensor]], works: Sequence[dist.Work | None]) -> None:
-        for (key, buffer), work in zip(coming, works, strict=True):
+    def _wait_for_receives(
+        self, rank: int, buffers: Sequence[tuple[Key, Tensor]], works: Sequence[dist.Work | None]
+    ) -> None:
+        """Wait for each message of a rank in turn (in a thread)."""
+        for (key, buffer), work in zip(buffers, works, strict=True):
             since = self._group.meter.stamp()
-            if not self._waited(work):
+            if not self._wait(work):
                 return
             self._note("receive", key, buffer, since, **{"from": rank})
             with self._bell:
-                self._here[rank, key] = buffer
-                self.num_come += 1
+                self._arrived[rank, key] = buffer
+                self.num_received += 1
                 self._bell.notify()
 
-    def _waited(self, work: dist.Work | None) -> bool:
-        """Waits for a message; False if a peer is lost, which the caller hears of."""
+    def _wait(self, work: dist.Work | None) -> bool:
+        """Wait for a message. Return False if a peer is lost; the caller's thread then raises the error."""
         try:
             if work is not None:
                 work.wait()

@@ -1,4 +1,4 @@
-"""Which rows a rank sends to whom: agreed on once, before anything is sent."""
+"""Routes: the rows that each rank sends to each other rank, determined once before the first exchange."""
 
 from __future__ import annotations
 
@@ -16,99 +16,128 @@ from weft.kernels import Scale, spmm, spmm_transposed
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """Which of its rows, or of sums over them, a rank sends to whom, and how many it gets from each rank."""
+    """Rows, or partial sums over rows, that this rank sends to each rank, and number of those that it receives."""
 
     rows: Tensor
-    """int64, positions of the rows sent, by receiver, in rank order."""
+    """Positions of the sent rows among this rank's rows, ordered by receiver, int64; with `sums`, their sources."""
     sent: tuple[int, ...]
-    """How many of them each rank gets."""
+    """Number of rows that this rank sends to each rank."""
     received: tuple[int, ...]
-    """How many rows each rank sends here."""
+    """Number of rows that this rank receives from each rank."""
     num_rows: int
-    """Of this rank, of which those sent are some."""
+    """Number of all rows of this rank, sent or not."""
     sums: Adjacency | None = None
-    """Where what is sent are sums, they are its targets, by receiver, and this rank's rows its sources. A row that is
-    sent as it is has one edge, of weight 1. `rows` are the sources of its edges then."""
+    """Partial sums that are sent instead of rows: targets are the sums by receiver, sources this rank's rows.
+
+    A row that is sent unchanged has one edge of weight 1. None: the rows themselves are sent.
+    """
 
     def to(self, device: torch.device) -> Route:
-        """The same on a device."""
+        """Return this route with its tensors on a device."""
         if self.rows.device == device:
             return self
         return replace(self, rows=self.rows.to(device), sums=self.sums.to(device) if self.sums else None)
 
     @cached_property
     def senders(self) -> Adjacency:
-        """The sent rows as sources, the rows they were taken from as targets: the adjoint of taking them."""
-        places = torch.arange(len(self.rows), device=self.rows.device)
-        return Adjacency.from_edges(places, self.rows, num_sources=len(places), num_targets=self.num_rows)
+        """Edges from the sent rows to the rows that they were copied from, for the adjoint of `take`."""
+        sent_ids = torch.arange(len(self.rows), device=self.rows.device)
+        return Adjacency.from_edges(sent_ids, self.rows, num_sources=len(sent_ids), num_targets=self.num_rows)
 
     @cached_property
     def num_summed(self) -> int:
-        """The edges of those sums that are of several rows."""
+        """Number of edges of the sums that have more than one edge."""
         if self.sums is None:
             return 0
         degree = self.sums.degree
         return int(degree[degree > 1].sum())
 
     def take(self, x: Tensor, source: Tensor | None = None, *, weighted: bool = False) -> Tensor:
-        """What is sent of rows x [n, F], by receiver; sums are over rows times `source` [n], so for rows as well."""
+        """Return the rows or partial sums to send, ordered by receiver, [k, F].
+
+        Args:
+            x: This rank's rows, [n, F].
+            source: Factor of each row in the partial sums, [n]; a row that is sent unchanged is multiplied too.
+            weighted: True to multiply by the weights of the edges of `sums`.
+        """
         if self.sums is None:
             return x.index_select(0, self.rows)
         return spmm(self.sums, x, scale=Scale(source=source), weighted=weighted)
 
     def add_back(self, grad: Tensor, into: Tensor, source: Tensor | None = None, *, weighted: bool = False) -> Tensor:
-        """The adjoint of `take`: adds the gradients of what was sent to those of the rows, `into` [n, F], as summed."""
+        """Add the gradients of sent rows to those of this rank's rows, and return these. Adjoint of `take`.
+
+        Args:
+            grad: Gradients of what `take` returned, [k, F].
+            into: Gradients of this rank's rows, [n, F], in the dtype of sums; changed in place.
+            source: As for `take`.
+            weighted: As for `take`.
+        """
         if self.sums is None:
-            return into.add_(spmm(self.senders, grad, wide=True))
+            return into.add_(spmm(self.senders, grad, in_sum_dtype=True))
         return spmm_transposed(self.sums, grad, scale=Scale(source=source), weighted=weighted, into=into)
 
 
-def make_route(fetched: Tensor, received: Sequence[int], own: Tensor, num_rows: int, group: Group) -> Route:
-    """Tells every rank which of its vertices the others lack; all ranks call it.
+def make_route(fetched: Tensor, received: Sequence[int], vertices: Tensor, num_rows: int, group: Group) -> Route:
+    """Exchange the ids of the vertices that each rank needs, and return this rank's route.
 
-    fetched: int64, the vertices lacking here, by owner; received: how many each rank owns. own: int64, the vertices of
-    this rank, which are the first of its `num_rows` rows.
+    Args:
+        fetched: Vertices that this rank needs from others, ordered by owner, int64.
+        received: Number of these vertices that each rank owns.
+        vertices: Vertices of this rank, int64; they are the first of its rows.
+        num_rows: Number of this rank's rows.
+        group: All ranks; each of them must call this function.
     """
     one_each = [1] * group.size
     counts = torch.tensor(received, device=group.device)
     sent = group.all_to_all(counts, one_each, one_each, tag="route").tolist()
-    asked = group.all_to_all(fetched.to(group.device), received, sent, tag="route")
-    return Route(rows=_places(asked, own, group), sent=tuple(sent), received=tuple(received), num_rows=num_rows)
+    requested = group.all_to_all(fetched.to(group.device), received, sent, tag="route")
+    return Route(
+        rows=_positions(requested, vertices, group), sent=tuple(sent), received=tuple(received), num_rows=num_rows
+    )
 
 
 def make_sum_route(
-    asked: Adjacency,
-    vertices: Tensor,
+    requested: Adjacency,
+    source_vertices: Tensor,
     received: Sequence[int],
     edges: Sequence[int],
-    own: Tensor,
+    vertices: Tensor,
     num_rows: int,
     group: Group,
 ) -> Route:
-    """Tells every rank which sums over its vertices the others want; all ranks call it.
+    """Exchange the partial sums that each rank needs from others, and return this rank's route.
 
-    asked: the sums as targets, by owner, over `vertices`, int64, as sources. received, edges: how many sums each rank
-    owns, and how many edges they have. own, num_rows: as of `make_route`.
+    Args:
+        requested: Partial sums that this rank needs, as targets ordered by owner.
+        source_vertices: Vertex of each source of `requested`, int64.
+        received: Number of sums that each rank owns.
+        edges: Number of edges of these sums, by rank.
+        vertices: Vertices of this rank, int64; they are the first of its rows.
+        num_rows: Number of this rank's rows.
+        group: All ranks; each of them must call this function.
     """
     twice = [2] * group.size
     counts = torch.tensor([received, edges], device=group.device).t().reshape(-1)
-    sent, told = group.all_to_all(counts, twice, twice, tag="route").view(-1, 2).t().tolist()
-    degree = group.all_to_all(asked.degree.to(group.device), received, sent, tag="route")
-    sources = group.all_to_all(vertices[asked.indices.long()].to(group.device), edges, told, tag="route")
+    sent, sent_edges = group.all_to_all(counts, twice, twice, tag="route").view(-1, 2).t().tolist()
+    degree = group.all_to_all(requested.degree.to(group.device), received, sent, tag="route")
+    sources = group.all_to_all(
+        source_vertices[requested.indices.long()].to(group.device), edges, sent_edges, tag="route"
+    )
     weight = None
-    if asked.weight is not None:
-        weight = group.all_to_all(asked.weight.to(group.device), edges, told, tag="route")
-    rows = _places(sources, own, group)
+    if requested.weight is not None:
+        weight = group.all_to_all(requested.weight.to(group.device), edges, sent_edges, tag="route")
+    rows = _positions(sources, vertices, group)
     sums = Adjacency(
         indptr=torch.cat([degree.new_zeros(1), degree.cumsum(0)]),
-        indices=rows.to(asked.indices.dtype),
+        indices=rows.to(requested.indices.dtype),
         num_sources=num_rows,
         weight=weight,
     )
     return Route(rows=rows, sent=tuple(sent), received=tuple(received), num_rows=num_rows, sums=sums)
 
 
-def _places(vertices: Tensor, own: Tensor, group: Group) -> Tensor:
-    """Where vertices of this rank stand among its rows."""
-    ascending, places = own.to(group.device).sort()
-    return places[torch.searchsorted(ascending, vertices)]
+def _positions(requested: Tensor, vertices: Tensor, group: Group) -> Tensor:
+    """Return the position of each requested vertex among the vertices of this rank."""
+    ascending, positions = vertices.to(group.device).sort()
+    return positions[torch.searchsorted(ascending, requested)]

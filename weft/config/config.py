@@ -313,7 +313,7 @@ def is_imported(model: str) -> bool:
     return ":" in model
 
 
-PLACING = (
+PLACEMENT_FIELDS = (
     "strategy",
     "workers",
     "partition",

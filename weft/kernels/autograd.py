@@ -1,4 +1,4 @@
-"""The kernels as functions of autograd: forward and backward on a backend, of arguments that have been checked."""
+"""Autograd functions of the kernels. They call a backend forward and backward; `ops` has checked the arguments."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from weft.utils.random import RandomKey
 
 
 class SpmmFunction(torch.autograd.Function):
-    """A sum over in-edges, see `spmm`."""
+    """Sum over in-edges; see `ops.spmm`."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, backend: SumBackend, adj: Adjacency, scale: Scale, weighted: bool, wide: bool
+        ctx: Any, x: Tensor, backend: SumBackend, adj: Adjacency, scale: Scale, weighted: bool, in_sum_dtype: bool
     ) -> Tensor:
         ctx.args = backend, adj, scale, weighted
-        return backend.spmm(adj, x.detach(), scale, weighted, wide)
+        return backend.spmm(adj, x.detach(), scale, weighted, in_sum_dtype)
 
     @staticmethod
     @once_differentiable
@@ -31,7 +31,7 @@ class SpmmFunction(torch.autograd.Function):
 
 
 class SpmmMaxFunction(torch.autograd.Function):
-    """A maximum over in-edges, and the place of each; see `spmm_max_places`."""
+    """Maximum over in-edges, and the position of each maximum; see `ops.spmm_max_positions`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, backend: Backend, adj: Adjacency) -> tuple[Tensor, Tensor]:
@@ -53,39 +53,39 @@ class SpmmMaxFunction(torch.autograd.Function):
 
 
 class AttendFunction(torch.autograd.Function):
-    """Attention whose logits are sums of one of the source and one of the target; see `attend`."""
+    """Attention whose logits are a term of the source plus a term of the target; see `ops.attend`."""
 
     @staticmethod
     def forward(
-        ctx: Any, h: Tensor, logit_src: Tensor, logit_dst: Tensor, backend: Backend, over: Attention, needs_logits: bool
+        ctx: Any, h: Tensor, logit_src: Tensor, logit_dst: Tensor, backend: Backend, spec: Attention, needs_logits: bool
     ) -> Tensor:
         inputs = (tensor.detach().contiguous() for tensor in (h, logit_src, logit_dst))
         x, *logits = inputs
-        y, kept = backend.attend(over, x, *logits, needs_logits=needs_logits)
-        ctx.args = backend, over
-        ctx.save_for_backward(x if needs_logits else None, *logits, y if needs_logits else None, *kept)
+        y, saved = backend.attend(spec, x, *logits, needs_logits=needs_logits)
+        ctx.args = backend, spec
+        ctx.save_for_backward(x if needs_logits else None, *logits, y if needs_logits else None, *saved)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-        backend, over = ctx.args
+        backend, spec = ctx.args
         saved = [None if tensor is None else tensor.detach() for tensor in ctx.saved_tensors]
         needs_h, needs_src, needs_dst = ctx.needs_input_grad[:3]
         grad_h, grads = backend.attend_backward(
-            over,
+            spec,
             AttentionInputs(*saved[:4]),  # type: ignore[arg-type]
             saved[4:],
             grad_y.contiguous(),
             needs_h=needs_h,
             needs_logits=needs_src or needs_dst,
         )
-        logits = (None, None) if grads is None else (one.to(grad_y.dtype) for one in grads)
+        logits = (None, None) if grads is None else (grad.to(grad_y.dtype) for grad in grads)
         return grad_h, *logits, None, None, None
 
 
 class PairLogits(torch.autograd.Function):
-    """Logits of edges from rows of both ends; see `pair_logits`."""
+    """Logits of edges, computed from the rows of both endpoints; see `ops.pair_logits`."""
 
     @staticmethod
     def forward(
@@ -95,42 +95,42 @@ class PairLogits(torch.autograd.Function):
         attention: Tensor,
         edge_map: Tensor | None,
         backend: Backend,
-        over: Pairs,
+        spec: Pairs,
     ) -> Tensor:
-        given = (left, right, attention, edge_map)
-        inputs = [None if x is None else x.detach().contiguous() for x in given]
-        ctx.args = backend, over
+        tensors = (left, right, attention, edge_map)
+        inputs = [None if x is None else x.detach().contiguous() for x in tensors]
+        ctx.args = backend, spec
         ctx.save_for_backward(*inputs)
-        return backend.pair_logits(over, *inputs)  # type: ignore[arg-type]
+        return backend.pair_logits(spec, *inputs)  # type: ignore[arg-type]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_logits: Tensor) -> tuple[Tensor | None, ...]:
-        backend, over = ctx.args
-        grads = backend.pair_backward(over, *ctx.saved_tensors, grad_logits.contiguous())
+        backend, spec = ctx.args
+        grads = backend.pair_backward(spec, *ctx.saved_tensors, grad_logits.contiguous())
         return (*grads, None, None)
 
 
 class AttendEdgesFunction(torch.autograd.Function):
-    """Attention by logits of edges; see `attend_edges`."""
+    """Attention with one logit per edge and head; see `ops.attend_edges`."""
 
     @staticmethod
-    def forward(ctx: Any, h: Tensor, logits: Tensor, backend: Backend, over: Attention) -> Tensor:
-        y, alpha, inputs = backend.attend_edges(over, h.detach().contiguous(), logits.detach().contiguous())
-        ctx.args = backend, over
+    def forward(ctx: Any, h: Tensor, logits: Tensor, backend: Backend, spec: Attention) -> Tensor:
+        y, alpha, inputs = backend.attend_edges(spec, h.detach().contiguous(), logits.detach().contiguous())
+        ctx.args = backend, spec
         ctx.save_for_backward(alpha, *inputs)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-        backend, over = ctx.args
+        backend, spec = ctx.args
         alpha, *inputs = ctx.saved_tensors
-        return (*backend.attend_edges_backward(over, alpha, inputs, grad_y.contiguous()), None, None)
+        return (*backend.attend_edges_backward(spec, alpha, inputs, grad_y.contiguous()), None, None)
 
 
 class KeyedDropout(torch.autograd.Function):
-    """Dropout whose mask is derived again in the backward pass; see `keyed_dropout`."""
+    """Dropout that computes its mask again in the backward pass instead of saving it; see `ops.keyed_dropout`."""
 
     @staticmethod
     def forward(
@@ -148,7 +148,7 @@ class KeyedDropout(torch.autograd.Function):
 
 
 class ReluDropout(torch.autograd.Function):
-    """The same of `max(x, 0)`."""
+    """Keyed dropout of `max(x, 0)`. The backward pass reads the mask from the result: a zero has no gradient."""
 
     @staticmethod
     def forward(

@@ -1,7 +1,7 @@
-"""What a backend offers to `ops`: products and their adjoints on plain tensors, without autograd and without checks.
+"""Interface of a kernel backend: operations and their adjoints on plain tensors, without autograd and checks.
 
-n targets, s sources, E edges, F columns, H heads, as in `docs/glossary.md`. Tensors arrive contiguous, but for
-the rows of sums.
+Shapes: n targets, s sources, E edges, F columns, f columns of this rank, H heads, K edge features, W columns of all
+heads (`docs/glossary.md`). All tensors are contiguous, except for the rows of sums, which may be padded.
 """
 
 from __future__ import annotations
@@ -18,113 +18,155 @@ from weft.utils.random import RandomKey
 
 
 class Scale(NamedTuple):
-    """Constant factors by row: `y_v = target_v * sum_e w_e source_u x_u + loop_v x_v`; None is no factor, no loop."""
+    """Constant factors of a sum: `y_v = target_v * sum_e w_e source_u x_u + loop_v x_v`. None: no factor or loop."""
 
-    source: Tensor | None = None  # [s]
-    target: Tensor | None = None  # [n]
-    loop: Tensor | None = None  # [n]; uses row v of x, so targets must be the first n sources
+    source: Tensor | None = None
+    """Factor of each source row, [s]."""
+    target: Tensor | None = None
+    """Factor of each sum, [n]."""
+    loop: Tensor | None = None
+    """Factor of each target's own row, [n]; targets must be the first n sources."""
 
 
 class EdgeDropout(NamedTuple):
-    """Dropout of weights by edge and head, behind their softmax: `keep / (1 - p)`, or 0 with probability p.
+    """Dropout of attention weights after the softmax: 0 with probability p, else the weight times `1 / (1 - p)`.
 
-    The mask depends on (key, target, source, copy, first_head + head) alone, where copies are the edges that join the
-    same ends and stand side by side, counted from 0; a loop that is added is the first.
+    The mask depends only on (key, target, source, copy, first_head + head), so it is the same on any number of ranks.
+    Duplicate edges are next to each other in a row; `copy` numbers them from 0. An added self-loop is copy 0.
     """
 
     p: float
+    """Probability that a weight is dropped."""
     key: RandomKey
+    """Random key of the mask."""
     first_head: int
-    sources: Tensor  # int64 [s], global vertices
-    targets: Tensor  # int64 [n]
+    """Global number of the first head."""
+    sources: Tensor
+    """Global vertex id of each source, int64 [s]."""
+    targets: Tensor
+    """Global vertex id of each target, int64 [n]."""
 
     @property
     def scale(self) -> float:
-        """What is kept is multiplied by it."""
+        """Factor of weights that are not dropped."""
         return 1 / (1 - self.p)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """What an attention is over, besides its tensors.
-
-    Head j owns columns bounds[j]:bounds[j + 1] of h. Where `loop` [n] is true, v has one more edge, from itself.
-    """
+    """Specification of an attention: everything except for its rows and logits."""
 
     adj: Adjacency
+    """In-edges of the targets."""
     bounds: Sequence[int]
+    """Column range of each head: head j has columns `bounds[j]:bounds[j + 1]` of h."""
     loop: Tensor | None
+    """Mask of targets that get a self-loop in addition to their edges, bool [n]; None: no target."""
     slope: float
+    """Negative slope of leaky_relu."""
     steps: int
+    """Number of times that the weighted sum is applied, with the same weights."""
     dropout: EdgeDropout | None = None
+    """Dropout of the weights."""
 
     @property
     def scale(self) -> float:
-        """What the weights that dropout keeps are multiplied by."""
+        """Factor of the weights that dropout does not drop."""
         return 1.0 if self.dropout is None else self.dropout.scale
 
 
 class EdgeFeatures(NamedTuple):
-    """What is known of the edges, constant: of those there are, and of the loop that each target may have besides."""
+    """Constant features of the edges, and of the self-loop that each target may get."""
 
-    edges: Tensor  # [E, K]
-    loops: Tensor | None = None  # [n, K]
+    edges: Tensor
+    """Features of the edges, [E, K]."""
+    loops: Tensor | None = None
+    """Features of the self-loops, [n, K]."""
 
     def rows(self, *, loops: bool) -> Tensor:
-        """Of the edges, and then of the loops: [E + n, K]."""
+        """Return the features of the edges, [E, K], or of the edges and then the self-loops, [E + n, K]."""
         return torch.cat([self.edges, self.loops]) if loops and self.loops is not None else self.edges
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """What logits of pairs are over, besides their tensors; head j owns columns bounds[j]:bounds[j + 1] of left."""
+    """Specification of logits that need the rows of both endpoints: everything except for tensors with gradients."""
 
     adj: Adjacency
+    """In-edges of the targets."""
     bounds: Sequence[int]
+    """Column range of each head: head j has columns `bounds[j]:bounds[j + 1]` of left and right."""
     loop: Tensor | None
+    """Mask of targets that get a self-loop in addition to their edges, bool [n]; None: no target."""
     slope: float
+    """Negative slope of leaky_relu."""
     features: EdgeFeatures | None
+    """Features of the edges, or None."""
 
 
 class PairGrads(NamedTuple):
-    left: Tensor  # [s, W]
-    right: Tensor  # [n, W]
-    attention: Tensor  # [W]
-    edge_map: Tensor | None  # [K, W]
+    """Gradients of the inputs of `pair_logits`."""
+
+    left: Tensor
+    """Gradient of the source rows, [s, W]."""
+    right: Tensor
+    """Gradient of the target rows, [n, W]."""
+    attention: Tensor
+    """Gradient of the attention vector, [W]."""
+    edge_map: Tensor | None
+    """Gradient of the linear transform of edge features, [K, W]; None without features."""
 
 
 class AttentionInputs(NamedTuple):
-    """What an attention read and made; h and y are asked for only where the logits need a gradient."""
+    """Inputs and result of an attention, for its backward pass."""
 
-    h: Tensor | None  # [s, f]
-    logit_src: Tensor  # [s, H]
-    logit_dst: Tensor  # [n, H]
-    y: Tensor | None  # [n, f]
+    h: Tensor | None
+    """Source rows, [s, f]; needed for the gradients of logits only."""
+    logit_src: Tensor
+    """Logits of sources, [s, H]."""
+    logit_dst: Tensor
+    """Logits of targets, [n, H]."""
+    y: Tensor | None
+    """Result, [n, f]; needed for the gradients of logits only."""
 
     def between(self, rows: Sequence[Tensor]) -> list[Tensor]:
-        """h, some rows, y."""
+        """Return a list of h, the given rows, and y."""
         assert self.h is not None
         assert self.y is not None
         return [self.h, *rows, self.y]
 
 
 class LogitGrads(NamedTuple):
-    source: Tensor  # [s, H]
-    target: Tensor  # [n, H]
+    """Gradients of the logits of sources and targets."""
+
+    source: Tensor
+    """Gradient of logit_src, [s, H]."""
+    target: Tensor
+    """Gradient of logit_dst, [n, H]."""
 
 
 class SourceGrads(NamedTuple):
-    """Gradients of what an attention read at sources, to which more are added; None: there are none yet."""
+    """Gradients of an attention's source tensors to which a backward pass adds. None: start from zero."""
 
-    h: Tensor | None = None  # [s, f]
-    logits: Tensor | None = None  # [s, H]
+    h: Tensor | None = None
+    """Gradient of h, [s, f]."""
+    logits: Tensor | None = None
+    """Gradient of logit_src, [s, H]."""
 
 
 class SumBackend(Protocol):
-    """Plain sums over in-edges, and their adjoints."""
+    """Kernels for sums over in-edges and their adjoints."""
 
-    def spmm(self, adj: Adjacency, x: Tensor, scale: Scale, weighted: bool, wide: bool = False) -> Tensor:
-        """x [s, F] -> y [n, F]; wide: in the type that rows are summed in."""
+    def spmm(self, adj: Adjacency, x: Tensor, scale: Scale, weighted: bool, in_sum_dtype: bool = False) -> Tensor:
+        """Return the sums over in-edges, [n, F]; see `Scale` for the formula.
+
+        Args:
+            adj: The edges.
+            x: Source rows, [s, F].
+            scale: Constant factors.
+            weighted: True to multiply by the edge weights.
+            in_sum_dtype: True for a result in the dtype of sums (float32 for bfloat16 rows), False in that of x.
+        """
         ...
 
     def spmm_transposed(
@@ -134,79 +176,161 @@ class SumBackend(Protocol):
         scale: Scale,
         weighted: bool,
         into: Tensor | None = None,
-        wide: bool = False,
+        in_sum_dtype: bool = False,
     ) -> Tensor:
-        """The adjoint: grad_y [n, F] -> grad_x [s, F], which is added to `into`, where that is given."""
+        """Return the gradient of x, [s, F]. Adjoint of `spmm`.
+
+        Args:
+            adj: The edges.
+            grad_y: Gradient of the result, [n, F].
+            scale: Constant factors.
+            weighted: True to multiply by the edge weights.
+            into: Tensor [s, F] to which the gradient is added, and which is returned; None: a new tensor.
+            in_sum_dtype: True for a new tensor in the dtype of sums, False in that of grad_y.
+        """
         ...
 
 
 class Backend(SumBackend, Protocol):
-    """All operations."""
+    """Kernels for all operations."""
 
     def spmm_max(self, adj: Adjacency, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x [s, F] -> y [n, F] and the place [n, F] of each maximum in its row, the first of equals."""
+        """Return the maximum over in-edges by column, and its position among the row's in-edges, both [n, F].
+
+        Args:
+            adj: The edges.
+            x: Source rows, [s, F].
+        """
         ...
 
     def spmm_max_backward(self, adj: Adjacency, position: Tensor, grad_y: Tensor) -> Tensor:
-        """grad_y [n, F] -> grad_x [s, F]."""
+        """Return the gradient of x, [s, F].
+
+        Args:
+            adj: The edges.
+            position: Positions of the maxima, [n, F], as `spmm_max` returns them.
+            grad_y: Gradient of the maxima, [n, F].
+        """
         ...
 
     def attend(
-        self, over: Attention, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, needs_logits: bool
+        self, spec: Attention, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, needs_logits: bool
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """h [s, f] -> y [n, f], and rows [n, .] for `attend_backward`; more of them if the logits need a gradient."""
+        """Return the weighted sums of an additive attention, [n, f], and tensors [n, .] for `attend_backward`.
+
+        Args:
+            spec: Edges, heads and options.
+            h: Source rows, [s, f].
+            logit_src: Logits of sources, [s, H].
+            logit_dst: Logits of targets, [n, H].
+            needs_logits: True if the logits need a gradient, for which more tensors are saved.
+        """
         ...
 
     def attend_backward(
         self,
-        over: Attention,
+        spec: Attention,
         inputs: AttentionInputs,
-        kept: Sequence[Tensor],
+        saved: Sequence[Tensor],
         grad_y: Tensor,
         *,
         needs_h: bool,
         needs_logits: bool,
         into: SourceGrads = SourceGrads(),  # noqa: B008
     ) -> tuple[Tensor | None, LogitGrads | None]:
-        """Gradients of h [s, f] and of the logits, None where not needed, or `into` what is there.
+        """Return the gradient of h, [s, f], and those of the logits; None if not needed.
 
-        kept: as `attend` gave it.
+        Args:
+            spec: Edges, heads and options.
+            inputs: Inputs and result of `attend`.
+            saved: Tensors that `attend` returned for this function.
+            grad_y: Gradient of the result, [n, f].
+            needs_h: True if h needs a gradient.
+            needs_logits: True if the logits need a gradient.
+            into: Gradients to which those of source tensors are added.
         """
         ...
 
     def pair_logits(
-        self, over: Pairs, left: Tensor, right: Tensor, attention: Tensor, edge_map: Tensor | None
+        self, spec: Pairs, left: Tensor, right: Tensor, attention: Tensor, edge_map: Tensor | None
     ) -> Tensor:
-        """left [s, W], right [n, W], attention [W], edge_map [K, W] -> logits [E, H], or [E + n, H] with loops."""
+        """Return the logits of edges, [E, H], or of edges and then self-loops, [E + n, H].
+
+        Args:
+            spec: Edges, heads and options.
+            left: Source rows, [s, W].
+            right: Target rows, [n, W].
+            attention: Attention vector, [W].
+            edge_map: Linear transform of the edge features, [K, W], or None.
+        """
         ...
 
     def pair_backward(
         self,
-        over: Pairs,
+        spec: Pairs,
         left: Tensor,
         right: Tensor,
         attention: Tensor,
         edge_map: Tensor | None,
         grad_logits: Tensor,
     ) -> PairGrads:
-        """Gradients of all that made the logits."""
+        """Return the gradients of all inputs of `pair_logits`.
+
+        Args:
+            spec: Edges, heads and options.
+            left: Source rows, [s, W].
+            right: Target rows, [n, W].
+            attention: Attention vector, [W].
+            edge_map: Linear transform of the edge features, [K, W], or None.
+            grad_logits: Gradient of the logits, [E, H] or [E + n, H].
+        """
         ...
 
-    def attend_edges(self, over: Attention, h: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """h [s, f], logits as of `pair_logits` -> y [n, f], their softmax, negative where it is dropped, and the h of
-        every step."""
+    def attend_edges(self, spec: Attention, h: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Return the weighted sums of an attention with given logits, and tensors for the backward pass.
+
+        Args:
+            spec: Edges, heads and options.
+            h: Source rows, [s, f].
+            logits: Logits of edges, [E, H], or of edges and then self-loops, [E + n, H].
+
+        Returns:
+            The result, [n, f]; the softmax of the logits, negated where dropout drops it; the input rows of each step.
+        """
         ...
 
     def attend_edges_backward(
-        self, over: Attention, alpha: Tensor, steps: Sequence[Tensor], grad_y: Tensor
+        self, spec: Attention, alpha: Tensor, steps: Sequence[Tensor], grad_y: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Gradients of h [s, f] and of the logits."""
+        """Return the gradients of h, [s, f], and of the logits.
+
+        Args:
+            spec: Edges, heads and options.
+            alpha: Softmax of the logits, negated where dropout drops it.
+            steps: Input rows of each step.
+            grad_y: Gradient of the result, [n, f].
+        """
         ...
 
     def keyed_dropout(self, x: Tensor, rows: Tensor, key: RandomKey, p: float, first_column: int, relu: bool) -> Tensor:
-        """x [n, F], rows int64 [n] -> [n, F]; its own adjoint without relu."""
+        """Return x, or max(x, 0), after dropout, [n, F]. Without relu, this is also the backward pass.
+
+        Args:
+            x: Rows, [n, F].
+            rows: Global vertex id of each row, int64 [n].
+            key: Random key of the mask.
+            p: Probability that an element is dropped.
+            first_column: Global number of the first column.
+            relu: True for dropout of max(x, 0).
+        """
         ...
 
     def relu_dropout_backward(self, y: Tensor, grad_y: Tensor, p: float) -> Tensor:
-        """The result [n, F] of dropout with relu, and its gradient -> [n, F]."""
+        """Return the gradient of x for dropout with relu, [n, F].
+
+        Args:
+            y: Result of the dropout, [n, F].
+            grad_y: Gradient of the result, [n, F].
+            p: Probability that an element is dropped.
+        """
         ...

@@ -1,4 +1,4 @@
-"""The backend for the CPU: allocates what the C++ kernels fill."""
+"""The backend for CPUs: allocates results and calls the C++ kernels. See `backend.Backend` for the operations."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor
 
 from weft.data.adjacency import Adjacency
 from weft.kernels.backend import Attention, AttentionInputs, LogitGrads, PairGrads, Pairs, Scale, SourceGrads
-from weft.runtime.alignment import empty_on_lines, on_lines, readable_width
+from weft.runtime.alignment import empty_aligned, is_aligned, readable_width
 from weft.runtime.native import _native
 from weft.utils.dtypes import sum_dtype
 from weft.utils.random import MASK64, RandomKey
 
 
-def spmm(adj: Adjacency, x: Tensor, scale: Scale, weighted: bool, wide: bool = False) -> Tensor:
-    y = x.new_empty(adj.num_targets, x.shape[1], dtype=sum_dtype(x.dtype) if wide else x.dtype)
+def spmm(adj: Adjacency, x: Tensor, scale: Scale, weighted: bool, in_sum_dtype: bool = False) -> Tensor:
+    y = x.new_empty(adj.num_targets, x.shape[1], dtype=sum_dtype(x.dtype) if in_sum_dtype else x.dtype)
     weight = adj.weight if weighted else None
     threads = torch.get_num_threads()
     _native.spmm(adj.indptr, adj.indices, weight, scale.source, scale.target, scale.loop, *_rows(x), y, False, threads)
@@ -24,9 +24,9 @@ def spmm(adj: Adjacency, x: Tensor, scale: Scale, weighted: bool, wide: bool = F
 
 
 def spmm_transposed(
-    adj: Adjacency, grad_y: Tensor, scale: Scale, weighted: bool, into: Tensor | None = None, wide: bool = False
+    adj: Adjacency, grad_y: Tensor, scale: Scale, weighted: bool, into: Tensor | None = None, in_sum_dtype: bool = False
 ) -> Tensor:
-    dtype = sum_dtype(grad_y.dtype) if wide else grad_y.dtype
+    dtype = sum_dtype(grad_y.dtype) if in_sum_dtype else grad_y.dtype
     grad_x = grad_y.new_empty(adj.num_sources, grad_y.shape[1], dtype=dtype) if into is None else into
     edges, add, threads = adj.transpose, into is not None, torch.get_num_threads()
     weight, scales = edges.weight if weighted else None, (scale.target, scale.source, scale.loop)
@@ -35,9 +35,9 @@ def spmm_transposed(
 
 
 def _rows(x: Tensor) -> tuple[Tensor, int]:
-    """The rows that a sum reads, side by side or beginning at cache lines, and how many columns of them it may read."""
-    if not (x.is_contiguous() or on_lines(x)):
-        x = empty_on_lines(x, *x.shape).copy_(x)
+    """Return the rows for a sum, contiguous or aligned, and the number of columns that the kernel may read."""
+    if not (x.is_contiguous() or is_aligned(x)):
+        x = empty_aligned(x, *x.shape).copy_(x)
     return x, readable_width(x)
 
 
@@ -59,16 +59,16 @@ def spmm_max_backward(adj: Adjacency, position: Tensor, grad_y: Tensor) -> Tenso
 
 
 def attend(
-    over: Attention, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, needs_logits: bool
+    spec: Attention, h: Tensor, logit_src: Tensor, logit_dst: Tensor, *, needs_logits: bool
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    adj, threads, drops = over.adj, torch.get_num_threads(), _drops(over)
-    bounds = torch.tensor(over.bounds)
+    adj, threads, drops = spec.adj, torch.get_num_threads(), _drops(spec)
+    bounds = torch.tensor(spec.bounds)
     lse = torch.empty_like(logit_dst, dtype=sum_dtype(h.dtype))
     share = torch.empty_like(lse) if needs_logits else None
-    y, kept = h, list[Tensor]()
-    for step in range(over.steps):
+    y, saved = h, list[Tensor]()
+    for step in range(spec.steps):
         if needs_logits and step:
-            kept.append(y)
+            saved.append(y)
         h, y = y, h.new_empty(adj.num_targets, h.shape[1])
         plus = torch.empty_like(y) if needs_logits else None
         _native.attend(
@@ -76,9 +76,9 @@ def attend(
             adj.indices,
             logit_src,
             logit_dst,
-            over.loop,
+            spec.loop,
             bounds,
-            over.slope,
+            spec.slope,
             h,
             step > 0,
             lse,
@@ -89,39 +89,58 @@ def attend(
             threads,
         )
         if plus is not None:
-            kept.append(plus)
-    return y, (lse, *kept) if share is None else (lse, share, *kept)
+            saved.append(plus)
+    return y, (lse, *saved) if share is None else (lse, share, *saved)
 
 
 def attend_backward(
-    over: Attention,
+    spec: Attention,
     inputs: AttentionInputs,
-    kept: Sequence[Tensor],
+    saved: Sequence[Tensor],
     grad_y: Tensor,
     *,
     needs_h: bool,
     needs_logits: bool,
     into: SourceGrads = SourceGrads(),  # noqa: B008
 ) -> tuple[Tensor | None, LogitGrads | None]:
-    """The steps from last to first; kept: of each one the part with positive arguments, and the result but the last."""
-    adj, threads, drops = over.adj, torch.get_num_threads(), _drops(over)
-    edges, bounds = adj.transpose, torch.tensor(over.bounds)
-    (_, logit_src, logit_dst, _), (lse, *rows) = inputs, kept
+    """Return the gradients of h and of the logits; see `backend.Backend`.
+
+    `saved` is lse, the logarithm of each softmax's denominator; and, if the logits need gradients, `share`, the share
+    of the denominator whose leaky_relu arguments are positive, then for each step `plus`, the part of its result from
+    edges with positive arguments, and its result except for the last step's. The loop goes from the last step to the
+    first. For each step:
+
+    1. `attend_stats` computes, for each target and head, the softmax's denominator and `grad_y . y`, and adds the
+       gradient of the target's logit.
+    2. `attend_backward` runs over the transposed edges and computes the gradients of h and of the sources' logits.
+
+    Args:
+        spec: Edges, heads and options.
+        inputs: Inputs and result of `attend`.
+        saved: Tensors that `attend` returned.
+        grad_y: Gradient of the result, [n, f].
+        needs_h: True if h needs a gradient.
+        needs_logits: True if the logits need a gradient.
+        into: Gradients to which those of source tensors are added.
+    """
+    adj, threads, drops = spec.adj, torch.get_num_threads(), _drops(spec)
+    edges, bounds = adj.transpose, torch.tensor(spec.bounds)
+    (_, logit_src, logit_dst, _), (lse, *rows) = inputs, saved
     stats = lse.new_empty(adj.num_targets, 3, logit_dst.shape[1])
     grads = None
     if needs_logits:
         grad_src = torch.zeros_like(logit_src, dtype=lse.dtype) if into.logits is None else into.logits
         grads = LogitGrads(grad_src, torch.zeros_like(logit_dst, dtype=lse.dtype))
     grad_h: Tensor | None = None
-    for step in reversed(range(over.steps)):
+    for step in reversed(range(spec.steps)):
         if grads is None:
             x = None
-            _native.attend_stats(logit_dst, lse, bounds, over.slope, stats, None, None, None, None, None, threads)
+            _native.attend_stats(logit_dst, lse, bounds, spec.slope, stats, None, None, None, None, None, threads)
         else:
             share, *between = rows
             x, plus, y = inputs.between(between)[2 * step : 2 * step + 3]
             _native.attend_stats(
-                logit_dst, lse, bounds, over.slope, stats, grad_y, y, plus, share, grads.target, threads
+                logit_dst, lse, bounds, spec.slope, stats, grad_y, y, plus, share, grads.target, threads
             )
         add = step == 0 and into.h is not None
         grad_h = into.h if add else None
@@ -132,9 +151,9 @@ def attend_backward(
             edges.indices,
             logit_src,
             stats,
-            over.loop,
+            spec.loop,
             bounds,
-            over.slope,
+            spec.slope,
             x,
             grad_y,
             grad_h,
@@ -147,20 +166,20 @@ def attend_backward(
     return grad_h, grads
 
 
-def pair_logits(over: Pairs, left: Tensor, right: Tensor, attention: Tensor, edge_map: Tensor | None) -> Tensor:
-    adj = over.adj
-    logits = left.new_empty(adj.num_edges + (0 if over.loop is None else len(over.loop)), len(over.bounds) - 1)
-    arguments = _pair_arguments(over, left, right, attention, edge_map)
+def pair_logits(spec: Pairs, left: Tensor, right: Tensor, attention: Tensor, edge_map: Tensor | None) -> Tensor:
+    adj = spec.adj
+    logits = left.new_empty(adj.num_edges + (0 if spec.loop is None else len(spec.loop)), len(spec.bounds) - 1)
+    arguments = _pair_arguments(spec, left, right, attention, edge_map)
     _native.pair_logits(adj.indptr, adj.indices, *arguments, logits, torch.get_num_threads())
     return logits
 
 
 def pair_backward(
-    over: Pairs, left: Tensor, right: Tensor, attention: Tensor, edge_map: Tensor | None, grad_logits: Tensor
+    spec: Pairs, left: Tensor, right: Tensor, attention: Tensor, edge_map: Tensor | None, grad_logits: Tensor
 ) -> PairGrads:
-    adj, edges = over.adj, over.adj.transpose
+    adj, edges = spec.adj, spec.adj.transpose
     grads = PairGrads(*(None if x is None else torch.empty_like(x) for x in (left, right, attention, edge_map)))  # type: ignore[arg-type]
-    arguments = _pair_arguments(over, left, right, attention, edge_map)
+    arguments = _pair_arguments(spec, left, right, attention, edge_map)
     _native.pair_backward(
         adj.indptr,
         adj.indices,
@@ -176,59 +195,61 @@ def pair_backward(
 
 
 def _pair_arguments(
-    over: Pairs, left: Tensor, right: Tensor, attention: Tensor, edge_map: Tensor | None
+    spec: Pairs, left: Tensor, right: Tensor, attention: Tensor, edge_map: Tensor | None
 ) -> tuple[Tensor | None, Tensor, float, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    features, loops = (None, None) if over.features is None else over.features
+    """Return the arguments that the forward and the backward kernel have in common."""
+    features, loops = (None, None) if spec.features is None else spec.features
     return (
-        over.loop,
-        torch.tensor(over.bounds),
-        over.slope,
+        spec.loop,
+        torch.tensor(spec.bounds),
+        spec.slope,
         left,
         right,
         attention,
         features,
-        None if over.loop is None else loops,
+        None if spec.loop is None else loops,
         edge_map,
     )
 
 
-def attend_edges(over: Attention, h: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-    adj, bounds, threads = over.adj, torch.tensor(over.bounds), torch.get_num_threads()
+def attend_edges(spec: Attention, h: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+    adj, bounds, threads = spec.adj, torch.tensor(spec.bounds), torch.get_num_threads()
     alpha = torch.empty_like(logits)
-    _native.edge_softmax(adj.indptr, over.loop, logits, alpha, threads)
-    if (drops := _drops(over)) is not None:
-        _native.drop_edges(adj.indptr, adj.indices, over.loop, drops, alpha, threads)
+    _native.edge_softmax(adj.indptr, spec.loop, logits, alpha, threads)
+    if (drops := _drops(spec)) is not None:
+        _native.drop_edges(adj.indptr, adj.indices, spec.loop, drops, alpha, threads)
     inputs = []
-    for _ in range(over.steps):
+    for _ in range(spec.steps):
         inputs.append(h)
         y = h.new_empty(adj.num_targets, h.shape[1])
-        _native.weigh(adj.indptr, adj.indices, None, over.loop, bounds, alpha, h, over.scale, y, threads)
+        _native.weigh(adj.indptr, adj.indices, None, spec.loop, bounds, alpha, h, spec.scale, y, threads)
         h = y
     return h, alpha, inputs
 
 
 def attend_edges_backward(
-    over: Attention, alpha: Tensor, inputs: Sequence[Tensor], grad_y: Tensor
+    spec: Attention, alpha: Tensor, inputs: Sequence[Tensor], grad_y: Tensor
 ) -> tuple[Tensor, Tensor]:
-    adj, edges, bounds, threads = over.adj, over.adj.transpose, torch.tensor(over.bounds), torch.get_num_threads()
+    adj, edges, bounds, threads = spec.adj, spec.adj.transpose, torch.tensor(spec.bounds), torch.get_num_threads()
     grad_logits = torch.zeros_like(alpha)
-    for step in reversed(range(over.steps)):
-        weighed = bounds, alpha, inputs[step], grad_y, over.scale
-        _native.weigh_backward(adj.indptr, adj.indices, over.loop, *weighed, step == 0, grad_logits, threads)
+    for step in reversed(range(spec.steps)):
+        weighed = bounds, alpha, inputs[step], grad_y, spec.scale
+        _native.weigh_backward(adj.indptr, adj.indices, spec.loop, *weighed, step == 0, grad_logits, threads)
         grad_h = grad_y.new_empty(adj.num_sources, grad_y.shape[1])
         _native.weigh(
-            edges.indptr, edges.indices, edges.edge_ids, over.loop, bounds, alpha, grad_y, over.scale, grad_h, threads
+            edges.indptr, edges.indices, edges.edge_ids, spec.loop, bounds, alpha, grad_y, spec.scale, grad_h, threads
         )
         grad_y = grad_h
     return grad_y, grad_logits
 
 
-def _drops(over: Attention) -> _native.EdgeDropout | None:
-    if over.dropout is None:
+def _drops(spec: Attention) -> _native.EdgeDropout | None:
+    """Return the options of edge dropout as the C++ kernels take them."""
+    if spec.dropout is None:
         return None
-    p, key, first_head, sources, targets = over.dropout
+    p, key, first_head, sources, targets = spec.dropout
     ids = sources.contiguous(), targets.contiguous()
-    return _native.EdgeDropout(*ids, int(key) & MASK64, first_head, int(p * 2**32), over.scale)
+    return _native.EdgeDropout(*ids, int(key) & MASK64, first_head, int(p * 2**32), spec.scale)
 
 
 def keyed_dropout(x: Tensor, rows: Tensor, key: RandomKey, p: float, first_column: int, relu: bool) -> Tensor:

@@ -1,10 +1,11 @@
-"""The public kernels: they check what they are given, pick a backend by device, and know their gradients.
+"""Public functions of the kernels: they check their arguments, select a backend by device, and are differentiable.
 
-n targets, s sources, E edges, F columns, H heads. Gradients flow to x, h and logits; scales, weights and topology are
-constants. Results have the same bits from run to run, whatever the number of threads.
+Shapes: n targets, s sources, E edges, F columns, f columns of this rank, H heads, K edge features. Rows, logits and the
+attention parameters get gradients; scales, edge weights and topology are constants. Results are bitwise reproducible,
+whatever the number of threads.
 
-Rows are float32 or float64; of `spmm`, `attend` and `keyed_dropout` also bfloat16: numbers are then summed in float32
-and rounded once. Scales and edge weights are in the type of the sums.
+Rows are float32 or float64; for `spmm`, `attend` and `keyed_dropout` also bfloat16, which is summed in float32 and
+rounded once. Scales and edge weights have the dtype of the sums.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ from weft.kernels.backend import (
     SourceGrads,
     SumBackend,
 )
-from weft.runtime.kernel_selection import chosen
-from weft.utils.dtypes import is_narrow, sum_dtype
+from weft.runtime.kernel_selection import selected_kernel
+from weft.utils.dtypes import is_low_precision, sum_dtype
 from weft.utils.errors import InputError
 from weft.utils.optional_packages import install_command
 from weft.utils.random import RandomKey, key_word
@@ -79,15 +80,16 @@ def backend_of(x: Tensor) -> Backend:
 
 
 def sum_backend_of(x: Tensor) -> SumBackend:
-    """Return the backend for sums of the rows of x. On a GPU, it depends on their width, see `weft.runtime.kernel_selection`.
+    """Return the backend for sums of the rows of x.
 
-    Without Triton, PyTorch's sparse products compute sums on a GPU. They do not take bfloat16 rows.
+    On a GPU, it depends on the number of columns (`weft.runtime.kernel_selection`). Without Triton, PyTorch's sparse
+    products compute sums on a GPU; they do not support bfloat16 rows.
 
     Raises:
         InputError: x has bfloat16 rows on a GPU, and Triton is not installed.
     """
-    by_torch = x.is_cuda and not is_narrow(x.dtype)
-    if by_torch and (triton_backend() is None or chosen("sum", x.shape[1]) == "torch_sparse"):
+    by_torch = x.is_cuda and not is_low_precision(x.dtype)
+    if by_torch and (triton_backend() is None or selected_kernel("sum", x.shape[1]) == "torch_sparse"):
         return torch_sparse
     return backend_of(x)
 
@@ -100,7 +102,7 @@ def sum_backends() -> dict[str, SumBackend]:
 
 @cache
 def triton_backend() -> Backend | None:
-    """The kernels in Triton; None: it is not installed."""
+    """Return the Triton backend, or None if Triton is not installed."""
     if find_spec("triton") is None:
         return None
     from weft.kernels import triton
@@ -114,14 +116,22 @@ def spmm(
     *,
     scale: Scale = Scale(),  # noqa: B008
     weighted: bool = False,
-    wide: bool = False,
+    in_sum_dtype: bool = False,
 ) -> Tensor:
-    """`y_v = target_v * sum_e w_e source_u x_u + loop_v x_v` over in-edges e = (u, v), x [s, F] -> y [n, F].
+    """Return scaled sums over in-edges: `y_v = target_v * sum_e w_e source_u x_u + loop_v x_v`, [n, F].
 
-    w_e is the edge's weight if weighted, else 1. Zero where v has no in-edge (and no loop). wide: y is as it was
-    summed, for whoever adds more to it.
+    The sum is over the in-edges e = (u, v) of v. source, target and loop are the vectors of `scale`, and w_e is the
+    weight of the edge. y_v is 0 if v has no in-edge and no self-loop.
+
+    Args:
+        adj: The edges.
+        x: Source rows, [s, F].
+        scale: Constant factors, 1 (source, target) and 0 (loop) by default.
+        weighted: True to multiply by the edge weights; False for w_e = 1.
+        in_sum_dtype: True for a result in the dtype of sums (float32 for bfloat16 rows), to which more can be added
+            without rounding; False for a result in the dtype of x.
     """
-    check_rows("x", x, adj, adj.num_sources, narrow=True)
+    check_rows("x", x, adj, adj.num_sources, low_precision=True)
     check_vector("scale.source", scale.source, x, adj.num_sources)
     check_vector("scale.target", scale.target, x, adj.num_targets)
     check_vector("scale.loop", scale.loop, x, adj.num_targets)
@@ -129,13 +139,13 @@ def spmm(
         check_square_start("scale.loop", adj)
     if weighted:
         if adj.weight is None:
-            raise ValueError("weighted=True, but the edges have no weight: give the Adjacency one")
+            raise ValueError("weighted=True, but the edges have no weights: create the Adjacency with weights")
         if adj.weight.dtype != sum_dtype(x.dtype):
-            wanted = sum_dtype(x.dtype)
-            raise ValueError(f"the edge weights are {adj.weight.dtype}, x is {x.dtype}: use adj.cast({wanted})")
+            expected = sum_dtype(x.dtype)
+            raise ValueError(f"the edge weights are {adj.weight.dtype}, x is {x.dtype}: use adj.cast({expected})")
         check_vector("weight", adj.weight, x, adj.num_edges)
     scale = Scale(*(None if vector is None else vector.contiguous() for vector in scale))
-    y: Tensor = SpmmFunction.apply(x, sum_backend_of(x), adj, scale, weighted, wide)  # type: ignore[no-untyped-call]
+    y: Tensor = SpmmFunction.apply(x, sum_backend_of(x), adj, scale, weighted, in_sum_dtype)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -146,31 +156,49 @@ def spmm_transposed(
     scale: Scale = Scale(),  # noqa: B008
     weighted: bool = False,
     into: Tensor | None = None,
-    wide: bool = False,
+    in_sum_dtype: bool = False,
 ) -> Tensor:
-    """The gradient [s, F] of spmm's x from that of its y [n, F], for whoever writes a backward pass of their own.
+    """Return the gradient of the x of `spmm`, [s, F], for hand-written backward passes.
 
-    into: contiguous [s, F], to which it is added; of the type of grad_y, or of its sums. wide: as of `spmm`.
+    Args:
+        adj: The edges.
+        grad_y: Gradient of the result of `spmm`, [n, F].
+        scale: As for `spmm`.
+        weighted: As for `spmm`.
+        into: Contiguous tensor [s, F] to which the gradient is added, and which is returned; in the dtype of grad_y or
+            of its sums. None: a new tensor.
+        in_sum_dtype: As for `spmm`, if `into` is None.
     """
-    check_rows("grad_y", grad_y, adj, adj.num_targets, narrow=True)
+    check_rows("grad_y", grad_y, adj, adj.num_targets, low_precision=True)
     if into is not None:
-        check_rows("into", into, adj, adj.num_sources, narrow=True)
-    return sum_backend_of(grad_y).spmm_transposed(adj, grad_y, scale, weighted, into, wide)
+        check_rows("into", into, adj, adj.num_sources, low_precision=True)
+    return sum_backend_of(grad_y).spmm_transposed(adj, grad_y, scale, weighted, into, in_sum_dtype)
 
 
 def spmm_max(adj: Adjacency, x: Tensor) -> Tensor:
-    """`y_v = max x_u` over in-edges (u, v) by column, 0 where v has none; x [s, F] -> y [n, F].
+    """Return the maximum of each column over in-edges, `y_v = max x_u`, [n, F]; 0 if v has no in-edge.
 
-    The gradient goes to one source: of equal ones, the lowest id.
+    The gradient goes to one source only: among equal ones, to that with the lowest id.
+
+    Args:
+        adj: The edges.
+        x: Source rows, [s, F].
     """
-    return spmm_max_places(adj, x)[0]
+    return spmm_max_positions(adj, x)[0]
 
 
-def spmm_max_places(adj: Adjacency, x: Tensor) -> tuple[Tensor, Tensor]:
-    """As `spmm_max`, and the place [n, F] of each maximum among the in-edges of its row, anything where v has none."""
+def spmm_max_positions(adj: Adjacency, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the result of `spmm_max`, and the position of each maximum among the in-edges of its row, both [n, F].
+
+    A position is undefined if v has no in-edge.
+
+    Args:
+        adj: The edges.
+        x: Source rows, [s, F].
+    """
     check_rows("x", x, adj, adj.num_sources)
-    found: tuple[Tensor, Tensor] = SpmmMaxFunction.apply(x, backend_of(x), adj)  # type: ignore[no-untyped-call]
-    return found
+    maxima: tuple[Tensor, Tensor] = SpmmMaxFunction.apply(x, backend_of(x), adj)  # type: ignore[no-untyped-call]
+    return maxima
 
 
 def attend(
@@ -185,53 +213,72 @@ def attend(
     steps: int = 1,
     dropout: EdgeDropout | None = None,
 ) -> Tensor:
-    """`y_v = sum_e alpha_e h_u`, alpha the softmax of `leaky_relu(logit_src_u + logit_dst_v)` over the in-edges of v.
+    """Return the result of GAT's attention, `y_v = sum_e alpha_e h_u`, [n, f] (Velickovic et al. 2018, eqs. 3 and 4).
 
-    (Velickovic et al. 2018, eqs. 3 and 4.) Zero where v has no in-edge. With more steps, y = alpha y again by the same
-    alpha.
+    alpha_e is the softmax of `leaky_relu(logit_src_u + logit_dst_v)` over the in-edges e = (u, v) of v. y_v is 0 if v
+    has no in-edge.
 
     Args:
-        h: [s, f]; head j owns columns bounds[j]:bounds[j + 1], which may be none: a rank may hold a slice that cuts
-            heads, and the sum of the logits' gradients over all slices is that of the whole.
-        logit_src, logit_dst: [s, H] and [n, H].
-        loop: bool [n]; where true, v has one more edge, from itself. Targets must then be the first n sources.
-        steps: more than one asks for n = s.
-        dropout: of alpha, the same in all steps; the softmax knows nothing of it.
+        adj: The edges.
+        h: Source rows, [s, f]. A rank may have any slice of the columns, also one that cuts a head; the logits'
+            gradients summed over all slices are those for all columns.
+        logit_src: Logits of sources, [s, H].
+        logit_dst: Logits of targets, [n, H].
+        bounds: Column range of each head: head j has columns `bounds[j]:bounds[j + 1]` of h, possibly none.
+        loop: Mask of targets that get a self-loop in addition to their edges, bool [n]. Targets must then be the first
+            n sources.
+        slope: Negative slope of leaky_relu.
+        steps: Number of times that y = alpha y is applied with the same alpha; more than 1 needs n = s.
+        dropout: Dropout of alpha, after the softmax and the same in all steps.
     """
-    over = Attention(adj=adj, bounds=bounds, loop=loop, slope=slope, steps=steps, dropout=dropout)
-    over = checked_attention(over, h, logit_src, logit_dst)
+    spec = Attention(adj=adj, bounds=bounds, loop=loop, slope=slope, steps=steps, dropout=dropout)
+    spec = checked_attention(spec, h, logit_src, logit_dst)
     needs_logits = torch.is_grad_enabled() and (logit_src.requires_grad or logit_dst.requires_grad)
-    y: Tensor = AttendFunction.apply(h, logit_src, logit_dst, backend_of(h), over, needs_logits)  # type: ignore[no-untyped-call]
+    y: Tensor = AttendFunction.apply(h, logit_src, logit_dst, backend_of(h), spec, needs_logits)  # type: ignore[no-untyped-call]
     return y
 
 
-def attend_keeping(
-    over: Attention, h: Tensor, logit_src: Tensor, logit_dst: Tensor
+def attend_and_save(
+    spec: Attention, h: Tensor, logit_src: Tensor, logit_dst: Tensor
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """`attend` without autograd: y, and rows [n, .] that `attend_transposed` will want."""
-    over = checked_attention(over, h, logit_src, logit_dst)
+    """Return the result of `attend` without autograd, and tensors [n, .] for `attend_backward`.
+
+    Args:
+        spec: Edges, heads and options.
+        h: Source rows, [s, f].
+        logit_src: Logits of sources, [s, H].
+        logit_dst: Logits of targets, [n, H].
+    """
+    spec = checked_attention(spec, h, logit_src, logit_dst)
     inputs = (tensor.detach().contiguous() for tensor in (h, logit_src, logit_dst))
-    return backend_of(h).attend(over, *inputs, needs_logits=True)
+    return backend_of(h).attend(spec, *inputs, needs_logits=True)
 
 
-def attend_transposed(
-    over: Attention,
+def attend_backward(
+    spec: Attention,
     inputs: AttentionInputs,
-    kept: Sequence[Tensor],
+    saved: Sequence[Tensor],
     grad_y: Tensor,
     into: SourceGrads = SourceGrads(),  # noqa: B008
 ) -> tuple[Tensor, LogitGrads]:
-    """The gradients of attend's h and logits from that of its y [n, f], for whoever writes one themselves.
+    """Return the gradients of the h and the logits of `attend`, for hand-written backward passes.
 
-    kept: as `attend_keeping` gave it. into: contiguous, to which those of sources are added; those of logits are in the
-    type of sums.
+    Args:
+        spec: Edges, heads and options.
+        inputs: Inputs and result of `attend_and_save`.
+        saved: Tensors that `attend_and_save` returned.
+        grad_y: Gradient of the result, [n, f].
+        into: Contiguous gradients to which those of source tensors are added.
+
+    Returns:
+        The gradient of h, [s, f], in the dtype of grad_y, and those of the logits in the dtype of sums.
     """
-    check_rows("grad_y", grad_y, over.adj, over.adj.num_targets, narrow=True)
+    check_rows("grad_y", grad_y, spec.adj, spec.adj.num_targets, low_precision=True)
     for name, rows in zip(("into.h", "into.logits"), into, strict=True):
         if rows is not None:
-            check_rows(name, rows, over.adj, over.adj.num_sources, narrow=name == "into.h")
+            check_rows(name, rows, spec.adj, spec.adj.num_sources, low_precision=name == "into.h")
     grad_h, grads = backend_of(grad_y).attend_backward(
-        over, inputs, kept, grad_y.contiguous(), needs_h=True, needs_logits=True, into=into
+        spec, inputs, saved, grad_y.contiguous(), needs_h=True, needs_logits=True, into=into
     )
     assert grad_h is not None
     assert grads is not None
@@ -250,32 +297,40 @@ def pair_logits(
     slope: float = 0.2,
     features: EdgeFeatures | None = None,
 ) -> Tensor:
-    """Logits that need both ends of an edge e = (u, v), [E, H]: `attention . leaky_relu(left_u + right_v)` by head.
+    """Return GATv2's logits, [E, H]: `attention . leaky_relu(left_u + right_v + features_e edge_map)` for each head.
 
-    (Brody et al. 2022, eq. 7.) With features, leaky_relu's argument has `features_e edge_map` besides. A rank may hold
-    a slice of the columns that cuts heads; the sum over all slices is the whole's.
+    (Brody et al. 2022, eq. 7, for an edge e = (u, v).) A rank may have any slice of the columns, also one that cuts a
+    head; the logits summed over all slices are those for all columns.
 
     Args:
-        left, right: [s, W] and [n, W]; head j owns columns bounds[j]:bounds[j + 1]. attention: [W].
-        edge_map: [K, W], of features [E, K], constant; neither or both.
-        loop: bool [n]; where true, v has one more edge, from itself. The logits are then [E + n, H], those of the edges
-            and then of the targets, 0 where v has no such edge; and features.loops [n, K] are asked for.
+        adj: The edges.
+        left: Source rows, [s, W].
+        right: Target rows, [n, W].
+        attention: Attention vector, [W].
+        edge_map: Linear transform of the edge features, [K, W]. Give it together with `features`, or neither.
+        bounds: Column range of each head: head j has columns `bounds[j]:bounds[j + 1]`.
+        loop: Mask of targets that get a self-loop in addition to their edges, bool [n]. The result is then [E + n, H]:
+            the logits of edges and those of self-loops, 0 for targets without one. Features need `features.loops`.
+        slope: Negative slope of leaky_relu.
+        features: Constant features of the edges.
     """
     check_rows("left", left, adj, adj.num_sources)
     check_rows("right", right, adj, adj.num_targets)
     check_bounds(bounds, left.shape[1], len(bounds) - 1)
     if right.shape[1:] != left.shape[1:] or attention.shape != left.shape[1:]:
-        found = f"{list(right.shape)} and {list(attention.shape)}"
-        raise ValueError(f"right and attention ({found}) must have the {left.shape[1]} columns of left")
+        shapes = f"{list(right.shape)} and {list(attention.shape)}"
+        raise ValueError(f"right and attention ({shapes}) must have the {left.shape[1]} columns of left")
     if not left.dtype == right.dtype == attention.dtype:
-        raise ValueError(f"left ({left.dtype}), right ({right.dtype}) and attention ({attention.dtype}) must agree")
+        raise ValueError(
+            f"left ({left.dtype}), right ({right.dtype}) and attention ({attention.dtype}) must have the same dtype"
+        )
     loop = checked_loop(loop, adj)
     if (features is None) != (edge_map is None):
         raise ValueError("edge_map and features go together: give both or neither")
     if features is not None and edge_map is not None:
         features = checked_features(features, edge_map, left, adj, loop)
-    over = Pairs(adj=adj, bounds=bounds, loop=loop, slope=slope, features=features)
-    logits: Tensor = PairLogits.apply(left, right, attention, edge_map, backend_of(left), over)  # type: ignore[no-untyped-call]
+    spec = Pairs(adj=adj, bounds=bounds, loop=loop, slope=slope, features=features)
+    logits: Tensor = PairLogits.apply(left, right, attention, edge_map, backend_of(left), spec)  # type: ignore[no-untyped-call]
     return logits
 
 
@@ -289,7 +344,17 @@ def attend_edges(
     steps: int = 1,
     dropout: EdgeDropout | None = None,
 ) -> Tensor:
-    """`y_v = sum_e alpha_e h_u` as `attend`, alpha the softmax of given logits, as those of `pair_logits`."""
+    """Return `y_v = sum_e alpha_e h_u`, [n, f], with alpha the softmax of one logit per edge and head.
+
+    Args:
+        adj: The edges.
+        h: Source rows, [s, f].
+        logits: Logits as `pair_logits` returns them, [E, H], or with self-loops [E + n, H].
+        bounds: As for `attend`.
+        loop: As for `attend`.
+        steps: As for `attend`.
+        dropout: As for `attend`.
+    """
     check_rows("h", h, adj, adj.num_sources)
     loop = checked_loop(loop, adj)
     num_logits = adj.num_edges + (0 if loop is None else adj.num_targets)
@@ -298,30 +363,36 @@ def attend_edges(
     check_bounds(bounds, h.shape[1], logits.shape[1])
     check_steps(steps, adj)
     check_dropout(dropout, adj)
-    over = Attention(adj=adj, bounds=bounds, loop=loop, slope=1.0, steps=steps, dropout=dropout)
-    y: Tensor = AttendEdgesFunction.apply(h, logits, backend_of(h), over)  # type: ignore[no-untyped-call]
+    spec = Attention(adj=adj, bounds=bounds, loop=loop, slope=1.0, steps=steps, dropout=dropout)
+    y: Tensor = AttendEdgesFunction.apply(h, logits, backend_of(h), spec)  # type: ignore[no-untyped-call]
     return y
 
 
 def keyed_dropout(
     x: Tensor, rows: Tensor, *, key: RandomKey, p: float, first_column: int = 0, relu: bool = False
 ) -> Tensor:
-    """Dropout of x [n, F] that depends on (key, vertex, column) alone: `keep / (1 - p)`, or 0 with probability p.
+    """Return x after dropout, [n, F]: 0 with probability p, else `x / (1 - p)`.
+
+    The mask depends only on (key, vertex, column), so it is the same on any number of ranks.
 
     Args:
-        rows: int64 [n], the global vertex of each row.
-        key: 64 bits; as a tensor, int64 [1] on x's device, they are read when the kernel runs.
-        first_column: the global column of x's first.
-        relu: of `max(x, 0)`, in the same pass.
+        x: Rows, [n, F].
+        rows: Global vertex id of each row, int64 [n].
+        key: Random key of 64 bits. A tensor, int64 [1] on the device of x, is read when the kernel runs.
+        p: Probability that an element is dropped.
+        first_column: Global number of the first column of x.
+        relu: True for dropout of `max(x, 0)`, in the same pass.
     """
     if not 0 <= p < 1:
         raise ValueError(f"p={p} must be in [0, 1)")
-    check_matrix("x", x, "n", "F", narrow=True)
+    check_matrix("x", x, "n", "F", low_precision=True)
     if rows.dtype != torch.int64 or rows.shape != x.shape[:1]:
-        raise ValueError(f"rows ({rows.dtype} {list(rows.shape)}) must be int64 [{x.shape[0]}], a vertex per row of x")
+        raise ValueError(
+            f"rows ({rows.dtype} {list(rows.shape)}) must be int64 [{x.shape[0]}], a vertex id per row of x"
+        )
     if p == 0:
         return torch.relu(x) if relu else x
     dropout = ReluDropout if relu else KeyedDropout
-    word = key_word(key)  # PyTorch's profiler, where it records shapes, takes no larger integer as an argument
+    word = key_word(key)  # signed: if PyTorch's profiler records shapes, it rejects larger integers as arguments
     y: Tensor = dropout.apply(x, rows, backend_of(x), word, p, first_column)  # type: ignore[no-untyped-call]
     return y

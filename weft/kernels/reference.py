@@ -1,6 +1,7 @@
-"""The definition of every kernel in plain, differentiable PyTorch, with the signatures of `ops`; slow, and large.
+"""Reference implementation of every kernel in plain, differentiable PyTorch, for tests.
 
-n targets, s sources, E edges, F columns, H heads.
+The public functions have the signatures of `ops`. They are slow and need memory for every edge. Shapes: n targets,
+s sources, E edges, F columns, H heads.
 """
 
 from __future__ import annotations
@@ -38,20 +39,25 @@ def spmm_max(adj: Adjacency, x: Tensor) -> Tensor:
     position = max_position(adj, x.detach())
     has_edge = adj.degree > 0
     entry = (adj.indptr[:-1, None] + position)[has_edge]
-    winner = adj.indices.long()[entry]  # of each target that has an in-edge, and column
+    winner = adj.indices.long()[entry]  # source of the maximum, by column, for targets with in-edges
     return x.new_zeros(adj.num_targets, x.shape[1]).index_put((has_edge,), x.gather(0, winner))
 
 
 def max_position(adj: Adjacency, x: Tensor) -> Tensor:
-    """The place int64 [n, F] of the first maximum in each row; where a row is empty, 0."""
+    """Return the position of the first maximum among the in-edges of each row, int64 [n, F]; 0 for an empty row.
+
+    Args:
+        adj: The edges.
+        x: Source rows, [s, F].
+    """
     source, target = adj.edges()
     spread = target[:, None].expand(-1, x.shape[1])
     values = x.index_select(0, source)
     largest = x.new_zeros(adj.num_targets, x.shape[1])
     largest.scatter_reduce_(0, spread, values, "amax", include_self=False)
-    place = (torch.arange(adj.num_edges, device=x.device) - adj.indptr[target])[:, None]
+    position = (torch.arange(adj.num_edges, device=x.device) - adj.indptr[target])[:, None]
     is_largest = (values == largest[target]) | values.isnan()
-    candidates = torch.where(is_largest, place, adj.num_edges)
+    candidates = torch.where(is_largest, position, adj.num_edges)
     first = torch.zeros(largest.shape, dtype=torch.int64, device=x.device)
     return first.scatter_reduce_(0, spread, candidates, "amin", include_self=False)
 
@@ -74,32 +80,58 @@ def attend(
 
 
 def dropped(alpha: Tensor, adj: Adjacency, dropout: EdgeDropout | None) -> Tensor:
-    """Weights [E, H], or with those of loops [E + n, H], under dropout."""
+    """Return attention weights after dropout, [E, H], or with self-loops [E + n, H].
+
+    Args:
+        alpha: Weights of edges and self-loops.
+        adj: The edges.
+        dropout: The dropout, or None.
+    """
     if dropout is None:
         return alpha
     return torch.where(edge_mask(adj, len(alpha), alpha.shape[1], dropout), alpha * dropout.scale, 0)
 
 
 def edge_mask(adj: Adjacency, num_weights: int, num_heads: int, dropout: EdgeDropout) -> Tensor:
-    """Which weights dropout keeps, bool [E, H], or of loops, too, [E + n, H]; see `EdgeDropout`."""
+    """Return a mask of the weights that are not dropped, bool [E, H], or with self-loops [E + n, H]; see `EdgeDropout`.
+
+    The steps:
+
+    1. Number duplicate edges: the position of an edge minus that of the first equal edge.
+    2. Hash (key, target, source, copy) to 64 random bits for each edge.
+    3. For each head, hash these bits and the head's number, and compare with `p * 2**32`.
+
+    Args:
+        adj: The edges.
+        num_weights: E, or E + n with self-loops.
+        num_heads: Number of heads.
+        dropout: The dropout.
+    """
     source, target = adj.edges()
-    place = torch.arange(adj.num_edges, device=adj.device)
-    first = torch.ones_like(place, dtype=torch.bool)
+    position = torch.arange(adj.num_edges, device=adj.device)
+    first = torch.ones_like(position, dtype=torch.bool)
     first[1:] = (source[1:] != source[:-1]) | (target[1:] != target[:-1])
-    copy = place - torch.where(first, place, 0).cummax(0).values
-    itself = torch.arange(num_weights - adj.num_edges, device=adj.device)
-    source, target = torch.cat([source, itself]), torch.cat([target, itself])
-    copy = torch.cat([copy, torch.zeros_like(itself)])
+    copy = position - torch.where(first, position, 0).cummax(0).values
+    loop_ids = torch.arange(num_weights - adj.num_edges, device=adj.device)
+    source, target = torch.cat([source, loop_ids]), torch.cat([target, loop_ids])
+    copy = torch.cat([copy, torch.zeros_like(loop_ids)])
     words = mix64_each(mix64_each(dropout.targets[target] ^ key_word(dropout.key)) ^ dropout.sources[source])
     words = torch.where(copy > 0, mix64_each(words ^ copy), words)
-    kept = words.new_ones(len(words), num_heads, dtype=torch.bool)
+    mask = words.new_ones(len(words), num_heads, dtype=torch.bool)
     for head in range(num_heads):
-        kept[:, head] = hashed(words, place.new_full((1,), dropout.first_head + head))[:, 0] >= int(dropout.p * 2**32)
-    return kept
+        mask[:, head] = hashed(words, position.new_full((1,), dropout.first_head + head))[:, 0] >= int(
+            dropout.p * 2**32
+        )
+    return mask
 
 
 def hashed(words: Tensor, column: Tensor) -> Tensor:
-    """The 32 bits [n, k] of words int64 [n] and columns int64 [k]."""
+    """Return 32 random bits for each word and column, int64 [n, k].
+
+    Args:
+        words: 64 random bits of each row, int64 [n].
+        column: Numbers of the columns, int64 [k].
+    """
     low, high = words & MASK32, (words >> 32) & MASK32
     bits = (low[:, None] + column * 0x9E3779B9) & MASK32
     bits = bits ^ (bits >> 16)
@@ -110,7 +142,13 @@ def hashed(words: Tensor, column: Tensor) -> Tensor:
 
 
 def edge_softmax(logits: Tensor, target: Tensor, num_targets: int) -> Tensor:
-    """The softmax by column over the edges into each target; where all are -inf, 0."""
+    """Return the softmax of each column over the edges into each target; 0 if all logits of a target are -inf.
+
+    Args:
+        logits: Logits of edges, [E, H].
+        target: Target of each edge, int64 [E].
+        num_targets: Number of targets.
+    """
     spread, zeros = target[:, None].expand_as(logits), logits.new_zeros(num_targets, logits.shape[1])
     largest = zeros.scatter_reduce(0, spread, logits.detach(), "amax", include_self=False)
     powers = (logits - largest.clamp(min=torch.finfo(logits.dtype).min)[target]).exp()
@@ -121,7 +159,17 @@ def edge_softmax(logits: Tensor, target: Tensor, num_targets: int) -> Tensor:
 def weigh(
     alpha: Tensor, bounds: Sequence[int], source: Tensor, target: Tensor, num_targets: int, h: Tensor, steps: int
 ) -> Tensor:
-    """The sums of rows by the weights of their head, so many times."""
+    """Return weighted sums of rows over in-edges, [n, F], applied several times with the same weights.
+
+    Args:
+        alpha: Weights of edges, [E, H].
+        bounds: Column range of each head.
+        source: Source of each edge, int64 [E].
+        target: Target of each edge, int64 [E].
+        num_targets: Number of targets.
+        h: Source rows, [s, F].
+        steps: Number of times that the sum is applied.
+    """
     alpha = alpha.repeat_interleave(torch.tensor(bounds, device=h.device).diff(), dim=1)
     for _ in range(steps):
         h = h.new_zeros(num_targets, h.shape[1]).index_add(0, target, alpha * h[source])
@@ -167,12 +215,17 @@ def attend_edges(
 
 
 def edges_and_loops(adj: Adjacency, loop: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(source, target) of every edge, and then of a loop at every target."""
+    """Return the source and the target of every edge, and then of a self-loop at every target.
+
+    Args:
+        adj: The edges.
+        loop: Mask of self-loops; None: return no self-loops.
+    """
     source, target = adj.edges()
     if loop is None:
         return source, target
-    itself = torch.arange(adj.num_targets, device=source.device)
-    return torch.cat([source, itself]), torch.cat([target, itself])
+    loop_ids = torch.arange(adj.num_targets, device=source.device)
+    return torch.cat([source, loop_ids]), torch.cat([target, loop_ids])
 
 
 def keyed_dropout(
@@ -183,6 +236,16 @@ def keyed_dropout(
 
 
 def keep_mask(rows: Tensor, width: int, key: RandomKey, p: float, first_column: int) -> Tensor:
-    """Which entries dropout keeps, bool [n, width]: a 32-bit hash of (key, row, column), compared with p * 2**32."""
+    """Return a mask of the elements that are not dropped, bool [n, width].
+
+    An element is dropped if the 32-bit hash of (key, row, column) is less than `p * 2**32`.
+
+    Args:
+        rows: Global vertex id of each row, int64 [n].
+        width: Number of columns.
+        key: Random key of the mask.
+        p: Probability that an element is dropped.
+        first_column: Global number of the first column.
+    """
     column = torch.arange(first_column, first_column + width, device=rows.device)
     return hashed(mix64_each(rows ^ key_word(key)), column) >= int(p * 2**32)

@@ -1,6 +1,7 @@
 """Sums over in-edges as PyTorch's sparse matrix products, an alternative to the Triton kernels on a GPU.
 
-`weft probe` measures which of the two is faster (see `weft.runtime.kernel_selection`). Without Triton, a GPU has no other kernels.
+`weft probe` measures which of the two is faster (`weft.runtime.kernel_selection`). Without Triton, these sums are the
+only kernels on a GPU.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from weft.data.degrees import CompressedRows
 from weft.kernels.backend import Scale
 
 
-def spmm(adj: Adjacency, x: Tensor, scale: Scale, weighted: bool, wide: bool = False) -> Tensor:
-    del wide  # rows have the type of the sums: `ops` sends no bfloat16 here
+def spmm(adj: Adjacency, x: Tensor, scale: Scale, weighted: bool, in_sum_dtype: bool = False) -> Tensor:
+    del in_sum_dtype  # rows already have the dtype of sums: `ops` does not call this with bfloat16
     x = x.contiguous()
     y = _scaled_product(adj, adj.weight if weighted else None, x, scale.source, scale.target)
     if scale.loop is not None:
@@ -26,9 +27,9 @@ def spmm(adj: Adjacency, x: Tensor, scale: Scale, weighted: bool, wide: bool = F
 
 
 def spmm_transposed(
-    adj: Adjacency, grad_y: Tensor, scale: Scale, weighted: bool, into: Tensor | None = None, wide: bool = False
+    adj: Adjacency, grad_y: Tensor, scale: Scale, weighted: bool, into: Tensor | None = None, in_sum_dtype: bool = False
 ) -> Tensor:
-    del wide
+    del in_sum_dtype
     edges, grad_y = adj.transpose, grad_y.contiguous()
     grad_x = _scaled_product(edges, edges.weight if weighted else None, grad_y, scale.target, scale.source)
     if scale.loop is not None:
@@ -39,29 +40,32 @@ def spmm_transposed(
 def _scaled_product(
     rows: CompressedRows, weight: Tensor | None, x: Tensor, before: Tensor | None, after: Tensor | None
 ) -> Tensor:
-    matrix, x = _kept_matrix(rows, weight, x), x if before is None else x * before[:, None]
-    with _same_bits():
-        y = torch.bmm(matrix, x[None])[0].contiguous()  # some versions give columns on a GPU
+    """Return `after * (A (before * x))`, where A is the sparse matrix of the rows with these weights."""
+    matrix, x = _cached_matrix(rows, weight, x), x if before is None else x * before[:, None]
+    with _deterministic():
+        y = torch.bmm(matrix, x[None])[0].contiguous()  # some versions return column-major results on a GPU
     return y if after is None else y.mul_(after[:, None])
 
 
-def _kept_matrix(rows: CompressedRows, weight: Tensor | None, x: Tensor) -> Tensor:
-    """The matrix [1, rows, columns] of constant weights, or of ones, made once for rows and type.
+def _cached_matrix(rows: CompressedRows, weight: Tensor | None, x: Tensor) -> Tensor:
+    """Return the sparse matrix of constant weights, or of ones, [1, rows, columns], from a cache by dtype.
 
-    By coordinates, since these are what PyTorch promises the same bits of on a GPU.
+    The format is COO: PyTorch guarantees reproducible products on a GPU for this format only.
     """
     key = weight is not None, x.dtype
     if key not in rows.matrices:
         values = x.new_ones(len(rows.indices)) if weight is None else weight
-        places = torch.stack([torch.zeros_like(rows.indices), rows.entry_rows, rows.indices]).long()
+        coordinates = torch.stack([torch.zeros_like(rows.indices), rows.entry_rows, rows.indices]).long()
         size = (1, len(rows.indptr) - 1, len(x))
-        rows.matrices[key] = torch.sparse_coo_tensor(places, values, size, check_invariants=False, is_coalesced=True)
+        rows.matrices[key] = torch.sparse_coo_tensor(
+            coordinates, values, size, check_invariants=False, is_coalesced=True
+        )
     return rows.matrices[key]
 
 
 @contextmanager
-def _same_bits() -> Iterator[None]:
-    """Has cuSPARSE asked for COO_ALG2, of which NVIDIA promises the same bits in each run; of CSR_ALG2 it does not."""
+def _deterministic() -> Iterator[None]:
+    """Make PyTorch use cuSPARSE's COO_ALG2 inside. NVIDIA guarantees reproducible results for it, not for CSR_ALG2."""
     before = torch.get_deterministic_debug_mode()
     torch.set_deterministic_debug_mode("warn")
     try:

@@ -6,7 +6,7 @@ from weft.reporting.print_table import print_table
 from weft.reporting.records import RunRecords, epoch_columns, rank_columns
 from weft.reporting.run_table import (
     compare_table,
-    learned_line,
+    calibration_line,
     partition_table,
     plan_table,
     run_table,
@@ -18,7 +18,7 @@ __all__ = [
     "RunRecords",
     "compare_table",
     "epoch_columns",
-    "learned_line",
+    "calibration_line",
     "make_page",
     "partition_table",
     "plan_table",

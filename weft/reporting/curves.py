@@ -14,7 +14,7 @@ from weft.reporting.records import RunRecords, rank_summaries, score_names
 from weft.reporting.rerun import changed_fields, repeating
 from weft.reporting.run_table import EXCHANGES
 from weft.utils.errors import InputError
-from weft.utils.optional_packages import extra
+from weft.utils.optional_packages import import_extra
 from weft.utils.units import format_bytes
 
 
@@ -145,7 +145,7 @@ def plot(run: RunRecords) -> Any:
         raise InputError(f"{run.folder} has no epoch yet: there is nothing to draw")
     kinds = {"loss": (loss_data([run]), "loss")} | {kind: (data, "value") for kind, data in score_data([run]).items()}
     charts = [figures.curves(data, field, kind.replace("_", " "), inline=True) for kind, (data, field) in kinds.items()]
-    return extra("altair", "a chart").vconcat(*charts).resolve_scale(color="independent")
+    return import_extra("altair", "a chart").vconcat(*charts).resolve_scale(color="independent")
 
 
 def configuration(runs: Runs) -> Section:

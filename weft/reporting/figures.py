@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 from weft.reporting.records import RecordColumns
-from weft.utils.optional_packages import extra
+from weft.utils.optional_packages import import_extra
 
 LINE_POINTS = 40
 """Up to how many epochs of a run each is marked by a point as well."""
@@ -58,7 +58,7 @@ def curves(data: Data, field: str, title: str, *, unit: str = "", inline: bool =
 
     inline: the chart has its data, can be shown by itself, and does not zoom.
     """
-    alt = extra("altair", "a chart")
+    alt = import_extra("altair", "a chart")
     runs = data.values("run")
     splits = data.values("split") if data.groups and "split" in data.groups[0].alike else []
     few = max((len(group.columns["epoch"]) for group in data.groups), default=0) <= LINE_POINTS
@@ -84,7 +84,7 @@ def curves(data: Data, field: str, title: str, *, unit: str = "", inline: bool =
 
 def areas(data: Data) -> Any:
     """Seconds of training by epoch and kind, stacked, of the rank that is chosen in a list."""
-    alt = extra("altair", "a chart")
+    alt = import_extra("altair", "a chart")
     ranks = data.values("who")
     chosen = alt.param(
         name="chosen",
@@ -110,7 +110,7 @@ def areas(data: Data) -> Any:
 
 def stacked_bars(data: Data, field: str, title: str, *, by: str, unit: str) -> Any:
     """A bar for each `who`, in parts by `by`, which are drawn in their order in the data."""
-    alt = extra("altair", "a chart")
+    alt = import_extra("altair", "a chart")
     return (
         _chart(alt, data)
         .mark_bar()
@@ -127,7 +127,7 @@ def stacked_bars(data: Data, field: str, title: str, *, by: str, unit: str) -> A
 
 def grouped_bars(data: Data, field: str, title: str, *, by: str, unit: str = "", mark: float | None = None) -> Any:
     """For each `who` a bar by each `by`, one below the other. mark: where a line is drawn."""
-    alt = extra("altair", "a chart")
+    alt = import_extra("altair", "a chart")
     names = data.values(by)
     chart = (
         _chart(alt, data)
@@ -149,7 +149,7 @@ def grouped_bars(data: Data, field: str, title: str, *, by: str, unit: str = "",
 
 def columns(data: Data, x: str, x_title: str, y: str, y_title: str, *, by: str) -> Any:
     """Upright bars, side by side by `by`."""
-    alt = extra("altair", "a chart")
+    alt = import_extra("altair", "a chart")
     names = data.values(by)
     return (
         _chart(alt, data)
@@ -166,7 +166,7 @@ def columns(data: Data, x: str, x_title: str, y: str, y_title: str, *, by: str) 
 
 def timeline(data: Data) -> Any:
     """What ranks do when: a row for each stream, `start` to `stop` in milliseconds."""
-    alt = extra("altair", "a chart")
+    alt = import_extra("altair", "a chart")
     lanes, kinds = data.values("lane"), data.values("kind")
     return (
         _chart(alt, data)

@@ -13,7 +13,7 @@ from weft.reporting.figures import Data
 from weft.reporting.page_parts import Code, Figure, PageTable, Section
 from weft.reporting.records import RunRecords
 from weft.reporting.sections import sections
-from weft.utils.optional_packages import extra
+from weft.utils.optional_packages import import_extra
 
 HERE = Path(__file__).parent
 POLICY = (
@@ -74,7 +74,7 @@ def make_page(runs: Sequence[RunRecords], *, follow: str | None = None) -> str:
 @cache
 def vega() -> str:
     """Vega, Vega-Lite and Vega-Embed as one script."""
-    return str(extra("vl_convert", "a report").javascript_bundle()).replace("</script", "<\\/script")
+    return str(import_extra("vl_convert", "a report").javascript_bundle()).replace("</script", "<\\/script")
 
 
 def _file(name: str) -> str:

@@ -150,7 +150,7 @@ def plan_table(plans: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def learned_line(learned: Mapping[str, float]) -> str:
+def calibration_line(learned: Mapping[str, float]) -> str:
     """What runs have taught the forecasts of a machine."""
     factors = [f"{kind} {factor:.2f} x" for kind, factor in learned.items() if kind != "runs"]
     return f"factors of {learned['runs']} runs on what the probe has measured: {', '.join(factors)}"

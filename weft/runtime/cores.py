@@ -21,18 +21,18 @@ def num_cores() -> int:
     return len(cores())
 
 
-def cores_each(parts: int) -> int:
+def cores_per_rank(parts: int) -> int:
     """How many each of so many ranks has, at least 1."""
     return max(1, num_cores() // parts)
 
 
-def share(part: int, parts: int) -> tuple[int, ...]:
+def rank_cores(part: int, parts: int) -> tuple[int, ...]:
     """Those of one of so many ranks: at least one, which others have as well where there are more ranks than cores."""
     first = part * num_cores() // parts
     return cores()[first : max(first + 1, (part + 1) * num_cores() // parts)]
 
 
-def keep_to_share(part: int, parts: int) -> None:
+def pin_to_rank_cores(part: int, parts: int) -> None:
     """From now on, all threads of this process run on its share: a rank that waits leaves its cores to its own network.
 
     Nothing, where this process has other cores than the one that started it: somebody has given it some already.
@@ -42,7 +42,7 @@ def keep_to_share(part: int, parts: int) -> None:
             return
         for thread in os.listdir("/proc/self/task"):
             with suppress(ProcessLookupError):  # it has just ended
-                os.sched_setaffinity(int(thread), share(part, parts))
+                os.sched_setaffinity(int(thread), rank_cores(part, parts))
 
 
 def _place(core: int) -> tuple[int, ...]:

@@ -36,7 +36,7 @@ REMEDY = "give a run's choices.json, or a profile of weft probe"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classes:
+class SizeClasses:
     """Implementations by class of sizes."""
 
     floors: tuple[tuple[float, ...], ...]
@@ -51,35 +51,35 @@ class Classes:
             place = place * len(floors) + max(bisect_right(floors, size) - 1, 0)
         return self.names[place]
 
-    def renamed(self, old: str, new: str) -> Classes:
+    def renamed(self, old: str, new: str) -> SizeClasses:
         """The same with one implementation in another's place."""
         return replace(self, names=tuple(new if name == old else name for name in self.names))
 
-    def with_slice(self, floor: float, names: Sequence[str]) -> Classes:
+    def with_slice(self, floor: float, names: Sequence[str]) -> SizeClasses:
         """The same with what was measured at one more class of the first size, or anew."""
         each = len(self.names) // len(self.floors[0])
         slices = {one: self.names[place * each :][:each] for place, one in enumerate(self.floors[0])} | {floor: names}
         floors = tuple(sorted(slices))
-        return Classes(floors=(floors, *self.floors[1:]), names=tuple(name for one in floors for name in slices[one]))
+        return SizeClasses(floors=(floors, *self.floors[1:]), names=tuple(name for one in floors for name in slices[one]))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choices:
+class KernelSelection:
     """What serves each kind of kernel."""
 
     origin: str
     """Who says so: `default`, or the probe and its day; and what has replaced what."""
-    kinds: Mapping[str, Classes]
+    kinds: Mapping[str, SizeClasses]
     """By kind of IMPLEMENTATIONS, all of them."""
 
-    def replaced(self, kind: str, old: str, new: str) -> Choices:
+    def replaced(self, kind: str, old: str, new: str) -> KernelSelection:
         """The same with one implementation of a kind in another's place, if it is one of these."""
         if old not in self.kinds[kind].names:
             return self
         origin = f"{self.origin}; {new} for {old} ({kind})"
-        return Choices(origin=origin, kinds={**self.kinds, kind: self.kinds[kind].renamed(old, new)})
+        return KernelSelection(origin=origin, kinds={**self.kinds, kind: self.kinds[kind].renamed(old, new)})
 
-    def without_onednn(self, maps_by: str = "torch") -> Choices:
+    def without_onednn(self, maps_by: str = "torch") -> KernelSelection:
         """The same where PyTorch's product stands for oneDNN; maps_by: `torch`, or `mkl` for a function of ours."""
         found = self.replaced("map", "onednn", maps_by).replaced("map_weights", "onednn", "mkl")
         return found.replaced("map_weights", "onednn_transposed", "mkl")
@@ -104,12 +104,12 @@ class Choices:
             return cls.from_record(migrate.choices(json.loads(path.read_text()), path))
 
 
-DEFAULT = Choices(
+DEFAULT = KernelSelection(
     origin="default",
     kinds={
-        "map": Classes(floors=((1,), (0, 1 << 18), (0,), (0,)), names=("torch", "onednn")),
-        "map_weights": Classes(floors=((1, 2), (0, 1 << 22), (0, 16), (0, 16)), names=("mkl",) * 15 + ("onednn",)),
-        "sum": Classes(floors=((0,),), names=("triton",)),
+        "map": SizeClasses(floors=((1,), (0, 1 << 18), (0,), (0,)), names=("torch", "onednn")),
+        "map_weights": SizeClasses(floors=((1, 2), (0, 1 << 22), (0, 16), (0, 16)), names=("mkl",) * 15 + ("onednn",)),
+        "sum": SizeClasses(floors=((0,),), names=("triton",)),
     },
 )
 """Where nothing was measured, as it was good on a few processors.
@@ -122,34 +122,34 @@ weights, on several threads and from 16 columns.
 _used = DEFAULT
 
 
-def use(choices: Choices) -> None:
+def select_kernels(choices: KernelSelection) -> None:
     """Has this process's kernels served so."""
     global _used
     _used = choices
 
 
 @contextmanager
-def sizes_vary() -> Iterator[None]:
+def avoid_onednn() -> Iterator[None]:
     """Leaves oneDNN out where calls differ in their numbers of rows: it compiles a kernel for each, and keeps it."""
     before = _used
-    use(before.without_onednn())
+    select_kernels(before.without_onednn())
     try:
         yield
     finally:
-        use(before)
+        select_kernels(before)
 
 
-def chosen(kind: str, *sizes: float) -> str:
+def selected_kernel(kind: str, *sizes: float) -> str:
     """The implementation that serves a kernel of some sizes in this process, see SIZES."""
     return _used.kinds[kind].at(sizes)
 
 
-def used(kind: str) -> set[str]:
+def kernels_in_use(kind: str) -> set[str]:
     """The implementations that serve a kernel of any size in this process."""
     return set(_used.kinds[kind].names)
 
 
-def _classes(kind: str, values: Mapping[str, Any]) -> Classes:
+def _classes(kind: str, values: Mapping[str, Any]) -> SizeClasses:
     floors = tuple(tuple(map(float, one)) for one in values[kind]["floors"])
     names = tuple(values[kind]["names"])
     if len(floors) != SIZES[kind] or len(names) != math.prod(map(len, floors)) or not names:
@@ -158,4 +158,4 @@ def _classes(kind: str, values: Mapping[str, Any]) -> Classes:
         raise ValueError(f"{', '.join(sorted(map(str, unknown)))} is no implementation of {kind}")
     if not all(low < high for one in floors for low, high in pairwise(one)):
         raise ValueError(f"classes of {kind} that do not ascend")
-    return Classes(floors=floors, names=names)
+    return SizeClasses(floors=floors, names=names)

@@ -23,7 +23,7 @@ CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 PRELOAD = "LD_PRELOAD"
 
 
-def keep_pages() -> bool:
+def keep_freed_memory() -> bool:
     """Tells the C library to keep freed memory, here and in processes started from here; whether it does.
 
     Training allocates and frees the same large arrays every epoch. By default each is mapped and unmapped, and the
@@ -31,7 +31,7 @@ def keep_pages() -> bool:
     no memory to the system before it ends; those that it starts have a heap of large arrays besides. Does nothing where
     the C library is another than glibc.
     """
-    os.environ |= with_heap()
+    os.environ |= heap_environment()
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
@@ -41,7 +41,7 @@ def keep_pages() -> bool:
     )
 
 
-def give_back_pages() -> None:
+def release_freed_memory() -> None:
     """Returns freed memory to the system now, even where it is kept otherwise; nothing where glibc is not there."""
     try:
         ctypes.CDLL(None).malloc_trim(0)
@@ -49,7 +49,7 @@ def give_back_pages() -> None:
         return
 
 
-def with_heap() -> dict[str, str]:
+def heap_environment() -> dict[str, str]:
     """The environment of a process that is to have a heap of its own for large arrays (csrc/heap.c).
 
     Nothing where LD_PRELOAD is set, to this or to anything else, or where the C library is another than glibc.
@@ -59,13 +59,13 @@ def with_heap() -> dict[str, str]:
     return {PRELOAD: str(heap)} if PRELOAD not in os.environ and heap.is_file() else {}
 
 
-def start_anew_to_keep_pages() -> None:
+def restart_with_heap() -> None:
     """Replaces this process by itself, with a heap for large arrays that only a process that starts can have.
 
     In the C library's, small pieces come to lie between large arrays that were freed, so that the next of the same size
-    does not fit there. Does nothing where there is none to be had; see `with_heap`.
+    does not fit there. Does nothing where there is none to be had; see `heap_environment`.
     """
-    if found := with_heap():
+    if found := heap_environment():
         os.environ |= found
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until the new one listens
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
@@ -106,7 +106,7 @@ def _cgroup_limits() -> Iterator[int]:
                 yield int(said)
 
 
-def require_memory(num_bytes: int, what: str, remedy: str) -> None:
+def check_fits_memory(num_bytes: int, what: str, remedy: str) -> None:
     """Raises InputError where `what` would take more memory than there is; to be called before it is taken."""
     limit = memory_limit_bytes()
     if num_bytes > limit:

@@ -24,7 +24,7 @@ MAPPING = re.compile(r"([0-9a-f]+)-[0-9a-f]+ \S+ \S+ \S+ \d+ *(.*)")
 """The line of /proc/PID/smaps with which a mapping begins: where that is, and its file, if it has one."""
 
 
-class Seen(NamedTuple):
+class ProcessUsage(NamedTuple):
     """The most that a command was seen to take, twice in a row, since processes are looked at one after the other."""
 
     memory: int
@@ -37,7 +37,7 @@ class Seen(NamedTuple):
     """Its last line on stderr."""
 
 
-def watch(command: Sequence[str], scratch: Path, *, limit: int | None = None) -> Seen:
+def watch(command: Sequence[str], scratch: Path, *, limit: int | None = None) -> ProcessUsage:
     """Runs a command to its end, its temporary files in an empty folder.
 
     limit: of memory, beyond which it is killed with all that it started; its code is negative then.
@@ -60,7 +60,7 @@ def watch(command: Sequence[str], scratch: Path, *, limit: int | None = None) ->
                 time.sleep(SECONDS)
         said.seek(0)
         lines = said.read().decode(errors="replace").splitlines()
-    return Seen(memory, disk, process.returncode, lines[-1] if lines else "")
+    return ProcessUsage(memory, disk, process.returncode, lines[-1] if lines else "")
 
 
 def descendants(pid: int) -> list[int]:

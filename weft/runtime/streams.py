@@ -30,7 +30,7 @@ class StreamMark(NamedTuple):
 class Streams(Protocol):
     """How a device works."""
 
-    apart: bool
+    asynchronous: bool
     """Whether it has a memory of its own, and works while the host goes on."""
 
     def mark(self) -> StreamMark | None:
@@ -69,7 +69,7 @@ class Streams(Protocol):
 class InOrder:
     """A device that has done everything when it is told of the next: the CPU, and what stays in a GPU's memory."""
 
-    apart = False
+    asynchronous = False
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -105,7 +105,7 @@ class InOrder:
 class CudaStreams:
     """A GPU's: kernels in the stream that is this thread's present one now, copies in two more. Not measured yet."""
 
-    apart = True
+    asynchronous = True
 
     def __init__(self, device: torch.device) -> None:
         number = torch.cuda.current_device() if device.index is None else device.index
@@ -243,7 +243,7 @@ class Staging:
     @contextmanager
     def lend(self, num_rows: int, width: int, dtype: torch.dtype) -> Iterator[Tensor]:
         """Rows [num_rows, width] of any content; inside, the host fills them, and the present stream copies them."""
-        if not self.streams.apart:
+        if not self.streams.asynchronous:
             yield torch.empty(num_rows, width, dtype=dtype)
             return
         num_bytes = num_rows * width * dtype.itemsize

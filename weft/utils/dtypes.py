@@ -15,6 +15,6 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def is_narrow(rows: torch.dtype) -> bool:
+def is_low_precision(rows: torch.dtype) -> bool:
     """Whether rows of a type are rounded where they are stored."""
     return rows != sum_dtype(rows)

@@ -56,7 +56,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> InputError:
     return InputError(f"unknown {what} '{name}': {hint}")
 
 
-def require_word(what: str, word: str, known: Iterable[str]) -> None:
+def check_word(what: str, word: str, known: Iterable[str]) -> None:
     """Raise InputError for a value of an argument that is none of the words it may be, with the nearest one."""
     if word not in known:
         raise unknown(what, str(word), known)

@@ -18,7 +18,7 @@ EXTRAS = {
 """The extra of weft that installs each, by the name that is imported."""
 
 
-def extra(name: str, what: str) -> Any:
+def import_extra(name: str, what: str) -> Any:
     """A module of such a package. what: a person asked for that needs it, which begins the error.
 
     InputError where it is not installed, or does not load.
@@ -26,18 +26,18 @@ def extra(name: str, what: str) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise missing(name, what) from error
+        raise missing_package(name, what) from error
     except ImportError as error:
-        raise missing(name, f"{what}: {cause(error)}") from error
+        raise missing_package(name, f"{what}: {cause(error)}") from error
 
 
-def require_extra(name: str, what: str) -> None:
+def check_extra(name: str, what: str) -> None:
     """InputError where such a package is not installed; imports nothing."""
     if find_spec(name) is None:
-        raise missing(name, what)
+        raise missing_package(name, what)
 
 
-def missing(name: str, what: str) -> InputError:
+def missing_package(name: str, what: str) -> InputError:
     """The error for a package that is not there."""
     package = name.partition(".")[0]
     return InputError(f"{what}: needs {package}: {install_command(EXTRAS[package])}")

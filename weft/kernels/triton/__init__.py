@@ -1,8 +1,8 @@
-"""The backend for a GPU: kernels in Triton, forward and backward deterministic, since nothing is added by atomics.
+"""The backend for GPUs: Triton kernels. Forward and backward are reproducible, since no kernel uses atomic additions.
 
-Rows go to programs by degree (`weft/data/degrees.py`): several small ones to one, one middle one, hubs in pieces whose
-sums are added in their order. Under Triton's interpreter (TRITON_INTERPRET=1) the same kernels run on CPU tensors, for
-tests.
+Rows are distributed over programs by their number of entries (`weft/data/degrees.py`): several small rows share a
+program, a middle row has a program, and a large row (hub) is cut into pieces, whose sums a second launch adds up in
+their order. With TRITON_INTERPRET=1, Triton's interpreter runs the same kernels on CPU tensors, for tests.
 """
 
 from weft.kernels.triton.additive_attention import attend as attend

@@ -1,4 +1,4 @@
-"""Attention by logits of edges (GATv2, edge features): logits, softmax, weighted sums, and their gradients."""
+"""Attention with one logit per edge and head (GATv2, edge features): logits, softmax, weighted sums, and gradients."""
 
 from __future__ import annotations
 
@@ -16,261 +16,276 @@ from weft.kernels.triton.device import edge_attention as device
 from weft.kernels.triton.launch_config import (
     MAX_LANES,
     TILE,
-    columns_of,
-    flat,
-    options,
-    over_segments,
-    types,
+    column_blocks,
+    kernel_types,
+    launch_items,
+    launch_options,
+    launch_segments,
     whole_rows,
 )
 from weft.kernels.triton.sums import sum_into, sum_pieces
 from weft.utils.dtypes import sum_dtype
 
-EDGES = 16  # of a program, where each has a row of columns
-MOST_PARTS = 512  # of a sum over all edges
-FEATURES = 4  # of edges that a program has at a time, where it adds up the gradient of their map
+EDGES_PER_PROGRAM = 16
+"""Number of edges that a program processes at a time, each with a row of columns."""
+MAX_PARTS = 512
+"""Largest number of parts that a sum over all edges is split into."""
+FEATURES_PER_PROGRAM = 4
+"""Number of edge features for which a program computes the gradient of their linear transform."""
 
 
-class _Ends(NamedTuple):
-    """Edges, or the loops of targets."""
+class _Endpoints(NamedTuple):
+    """Endpoints of the edges, or of the self-loops of targets."""
 
     sources: Tensor
+    """Source of each edge."""
     targets: Tensor
+    """Target of each edge."""
     loop: Tensor | None
-    """uint8: which there are; None: all."""
+    """Mask of self-loops that exist, uint8; None: all edges exist."""
     rows: slice
-    """Of what is by edge, and then by loop."""
+    """Rows of these edges in tensors that have the edges and then the self-loops."""
     loops: bool
+    """True for self-loops."""
 
     def arguments(self) -> tuple[Tensor, Tensor, Tensor | None, int]:
+        """Return the arguments that kernels take."""
         return self.sources, self.targets, self.loop, len(self.sources)
 
 
-def _ends(adj: Adjacency, loop: Tensor | None) -> Iterator[_Ends]:
-    """The edges, and then the loops, if there are any."""
-    yield _Ends(adj.indices, adj.entry_rows, None, slice(0, adj.num_edges), False)
+def _endpoints(adj: Adjacency, loop: Tensor | None) -> Iterator[_Endpoints]:
+    """Yield the endpoints of the edges, and then those of the self-loops, if there are any."""
+    yield _Endpoints(adj.indices, adj.entry_rows, None, slice(0, adj.num_edges), False)
     if loop is not None:
-        itself = torch.arange(len(loop), dtype=adj.indices.dtype, device=adj.device)
+        loop_ids = torch.arange(len(loop), dtype=adj.indices.dtype, device=adj.device)
         rows = slice(adj.num_edges, adj.num_edges + len(loop))
-        yield _Ends(itself, itself, loop.view(torch.uint8), rows, True)
+        yield _Endpoints(loop_ids, loop_ids, loop.view(torch.uint8), rows, True)
 
 
-def pair_logits(over: Pairs, left: Tensor, right: Tensor, attention: Tensor, edge_map: Tensor | None) -> Tensor:
-    num_heads, num_loops = len(over.bounds) - 1, 0 if over.loop is None else len(over.loop)
-    logits = left.new_empty(over.adj.num_edges + num_loops, num_heads)
-    columns = columns_of(tuple(over.bounds), left.device)
-    for ends in _ends(over.adj, over.loop):
-        flat(
+def pair_logits(spec: Pairs, left: Tensor, right: Tensor, attention: Tensor, edge_map: Tensor | None) -> Tensor:
+    num_heads, num_loops = len(spec.bounds) - 1, 0 if spec.loop is None else len(spec.loop)
+    logits = left.new_empty(spec.adj.num_edges + num_loops, num_heads)
+    columns = column_blocks(tuple(spec.bounds), left.device)
+    for endpoints in _endpoints(spec.adj, spec.loop):
+        launch_items(
             device.pair_logits,
-            len(ends.sources),
-            EDGES,
-            *ends.arguments(),
+            len(endpoints.sources),
+            EDGES_PER_PROGRAM,
+            *endpoints.arguments(),
             left,
             right,
             attention,
-            _features(over, loops=ends.loops),
+            _features(spec, loops=endpoints.loops),
             edge_map,
             0 if edge_map is None else len(edge_map),
             columns.bounds,
-            over.slope,
-            logits[ends.rows],
+            spec.slope,
+            logits[endpoints.rows],
             left.shape[1],
             programs=num_heads,
             H=num_heads,
             C=columns.size,
             ALIGN=columns.align,
-            **types(left, right, logits),
+            **kernel_types(left, right, logits),
         )
     return logits
 
 
 def pair_backward(
-    over: Pairs, left: Tensor, right: Tensor, attention: Tensor, edge_map: Tensor | None, grad_logits: Tensor
+    spec: Pairs, left: Tensor, right: Tensor, attention: Tensor, edge_map: Tensor | None, grad_logits: Tensor
 ) -> PairGrads:
     sides = (left, right), (right, left)
-    transposed, forward = over.adj.transpose, over.adj
+    transposed, forward = spec.adj.transpose, spec.adj
     grads = [
-        _pair_rows(over, rows, own, other, attention, edge_map, grad_logits, ids)
-        for rows, (own, other), ids in zip((transposed, forward), sides, (transposed.edge_ids, None), strict=True)
+        _pair_rows(spec, rows, end_rows, other_rows, attention, edge_map, grad_logits, ids)
+        for rows, (end_rows, other_rows), ids in zip(
+            (transposed, forward), sides, (transposed.edge_ids, None), strict=True
+        )
     ]
-    sums = sum(_pair_sums(over, ends, left, right, edge_map, grad_logits) for ends in _ends(over.adj, over.loop))
+    sums = sum(
+        _pair_sums(spec, endpoints, left, right, edge_map, grad_logits) for endpoints in _endpoints(spec.adj, spec.loop)
+    )
     assert isinstance(sums, Tensor)
-    of_map = None if edge_map is None else (sums[1:] * attention).to(edge_map.dtype)
-    return PairGrads(grads[0], grads[1], sums[0].to(attention.dtype), of_map)
+    grad_map = None if edge_map is None else (sums[1:] * attention).to(edge_map.dtype)
+    return PairGrads(grads[0], grads[1], sums[0].to(attention.dtype), grad_map)
 
 
 def _pair_rows(
-    over: Pairs,
+    spec: Pairs,
     rows: Any,
-    own: Tensor,
-    other: Tensor,
+    end_rows: Tensor,
+    other_rows: Tensor,
     attention: Tensor,
     edge_map: Tensor | None,
     grad_logits: Tensor,
     edge_ids: Tensor | None,
 ) -> Tensor:
-    """The gradient of the rows of one end, see the kernel."""
-    classes, columns, width = rows.degree_classes, columns_of(tuple(over.bounds), own.device), own.shape[1]
-    y = torch.empty_like(own)
-    partial = own.new_empty(len(classes.pieces), width, dtype=sum_dtype(own.dtype))
+    """Return the gradient of the rows of one endpoint; see the kernel `pair_rows`."""
+    classes, columns, width = rows.degree_classes, column_blocks(tuple(spec.bounds), end_rows.device), end_rows.shape[1]
+    y = torch.empty_like(end_rows)
+    partial = end_rows.new_empty(len(classes.pieces), width, dtype=sum_dtype(end_rows.dtype))
     common: dict[str, Any] = {
         "indices": rows.indices,
         "edge_ids": edge_ids,
-        "own_rows": own,
-        "other_rows": other,
+        "own_rows": end_rows,
+        "other_rows": other_rows,
         "attention": attention,
-        "features": _features(over, loops=False),
+        "features": _features(spec, loops=False),
         "edge_map": edge_map,
         "num_features": 0 if edge_map is None else len(edge_map),
-        "slope": over.slope,
+        "slope": spec.slope,
         "grad_logits": grad_logits,
-        "loop": None if over.loop is None else over.loop.view(torch.uint8),
-        "num_loops": 0 if over.loop is None else len(over.loop),
-        "loop_features": _features(over, loops=True),
-        "loop_grads": grad_logits[over.adj.num_edges :],
+        "loop": None if spec.loop is None else spec.loop.view(torch.uint8),
+        "num_loops": 0 if spec.loop is None else len(spec.loop),
+        "loop_features": _features(spec, loops=True),
+        "loop_grads": grad_logits[spec.adj.num_edges :],
         "width": width,
         "H": grad_logits.shape[1],
-        **types(own, other, grad_logits, partial, _features(over, loops=False)),
+        **kernel_types(end_rows, other_rows, grad_logits, partial, _features(spec, loops=False)),
     }
     for segments, lanes in whole_rows(classes):
-        over_segments(device.pair_rows, segments, columns, lanes=lanes, totals=None, y=y, **common, FINISH=True)
+        launch_segments(device.pair_rows, segments, columns, lanes=lanes, totals=None, y=y, **common, FINISH=True)
     if len(classes.pieces):
-        over_segments(
+        launch_segments(
             device.pair_rows, classes.pieces, columns, lanes=MAX_LANES, totals=None, y=partial, **common, FINISH=False
         )
         totals = sum_pieces(rows, partial)
-        over_segments(device.pair_rows, classes.hubs, columns, lanes=1, totals=totals, y=y, **common, FINISH=True)
+        launch_segments(device.pair_rows, classes.hubs, columns, lanes=1, totals=totals, y=y, **common, FINISH=True)
     return y
 
 
 def _pair_sums(
-    over: Pairs, ends: _Ends, left: Tensor, right: Tensor, edge_map: Tensor | None, grad_logits: Tensor
+    spec: Pairs, endpoints: _Endpoints, left: Tensor, right: Tensor, edge_map: Tensor | None, grad_logits: Tensor
 ) -> Tensor:
-    """The gradients of attention and of edge_map, but for a factor, [1 + K, W], of edges or of loops."""
+    """Return the gradient of `attention`, and that of `edge_map` except for the factor `attention`, [1 + K, W].
+
+    The sums are over the edges, or over the self-loops.
+    """
     num_features, width = 0 if edge_map is None else len(edge_map), left.shape[1]
-    columns = columns_of(tuple(over.bounds), left.device)
-    size = max(TILE // FEATURES // columns.size, 1)
-    num_programs = min(triton.cdiv(len(ends.sources), size), MOST_PARTS)
+    columns = column_blocks(tuple(spec.bounds), left.device)
+    size = max(TILE // FEATURES_PER_PROGRAM // columns.size, 1)
+    num_programs = min(triton.cdiv(len(endpoints.sources), size), MAX_PARTS)
     parts = left.new_empty(num_programs, 1 + num_features, width, dtype=sum_dtype(left.dtype))
     num_blocks = len(columns.blocks)
     if num_programs:
-        device.pair_sums[(num_programs * num_blocks * max(triton.cdiv(num_features, FEATURES), 1),)](
-            *ends.arguments(),
+        device.pair_sums[(num_programs * num_blocks * max(triton.cdiv(num_features, FEATURES_PER_PROGRAM), 1),)](
+            *endpoints.arguments(),
             num_programs,
             num_blocks,
             columns.blocks,
             left,
             right,
-            _features(over, loops=ends.loops),
+            _features(spec, loops=endpoints.loops),
             edge_map,
             num_features,
-            over.slope,
-            grad_logits[ends.rows],
+            spec.slope,
+            grad_logits[endpoints.rows],
             parts,
             width,
-            FEATURES=FEATURES,
+            FEATURES=FEATURES_PER_PROGRAM,
             H=grad_logits.shape[1],
             B=size,
             C=columns.size,
             ALIGN=columns.align,
-            **types(left, right, grad_logits, parts, _features(over, loops=False)),
-            **options(TILE),
+            **kernel_types(left, right, grad_logits, parts, _features(spec, loops=False)),
+            **launch_options(TILE),
         )
     return parts.sum(0)
 
 
-def _features(over: Pairs, *, loops: bool) -> Tensor | None:
-    """Of the edges, or of the loops."""
-    if over.features is None:
+def _features(spec: Pairs, *, loops: bool) -> Tensor | None:
+    """Return the features of the edges or of the self-loops."""
+    if spec.features is None:
         return None
-    return over.features.loops if loops else over.features.edges
+    return spec.features.loops if loops else spec.features.edges
 
 
-def attend_edges(over: Attention, h: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-    adj, num_heads = over.adj, logits.shape[1]
-    by_loop = None if over.loop is None else logits[adj.num_edges :]
-    lse, _ = softmax_sums(adj, over.loop, num_heads, logits=logits[: adj.num_edges], loop_logits=by_loop)
+def attend_edges(spec: Attention, h: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+    adj, num_heads = spec.adj, logits.shape[1]
+    by_loop = None if spec.loop is None else logits[adj.num_edges :]
+    lse, _ = softmax_sums(adj, spec.loop, num_heads, logits=logits[: adj.num_edges], loop_logits=by_loop)
     alpha = torch.empty(logits.shape, dtype=lse.dtype, device=logits.device)
-    masks = dropout_arguments(over, adj)
-    for ends in _ends(adj, over.loop):
-        flat(
+    masks = dropout_arguments(spec, adj)
+    for endpoints in _endpoints(adj, spec.loop):
+        launch_items(
             device.edge_weights,
-            len(ends.sources),
-            EDGES,
-            *ends.arguments(),
-            logits[ends.rows],
+            len(endpoints.sources),
+            EDGES_PER_PROGRAM,
+            *endpoints.arguments(),
+            logits[endpoints.rows],
             lse,
-            alpha[ends.rows],
-            **{**masks, "copies": None if ends.loops else masks["copies"]},
+            alpha[endpoints.rows],
+            **{**masks, "copies": None if endpoints.loops else masks["copies"]},
             H=num_heads,
-            C=columns_of((0, num_heads), h.device).size,
-            **types(logits, lse),
+            C=column_blocks((0, num_heads), h.device).size,
+            **kernel_types(logits, lse),
         )
     inputs = []
-    for _ in range(over.steps):
+    for _ in range(spec.steps):
         inputs.append(h)
         y = h.new_empty(adj.num_targets, h.shape[1])
-        h = sum_into(adj, h, y, **_weights(over, alpha))
+        h = sum_into(adj, h, y, **_weights(spec, alpha))
     return h, alpha, inputs
 
 
 def attend_edges_backward(
-    over: Attention, alpha: Tensor, inputs: Sequence[Tensor], grad_y: Tensor
+    spec: Attention, alpha: Tensor, inputs: Sequence[Tensor], grad_y: Tensor
 ) -> tuple[Tensor, Tensor]:
-    adj, edges = over.adj, over.adj.transpose
+    adj, edges = spec.adj, spec.adj.transpose
     grad, dtype = torch.zeros_like(alpha), grad_y.dtype
     for x in reversed(inputs):
-        for ends in _ends(adj, over.loop):
-            _add_dots(over, ends, alpha, x, grad_y, grad)
+        for endpoints in _endpoints(adj, spec.loop):
+            _add_dots(spec, endpoints, alpha, x, grad_y, grad)
         grad_h = grad_y.new_empty(adj.num_sources, grad_y.shape[1])
-        grad_y = sum_into(edges, grad_y, grad_h, **_weights(over, alpha), edge_ids=edges.edge_ids)
+        grad_y = sum_into(edges, grad_y, grad_h, **_weights(spec, alpha), edge_ids=edges.edge_ids)
+    # Softmax: the gradient of logit e is alpha_e (g_e - sum of alpha_i g_i over the row), where g is that of alpha.
     weight = alpha.abs()
     grad.mul_(weight)
-    weight.mul_(_row_sums(adj, over.loop, grad).index_select(0, _targets(adj, over.loop)))
+    weight.mul_(_row_sums(adj, spec.loop, grad).index_select(0, _targets(adj, spec.loop)))
     return grad_y, grad.sub_(weight).to(dtype)
 
 
-def _weights(over: Attention, alpha: Tensor) -> dict[str, Any]:
-    """alpha as weights of a sum by head, those of the edges and those of loops."""
-    num_edges = over.adj.num_edges
+def _weights(spec: Attention, alpha: Tensor) -> dict[str, Any]:
+    """Return alpha as weights of a sum by head: those of edges and those of self-loops."""
+    num_edges = spec.adj.num_edges
     return {
         "weight": alpha[:num_edges],
-        "loop": None if over.loop is None else alpha[num_edges:],
-        "bounds": over.bounds,
-        "keep_scale": over.scale,
+        "loop": None if spec.loop is None else alpha[num_edges:],
+        "bounds": spec.bounds,
+        "keep_scale": spec.scale,
     }
 
 
-def _add_dots(over: Attention, ends: _Ends, alpha: Tensor, x: Tensor, grad_y: Tensor, grad: Tensor) -> None:
-    """Adds what one step's result asks of alpha."""
-    columns = columns_of(tuple(over.bounds), x.device)
-    flat(
+def _add_dots(spec: Attention, endpoints: _Endpoints, alpha: Tensor, x: Tensor, grad_y: Tensor, grad: Tensor) -> None:
+    """Add the gradient of alpha from one step's result to `grad`."""
+    columns = column_blocks(tuple(spec.bounds), x.device)
+    launch_items(
         device.edge_dots,
-        len(ends.sources),
-        EDGES,
-        *ends.arguments(),
+        len(endpoints.sources),
+        EDGES_PER_PROGRAM,
+        *endpoints.arguments(),
         columns.bounds,
         x,
         grad_y,
-        alpha[ends.rows],
-        grad[ends.rows],
-        over.scale,
+        alpha[endpoints.rows],
+        grad[endpoints.rows],
+        spec.scale,
         x.shape[1],
         programs=alpha.shape[1],
         H=alpha.shape[1],
         C=columns.size,
         ALIGN=columns.align,
-        **types(x, grad_y, alpha),
+        **kernel_types(x, grad_y, alpha),
     )
 
 
 def _row_sums(adj: Adjacency, loop: Tensor | None, by_edge: Tensor) -> Tensor:
-    """Sums [n, H] of numbers [E, H] over the in-edges, or [E + n, H] with those of loops."""
+    """Return sums of values over the in-edges, and over self-loops if there are any, [n, H]."""
     sums = by_edge.new_empty(adj.num_targets, by_edge.shape[1])
-    sum_into(adj, by_edge, sums, None, by_place=True)
+    sum_into(adj, by_edge, sums, None, x_by_entry=True)
     return sums if loop is None else sums.add_(by_edge[adj.num_edges :])
 
 
 def _targets(adj: Adjacency, loop: Tensor | None) -> Tensor:
-    """Of the edges and loops."""
-    return torch.cat([ends.targets for ends in _ends(adj, loop)])
+    """Return the target of each edge and self-loop."""
+    return torch.cat([endpoints.targets for endpoints in _endpoints(adj, loop)])

@@ -1,4 +1,4 @@
-"""How kernels are launched: blocks of columns, tiles by degree class, types of sums and of offsets."""
+"""Launch configuration of kernels: blocks of columns, tiles for classes of row lengths, dtypes of sums and offsets."""
 
 from __future__ import annotations
 
@@ -16,38 +16,46 @@ from torch import Tensor
 from weft.data.degrees import DegreeClasses, Segments
 
 MAX_COLUMNS = 128
-"""Of a block; a power of two."""
+"""Largest number of columns of a block; a power of two."""
 TILE = 2048
-"""Numbers of rows that a program holds at a time: 16 for each thread of four warps."""
+"""Number of elements that a program processes at a time: 16 for each thread of four warps."""
 MAX_LANES = 32
-"""Entries of one row that are added up side by side."""
-FEW_LANES = 4
-"""The same where a program has several rows."""
-WIDE = 2**31
-"""Numbers of a tensor from which offsets into it are int64."""
-MOST_ALIGNED = 16
+"""Largest number of entries of one row that are processed side by side."""
+SMALL_ROW_LANES = 4
+"""Number of entries of a row that are processed side by side if a program has several rows."""
+INT64_NUMBERS = 2**31
+"""Number of elements of a tensor from which offsets into it are int64."""
+MAX_ALIGNMENT = 16
+"""Largest alignment of column bounds that kernels are told."""
 THREAD_NUMBERS = 16
+"""Number of elements for each thread."""
 WARP = 32
+"""Number of threads of a warp."""
 
 
 class ColumnBlocks(NamedTuple):
-    """Columns cut into blocks that each lie in one head."""
+    """Columns, cut into blocks that each lie in one head."""
 
     blocks: Tensor
-    """int32 [B, 3]: head, first column and end of each."""
+    """Head, first column and end of each block, int32 [B, 3]."""
     size: int
-    """Columns that a program has, a power of two; a block has up to so many."""
+    """Number of columns of a program, a power of two; no block has more."""
     heads: tuple[int, ...]
-    """Where the blocks of each head begin, [H + 1]; each has at least one."""
+    """First block of each head, and the number of blocks, [H + 1]; a head has at least one block."""
     bounds: Tensor
-    """int32 [H + 1]: where the columns of each head begin."""
+    """First column of each head, and the number of columns, int32 [H + 1]."""
     align: int
-    """A power of two that divides all of these, so that rows are read by vectors of so many."""
+    """Power of two that divides all bounds of columns, so that rows can be read in vectors of this width."""
 
 
 @lru_cache(256)
-def columns_of(bounds: tuple[int, ...], device: torch.device) -> ColumnBlocks:
-    """The blocks of heads with these bounds."""
+def column_blocks(bounds: tuple[int, ...], device: torch.device) -> ColumnBlocks:
+    """Return the blocks of columns.
+
+    Args:
+        bounds: First column of each head, and the number of columns.
+        device: Device of the tensors.
+    """
     widest = max(end - begin for begin, end in pairwise(bounds))
     size = min(triton.next_power_of_2(max(widest, 1)), MAX_COLUMNS)
     blocks, heads = list[tuple[int, int, int]](), [0]
@@ -55,24 +63,35 @@ def columns_of(bounds: tuple[int, ...], device: torch.device) -> ColumnBlocks:
         blocks += [(head, first, min(first + size, end)) for first in range(begin, max(end, begin + 1), size)]
         heads.append(len(blocks))
     tables = (torch.tensor(table, dtype=torch.int32).to(device) for table in (blocks, bounds))
-    return ColumnBlocks(next(tables), size, tuple(heads), next(tables), gcd(MOST_ALIGNED, *bounds))
+    return ColumnBlocks(next(tables), size, tuple(heads), next(tables), gcd(MAX_ALIGNMENT, *bounds))
 
 
-def types(*tensors: Tensor | None) -> dict[str, Any]:
-    """The type of sums of the first tensor's numbers, and that of offsets into any of them."""
+def kernel_types(*tensors: Tensor | None) -> dict[str, Any]:
+    """Return the arguments ACC and OFFSET of a kernel.
+
+    ACC is the dtype of sums of the first tensor, OFFSET the integer type of offsets into any of the tensors.
+    """
     assert tensors[0] is not None
-    wide = any(tensor is not None and tensor.numel() >= WIDE for tensor in tensors)
+    needs_int64 = any(tensor is not None and tensor.numel() >= INT64_NUMBERS for tensor in tensors)
     double = tensors[0].dtype == torch.float64
-    return {"ACC": tl.float64 if double else tl.float32, "OFFSET": tl.int64 if wide else tl.int32}
+    return {"ACC": tl.float64 if double else tl.float32, "OFFSET": tl.int64 if needs_int64 else tl.int32}
 
 
-def over_segments(kernel: Any, segments: Segments, columns: ColumnBlocks, *, lanes: int, **arguments: Any) -> None:
-    """A program for some segments and each block of columns; lanes: entries of a segment that it has at a time."""
+def launch_segments(kernel: Any, segments: Segments, columns: ColumnBlocks, *, lanes: int, **arguments: Any) -> None:
+    """Launch a kernel with a program for each group of segments and block of columns.
+
+    Args:
+        kernel: The kernel.
+        segments: Ranges of entries.
+        columns: Blocks of columns.
+        lanes: Number of entries of a segment that a program processes side by side.
+        **arguments: Further arguments of the kernel.
+    """
     if not len(segments):
         return
-    most = max(TILE // columns.size, 1)
-    lanes = min(lanes, most)
-    rows = min(most // lanes, WARP) if lanes <= FEW_LANES else 1
+    max_entries = max(TILE // columns.size, 1)
+    lanes = min(lanes, max_entries)
+    rows = min(max_entries // lanes, WARP) if lanes <= SMALL_ROW_LANES else 1
     num_blocks = len(columns.blocks)
     kernel[(triton.cdiv(len(segments), rows) * num_blocks,)](
         segments.first,
@@ -86,23 +105,35 @@ def over_segments(kernel: Any, segments: Segments, columns: ColumnBlocks, *, lan
         K=lanes,
         C=columns.size,
         ALIGN=columns.align,
-        **options(rows * lanes * columns.size),
+        **launch_options(rows * lanes * columns.size),
     )
 
 
 def whole_rows(classes: DegreeClasses) -> Iterator[tuple[Segments, int]]:
-    """The rows that are no hubs, with how many lanes they get."""
-    yield classes.small, FEW_LANES
+    """Yield the rows that are not hubs, as segments, with their number of lanes."""
+    yield classes.small, SMALL_ROW_LANES
     yield classes.middle, MAX_LANES
 
 
-def flat(kernel: Any, count: int, size: int, *arguments: Any, programs: int = 1, **constants: Any) -> None:
-    """A program for `size` of so many things at a time, `programs` times."""
+def launch_items(kernel: Any, count: int, size: int, *arguments: Any, programs: int = 1, **constants: Any) -> None:
+    """Launch a kernel that processes items in groups, without segments.
+
+    Args:
+        kernel: The kernel.
+        count: Number of items.
+        size: Number of items of a group.
+        *arguments: Arguments of the kernel.
+        programs: Number of programs for each group, such as one for each head.
+        **constants: Compile-time arguments of the kernel.
+    """
     if count:
-        kernel[(triton.cdiv(count, size) * programs,)](*arguments, **constants, B=size, **options(TILE))
+        kernel[(triton.cdiv(count, size) * programs,)](*arguments, **constants, B=size, **launch_options(TILE))
 
 
-def options(numbers: int) -> dict[str, Any]:
-    """Of a launch that holds so many numbers; that products and sums may fuse is said, since releases differ in it."""
+def launch_options(numbers: int) -> dict[str, Any]:
+    """Return the launch options of a program that processes this many elements at a time.
+
+    Fusing of products and sums is set explicitly, since its default differs between releases of Triton.
+    """
     warps = max(1, min(4, numbers // (THREAD_NUMBERS * WARP)))
     return {"num_warps": triton.next_power_of_2(warps), "enable_fp_fusion": True}

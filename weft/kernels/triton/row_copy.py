@@ -1,4 +1,4 @@
-"""Rows between a GPU's slots and tables of the host, which are pinned: the GPU reads and writes them where they are."""
+"""Copies of rows between GPU memory and pinned host memory, which the GPU accesses directly."""
 
 from __future__ import annotations
 
@@ -6,27 +6,38 @@ import triton
 from torch import Tensor
 
 from weft.kernels.triton.device.row_copy import move_rows
-from weft.kernels.triton.launch_config import MAX_COLUMNS, TILE, flat, types
+from weft.kernels.triton.launch_config import MAX_COLUMNS, TILE, kernel_types, launch_items
 
 
-def gather_rows(table: Tensor, rows: Tensor, out: Tensor, places: Tensor | None = None) -> None:
-    """`out[places[i]] = table[rows[i]]`; places None: out[i]. rows and places int [c] on the GPU, places distinct.
+def gather_rows(table: Tensor, rows: Tensor, out: Tensor, out_rows: Tensor | None = None) -> None:
+    """Copy rows: `out[out_rows[i]] = table[rows[i]]`.
 
-    table [n, F] and out [K, F] of one type, contiguous, on the GPU or pinned.
+    Args:
+        table: Rows to read, [n, F], contiguous, on the GPU or in pinned host memory.
+        rows: Row ids in the table, integers [c] on the GPU.
+        out: Rows to write, [K, F], with the dtype of the table.
+        out_rows: Distinct row ids in `out`, integers [c] on the GPU; None: `out[i]`.
     """
-    _move(table, rows, out, places, len(rows), add=False)
+    _move(table, rows, out, out_rows, len(rows), add=False)
 
 
-def add_rows(table: Tensor, rows: Tensor, values: Tensor, places: Tensor | None = None) -> None:
-    """`table[rows[i]] += values[places[i]]`; places None: values[i]. As `gather_rows`, rows distinct."""
-    _move(values, places, table, rows, len(rows), add=True)
+def add_rows(table: Tensor, rows: Tensor, values: Tensor, value_rows: Tensor | None = None) -> None:
+    """Add rows in place: `table[rows[i]] += values[value_rows[i]]`.
+
+    Args:
+        table: Rows to change, [n, F], contiguous, on the GPU or in pinned host memory.
+        rows: Distinct row ids in the table, integers [c] on the GPU.
+        values: Rows to add, [K, F], with the dtype of the table.
+        value_rows: Row ids in `values`, integers [c] on the GPU; None: `values[i]`.
+    """
+    _move(values, value_rows, table, rows, len(rows), add=True)
 
 
 def _move(
-    table: Tensor, sources: Tensor | None, out: Tensor, places: Tensor | None, num_rows: int, *, add: bool
+    table: Tensor, sources: Tensor | None, out: Tensor, out_rows: Tensor | None, num_rows: int, *, add: bool
 ) -> None:
     width = table.shape[1]
     size = min(triton.next_power_of_2(max(width, 1)), MAX_COLUMNS)
-    num_blocks, offset = triton.cdiv(width, size), {"OFFSET": types(table, out)["OFFSET"]}
-    arguments = table, sources, out, places, num_rows, width, num_blocks
-    flat(move_rows, num_rows, TILE // size, *arguments, programs=num_blocks, ADD=add, C=size, **offset)
+    num_blocks, offset = triton.cdiv(width, size), {"OFFSET": kernel_types(table, out)["OFFSET"]}
+    arguments = table, sources, out, out_rows, num_rows, width, num_blocks
+    launch_items(move_rows, num_rows, TILE // size, *arguments, programs=num_blocks, ADD=add, C=size, **offset)

@@ -1,7 +1,6 @@
-"""What runs on the GPU: kernels, and what they have in common. Names as in `docs/glossary.md`.
+"""Triton kernels, which run on the GPU, and their common functions. Shapes use the letters of `docs/glossary.md`.
 
-A program has a tile [R, K, C]: R segments (rows, or pieces of one), K of their entries at a time, C columns of one
-head. Each of the K lanes adds up by itself, and the lanes are added at the end, so that the order of a sum depends on
-the sizes alone. Columns are cut into blocks that each lie in one head; `blocks` int32 [B, 3] has head, first column and
-end of each. ACC is the type of sums, OFFSET that of offsets into rows.
+A program processes a tile [R, K, C]: R segments (rows, or pieces of a row), K entries of each at a time, C columns of
+one head. Each of the K lanes sums its entries, and the lanes are added at the end, so the order of a sum depends only
+on sizes. Columns are cut into blocks that each lie in one head.
 """
