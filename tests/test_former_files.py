@@ -202,7 +202,7 @@ def test_a_run_goes_on(name: str, folder: Path, whole: Path, capsys: pytest.Capt
     before = {file: (folder / name / file).read_text() for file in ("metrics.jsonl", "choices.json")}
     assert main([*GO_ON, name, "--workers", "1"]) == 0
     (line,) = complaints(capsys.readouterr().err)
-    assert line.startswith(f"weft: {name} is of an earlier weft and has no digests of the data")
+    assert line.startswith(f"weft: {name} was written by an earlier version of weft, without digests of the data")
     assert losses(folder / name) == pytest.approx(losses(whole), rel=1e-9, abs=1e-9)
     epochs = before["metrics.jsonl"].partition('{"kind": "event"')[0]
     assert (folder / name / "metrics.jsonl").read_text().startswith(epochs)
@@ -246,7 +246,7 @@ def test_a_profile_without_choices_and_lessons_is_read(folder: Path) -> None:
     path.write_text(json.dumps(content))
     profile = Profile.read(path)
     assert profile.choices == DEFAULT
-    assert profile.learned == []
+    assert profile.calibration == []
     assert len(profile.prices) == len(content["prices"])
 
 
@@ -305,12 +305,12 @@ def test_former_names_in_a_run_are_read(folder: Path) -> None:
     read = checkpoint.newest(folder / "run" / "checkpoints")
     assert read is not None
     assert read.config.disable == "prefetch"
-    assert SavedModel.read(RunFolder(folder / "run")).described.config.disable == "prefetch"
+    assert SavedModel.read(RunFolder(folder / "run")).description.config.disable == "prefetch"
     assert_predicts_as_before()
     path = folder / "run" / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True)[:-1]
     path.write_text("".join(lines).replace('"disable": ""', '"without": "intra"'))
-    assert SavedModel.read(RunFolder(folder / "run")).described.config.disable == "prefetch"
+    assert SavedModel.read(RunFolder(folder / "run")).description.config.disable == "prefetch"
 
 
 def test_a_book_is_opened() -> None:

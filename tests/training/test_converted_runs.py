@@ -142,7 +142,7 @@ def test_equals_a_script_of_pyg(tmp_path: Path) -> None:
 
 
 def test_noise_of_its_own_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="gives other numbers when called again"):
+    with pytest.raises(InputError, match="returns different results when it is called again"):
         weft.train("digits", net(Drawn), out=tmp_path / "run", **OPTIONS)
     assert not (tmp_path / "run").exists()
 

@@ -75,7 +75,7 @@ def test_a_run_that_names_code_has_it_not_run(damage: Callable[[Path], None], fo
         lambda: weft.predict(run.folder),
     ]
     for call in calls:
-        with pytest.raises(InputError, match="a class that weft does not import"):
+        with pytest.raises(InputError, match="a custom class that weft does not import"):
             call()
     assert main(["predict", str(run.folder), "--out", str(folder / "logits.npy")]) == 2
     assert not ran(folder)

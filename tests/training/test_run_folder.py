@@ -81,7 +81,7 @@ def test_a_damaged_record_is_made_again(
         assert not said
     else:
         assert said.count("\n") == 1
-        assert "metrics.jsonl is not as it was written: its epochs are made again from the checkpoint" in said
+        assert "metrics.jsonl is damaged: its epochs are repeated from the checkpoint" in said
         assert (folder / "metrics.damaged.jsonl").exists()
 
 
@@ -139,7 +139,7 @@ def test_a_run_that_was_killed_before_it_had_begun_is_none(left: list[str], tmp_
     RunFolder(tmp_path).require_empty()
     weft.train("digits", out=tmp_path, epochs=1, **OPTIONS)
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".tmp") == []
-    with pytest.raises(InputError, match="holds another run"):
+    with pytest.raises(InputError, match="contains another run"):
         RunFolder(tmp_path).require_empty()
 
 
@@ -150,11 +150,11 @@ def test_one_run_at_a_time(tmp_path: Path, folder: Path) -> None:
     run = start(*train.split(), alive)
     wait_for_epoch(run, alive, 2)
     for resumed in (False, True):
-        with pytest.raises(InputError, match=r"alive: process \d+ on \S+ is at work on it: wait until that has ended"):
+        with pytest.raises(InputError, match=r"alive: process \d+ on \S+ is using this folder: wait until it has ended"):
             weft.train("digits", out=alive, resume=resumed, epochs=100_000, **options)
     os.kill(run.pid, signal.SIGTERM)
     assert finish(run)[0] == 128 + signal.SIGTERM
-    with pytest.raises(InputError, match="holds another run"):
+    with pytest.raises(InputError, match="contains another run"):
         weft.train("digits", out=alive, **options)
     context = multiprocessing.get_context("fork")
     ready, end = context.Event(), context.Event()
@@ -212,7 +212,7 @@ def test_what_somebody_else_keeps_in_a_folder_stays(tmp_path: Path, monkeypatch:
     out.mkdir()
     (out / "metrics.jsonl").write_text("mine")
     monkeypatch.setattr("weft.training.run._check_folder", lambda *_: None)
-    with pytest.raises(InputError, match="holds another run"):
+    with pytest.raises(InputError, match="contains another run"):
         weft.train("digits", out=out, epochs=1, **OPTIONS)
     assert {path.name for path in out.iterdir()} == {"metrics.jsonl"}
     assert (out / "metrics.jsonl").read_text() == "mine"

@@ -103,7 +103,7 @@ def check_placing(config: Config, work: Workload, *, launched: bool, own_model: 
     rows_device(config)
     if own_model:
         by_type = isinstance(model, Converted) and bool(model.output_types)
-        check_row_independence(work, together=plan.traits == ONE_DEVICE and not by_type)
+        check_row_independence(work, all_rows=plan.traits == ONE_DEVICE and not by_type)
     if launched:
         if len(list(model.parameters())) < len(list(model.named_parameters(remove_duplicate=False))):
             raise InputError(
@@ -205,9 +205,8 @@ def check_returned_types(graph: Graph, model: nn.Module) -> None:
         span = graph.type_range(name)
         if name not in model.output_types and any(bool(mask[span.start : span.stop].any()) for mask in masks):
             raise InputError(
-                f"the model returns rows of {' and '.join(model.output_types)}, but {graph.name} has vertices of type {name} "
-                "to "
-                "train or score: return a dict with the rows of all these types"
+                f"the model returns rows of {' and '.join(model.output_types)}, but {graph.name} has vertices of type "
+                f"{name} to train or score: return a dict with the rows of all these types"
             )
 
 

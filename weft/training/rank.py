@@ -226,11 +226,11 @@ def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest, **pl
     config, group = job.config, trainer.group
     first = trainer.progress.epoch
     show = ProgressShow(first, config.epochs, quiet=job.quiet, name=job.name)
-    described = Description.of(
+    description = Description.of(
         config, trainer.strategy.work, own_model=job.own_model, own_graph=job.own_graph, data=trainer.data
     )
     with (
-        closing(RunWriter(folder, described, show, job.idle)) as writer,
+        closing(RunWriter(folder, description, show, job.idle)) as writer,
         combined_callbacks(job.functions.callbacks) as call,
     ):
         with show:
@@ -249,5 +249,5 @@ def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest, **pl
         best = trainer.whole_best()
         summary = writer.finish(trainer.progress, best, job.estimate)
     if job.estimate:
-        job.estimate.update_profile(summary, trainer.progress.epoch - first)
+        job.estimate.update_calibration(summary, trainer.progress.epoch - first)
     return 0, summary, best

@@ -1,1 +1,1 @@
-"""Files of a run's folder: checkpoints, records, the model card."""
+"""Files in the folder of a run: checkpoints, records, model card."""

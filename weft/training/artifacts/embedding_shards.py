@@ -1,4 +1,7 @@
-"""Tensors of which a rank has only its embedded rows, made whole for checkpoints and results, and placed again."""
+"""Embeddings whose rows are distributed over the ranks: gathered for checkpoints and results, and distributed again.
+
+The same holds for their entries in the optimizer's state.
+"""
 
 from __future__ import annotations
 
@@ -13,34 +16,59 @@ from weft.training.optimizer import numbered_parameters
 
 
 def row_names(tensors: dict[str, Tensor], strategy: Placed, optimizer: Optimizer, num_rows: int) -> list[str]:
-    """Those of a checkpoint's tensors that have a row for each of `num_rows` embedded vertices, by name.
+    """Return the names of the tensors that have a row for each embedded vertex.
 
-    They are embeddings, now and at the best score, and what the optimiser knows of each of their entries.
+    These are the embeddings, now and at the best score, and the optimizer's state for them, such as Adam's moments.
+
+    Args:
+        tensors: Tensors of a checkpoint by name.
+        strategy: The model and graph, placed on this rank by a strategy.
+        optimizer: The optimizer.
+        num_rows: Number of rows of such a tensor: those of this rank, or all.
     """
-    found = []
+    names = []
     numbers = {id(parameter): number for number, parameter in enumerate(numbered_parameters(optimizer))}
     for name, parameter in embeddings(strategy.model).items():
         prefix, shape = f"optimizer.{numbers.get(id(parameter))}.", (num_rows, *parameter.shape[1:])
-        found += [when for when in (f"model.{name}", f"best.{name}") if when in tensors]
-        found += [key for key, value in tensors.items() if key.startswith(prefix) and value.shape == shape]
-    return found
+        names += [key for key in (f"model.{name}", f"best.{name}") if key in tensors]
+        names += [key for key, value in tensors.items() if key.startswith(prefix) and value.shape == shape]
+    return names
 
 
 def gather(tensors: dict[str, Tensor], strategy: Placed, optimizer: Optimizer) -> dict[str, Tensor]:
-    """The same tensors with all rows of what ranks have only some of; on rank 0 alone. All ranks call it."""
+    """Return the tensors with all rows of distributed embeddings on rank 0, and without any on other ranks.
+
+    All ranks must call it.
+
+    Args:
+        tensors: Tensors of a checkpoint by name, with this rank's rows.
+        strategy: The model and graph, placed on this rank by a strategy.
+        optimizer: The optimizer.
+    """
     names = row_names(tensors, strategy, optimizer, len(strategy.embedded))
     whole = {name: gather_rows(tensors[name], strategy.embedded, strategy.group) for name in names}
     return tensors | whole
 
 
 def place(tensors: dict[str, Tensor], strategy: Placed, optimizer: Optimizer) -> dict[str, Tensor]:
-    """Whole tensors with the rows that this rank keeps."""
+    """Return the tensors with this rank's rows of distributed embeddings.
+
+    Args:
+        tensors: Tensors of a checkpoint by name, with all rows.
+        strategy: The model and graph, placed on this rank by a strategy.
+        optimizer: The optimizer.
+    """
     names = row_names(tensors, strategy, optimizer, strategy.graph.typed.num_embedded)
     return tensors | {name: tensors[name].index_select(0, strategy.embedded.to(tensors[name].device)) for name in names}
 
 
 def restore_rows(best: dict[str, Tensor], strategy: Placed) -> None:
-    """Puts rank 0's whole embeddings into the best weights of every rank."""
+    """Copy all rows of rank 0's embeddings into the best weights of every rank. All ranks must call it.
+
+    Args:
+        best: The best weights by name, updated in place. Rank 0 has all rows.
+        strategy: The model and graph, placed on this rank by a strategy.
+    """
     group = strategy.group
     for name, parameter in embeddings(strategy.model).items():
         whole = (
@@ -53,17 +81,25 @@ def restore_rows(best: dict[str, Tensor], strategy: Placed) -> None:
 
 
 def gather_rows(part: Tensor, rows: Tensor, group: Group) -> Tensor:
-    """The whole [k, width] on rank 0, where every rank has `part` of its rows, int64; elsewhere, none of them."""
+    """Return a tensor with the rows of all ranks on rank 0, and an empty one on other ranks.
+
+    All ranks must call it.
+
+    Args:
+        part: This rank's rows, [n, width].
+        rows: Positions of these rows in the result, int64 [n].
+        group: The ranks.
+    """
     counts = [int(report["rows"]) for report in group.all_gather_object({"rows": len(rows)})]
-    first = group.rank == 0
+    is_first = group.rank == 0
     width = part.shape[1]
 
     def send(values: Tensor, columns: int) -> Tensor:
         sent = [values.numel()] + [0] * (group.size - 1)
-        received = [count * columns if first else 0 for count in counts]
+        received = [count * columns if is_first else 0 for count in counts]
         return group.all_to_all(values.reshape(-1), sent, received, tag="checkpoint")
 
-    places, values = send(rows.to(group.device), 1), send(part, width)
-    if not first:
+    positions, values = send(rows.to(group.device), 1), send(part, width)
+    if not is_first:
         return part[:0]
-    return torch.empty_like(values).view(-1, width).index_copy_(0, places, values.view(-1, width))
+    return torch.empty_like(values).view(-1, width).index_copy_(0, positions, values.view(-1, width))

@@ -1,4 +1,7 @@
-"""One run at a time in a folder: a lock that the run's processes hold, and that goes with the last of them."""
+"""Lock of a run's folder, so that only one run at a time uses it.
+
+The processes of the run share the lock. It is free when the last of them has ended.
+"""
 
 from __future__ import annotations
 
@@ -13,40 +16,46 @@ from typing import Any
 from weft.utils.errors import InputError
 
 NAME = "lock"
-"""Of the file in a run's folder while the run lives; who holds it stands in it."""
+"""Name of the lock file, which exists while the run lives and contains the process that locked it."""
 
 
 class FolderLock:
-    """Held from here until `release`, or the end of this process and of those it is sent to as they start.
+    """Lock of a folder, from construction until `release` or the end of all processes that have it.
 
-    InputError where another run holds it. On a file system without locks, nobody is kept out.
+    Local ranks receive the lock when they start. On a file system without locks, it has no effect.
+
+    Args:
+        folder: The folder, which must exist.
+
+    Raises:
+        InputError: Another run has the lock.
     """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / NAME
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
-        if not self._is_ours():
+        if not self._acquire():
             holder = os.pread(self._file, 200, 0).decode(errors="replace").strip() or "another process"
             os.close(self._file)
             raise InputError(
-                f"--out {folder}: {holder} is at work on it: wait until that has ended, or give another folder"
+                f"--out {folder}: {holder} is using this folder: wait until it has ended, or give another folder"
             )
-        with suppress(OSError):  # a full disk
+        with suppress(OSError):  # the disk is full: the lock works without this text
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
-    def _is_ours(self) -> bool:
-        """Whether the lock is taken, and not that of a file which its holder has removed meanwhile."""
+    def _acquire(self) -> bool:
+        """Take the lock. Return False if another process has it, or removed the file that was just opened."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return os.path.samestat(os.fstat(self._file), self._path.stat())
         except (BlockingIOError, FileNotFoundError):
             return False
-        except OSError:
+        except OSError:  # a file system without locks
             return True
 
     def release(self) -> None:
-        """Lets others in, once every process that it was sent to has ended."""
+        """Remove the lock file, and free the lock once every process that received it has ended."""
         self._path.unlink(missing_ok=True)
         os.close(self._file)
 
@@ -55,12 +64,17 @@ class FolderLock:
 
 
 def _received(file: Any) -> FolderLock:
+    """Return the lock in a process that received it, with its own descriptor of the same open file."""
     lock = object.__new__(FolderLock)
     lock._file = file.detach()
     return lock
 
 
 def require_unlocked(folder: Path) -> None:
-    """InputError if a living run holds a folder's lock."""
+    """Check that no other run uses a folder.
+
+    Raises:
+        InputError: A living run has the folder's lock.
+    """
     if (folder / NAME).exists():
         FolderLock(folder).release()

@@ -1,4 +1,4 @@
-"""A run's card: what was trained, on what, how well, and how to do it again, as a page for people."""
+"""Model card of a run: what was trained, on what data, how well, and how to repeat it, as a page for people."""
 
 from __future__ import annotations
 
@@ -13,11 +13,20 @@ from weft.training.artifacts.saved_model import Description
 
 
 def make_card(
-    described: Description, idle: Collection[str], scores: dict[str, float | None], summary: dict[str, Any]
+    description: Description, idle: Collection[str], scores: dict[str, float | None], summary: dict[str, Any]
 ) -> str:
-    """The card of a run, in Markdown. idle: fields of the configuration that had no effect. scores: the best ones."""
-    config, graph, shape = described.config, described.graph, described.shape
-    given = {name: value for name, value in changed_fields(config).items() if name not in idle}
+    """Return the model card of a run, in Markdown.
+
+    It says what was trained on what data, with which scores, and how to repeat it.
+
+    Args:
+        description: Description of model and graph.
+        idle: Fields of the configuration that had no effect.
+        scores: Scores of the best epoch.
+        summary: Summary of the run.
+    """
+    config, graph, shape = description.config, description.graph, description.shape
+    changed = {name: value for name, value in changed_fields(config).items() if name not in idle}
     data = {
         "graph": config.graph,
         "vertices": f"{graph['vertices']:,}",
@@ -31,9 +40,9 @@ def make_card(
         "fingerprint": graph["fingerprint"],
     }
     model = {
-        "model": described.own_model or config.model,
+        "model": description.own_model or config.model,
         "task": config.task,
-        "parameters": f"{described.num_parameters:,}",
+        "parameters": f"{description.num_parameters:,}",
         "dtype": config.dtype,
     }
     result = {
@@ -42,26 +51,37 @@ def make_card(
         "epochs": summary["epochs"],
         "last loss": f"{summary['loss']:.6g}",
     }
-    versions = {"weft": described.weft, "torch": torch.__version__, "Python": platform.python_version()}
+    versions = {"weft": description.weft, "torch": torch.__version__, "Python": platform.python_version()}
     parts = [
         f"# {model['model']} on {config.graph}",
         table("Data", data),
         table("Model", model),
-        table("Configuration, where it is not the default", given),
+        table("Configuration, where it differs from the defaults", changed),
         table("Scores of the best epoch", result),
-        f"## To repeat it\n\n{_to_repeat(described, given)}",
+        f"## How to repeat this run\n\n{_to_repeat(description, changed)}",
         table("Versions", versions),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def table(title: str, rows: dict[str, Any]) -> str:
-    """A section with a table of two columns."""
+    """Return a section with a table of two columns, in Markdown.
+
+    Args:
+        title: Title of the section.
+        rows: Second column by first column.
+    """
     lines = (f"| {name} | {str(value).replace('|', chr(92) + '|')} |" for name, value in rows.items())
     return "\n".join([f"## {title}\n", "| | |", "|---|---|", *lines])
 
 
-def _to_repeat(described: Description, given: dict[str, Any]) -> str:
-    language, text = repeating(described.config, given, own_model=described.own_model, own_graph=described.own_graph)
-    said = f"```python\n{text}\n```" if language == "python" else f"    {text}"
-    return f"{said}\n\nWith `--choices choices.json`, the file beside this one, bit for bit on the same machine."
+def _to_repeat(description: Description, changed: dict[str, Any]) -> str:
+    """Return the call or command that repeats the run, as a code block."""
+    language, text = repeating(
+        description.config, changed, own_model=description.own_model, own_graph=description.own_graph
+    )
+    block = f"```python\n{text}\n```" if language == "python" else f"    {text}"
+    return (
+        f"{block}\n\nAdd `--choices choices.json` (the file next to this one) to get the same numbers, bit for bit, on "
+        "the same machine."
+    )

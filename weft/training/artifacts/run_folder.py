@@ -1,8 +1,7 @@
-"""A run's folder: config.toml, choices.json, metrics.jsonl, probe.json, checkpoints/, and timeline.json if asked.
+"""Folder of a run.
 
-When the run has ended, model.safetensors and card.md as well.
-
-Only rank 0 touches it. While the run lives, there is its lock too.
+It contains config.toml, choices.json, metrics.jsonl, probe.json, checkpoints/, and if requested timeline.json; after
+the end of the run also model.safetensors and card.md; and while it lives, a lock. Only rank 0 reads or writes it.
 """
 
 from __future__ import annotations
@@ -28,16 +27,22 @@ from weft.utils.jsonl import FilePosition
 from weft.utils.migrate import NewerFile
 
 FRAME = ("kind", "version")
-"""What every line of a record begins with."""
-NO_DIGESTS = "weft: {} is of an earlier weft and has no digests of the data: only its edges are known to be unchanged"
-"""Printed for a run without digests, whose data may have changed unnoticed."""
+"""Keys that begin every line of a record."""
+NO_DIGESTS = (
+    "weft: {} was written by an earlier version of weft, without digests of the data: only its edges are checked for "
+    "changes"
+)
+"""Message for a run without digests, whose data may have changed unnoticed."""
 UNBEGUN = (LOCK, CHOICES, "choices.tmp", "config.tmp")
-"""What a run may leave that was killed before its config.toml was there: nothing of it goes on, and the next one writes
-it anew."""
+"""Files that a run leaves if it is killed before it has written config.toml. A new run may overwrite them."""
 
 
 class RunFolder:
-    """The paths of one run."""
+    """Paths of the files of a run, and what may be done with them.
+
+    Args:
+        path: The folder, which need not exist.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -52,50 +57,63 @@ class RunFolder:
         self._lock: FolderLock | None = None
 
     def require_empty(self) -> None:
-        """InputError if there is anything in the folder, which is to be that of a new run."""
+        """Check that the folder contains nothing, so that a new run may use it.
+
+        Raises:
+            InputError: The folder contains something.
+        """
         with self._usable():
             if self.path.exists() and not (
-                self.path.is_dir() and {one.name for one in self.path.iterdir()}.issubset(UNBEGUN)
+                self.path.is_dir() and {entry.name for entry in self.path.iterdir()}.issubset(UNBEGUN)
             ):
                 raise InputError(
-                    f"--out {self.path} holds another run: give another folder, or --resume to continue it"
+                    f"--out {self.path} contains another run: give another folder, or --resume to continue it"
                 )
 
     def resumed(self, config: Config, graph: Graph) -> Checkpoint | None:
-        """The newest checkpoint of a stopped run, from which it goes on; None if it had not got that far.
+        """Return the newest checkpoint of a stopped run, from which it continues; None if it had written none.
 
-        InputError if there is no run, if it has finished, or if an option that decides its numbers has changed.
+        Args:
+            config: Configuration of the run that continues it.
+            graph: Graph of the run that continues it.
+
+        Raises:
+            InputError: The folder contains no run, the run has finished, the graph has changed, or an option has
+                changed that decides the run's numbers.
         """
         with self._usable():
             return self._resumed(config, graph)
 
     def _resumed(self, config: Config, graph: Graph) -> Checkpoint | None:
         if not self.config.exists():
-            raise InputError(f"--resume: {self.path} holds no run (no config.toml): leave out --resume to start one")
+            raise InputError(f"--resume: {self.path} contains no run (no config.toml): leave out --resume to start one")
         self._require_same(config.changed(Config.read(self.config)))
-        has_ended = self._has_summary()  # in any case, so that no record of a later weft is taken back or made again
-        found = checkpoint.newest(self.checkpoints)
-        if found and (changed := config.changed(found.config)):
+        has_ended = self._has_summary()  # also checks that no later version of weft wrote the record
+        saved = checkpoint.newest(self.checkpoints)
+        if saved and (changed := config.changed(saved.config)):
             flags = ", ".join("--" + name.replace("_", "-") for name in changed)
-            raise InputError(f"--resume: {flags} differs from the checkpoint in {self.path}, which is of another run")
-        if found and found.fingerprint != graph.fingerprint:
             raise InputError(
-                f"--resume: the graph is not the one that {self.path} was trained on: give that, or a new --out"
+                f"--resume: {flags} differs from the checkpoint in {self.path}, which belongs to another run: give a "
+                "new --out"
             )
-        if found and found.data and (changed := changed_data(graph, found.data)):
+        if saved and saved.fingerprint != graph.fingerprint:
+            raise InputError(
+                f"--resume: the graph is not the one that {self.path} was trained on: give that graph, or a new --out"
+            )
+        if saved and saved.data and (changed := changed_data(graph, saved.data)):
             raise InputError(
                 f"--resume: the graph has changed since {self.path} was trained ({', '.join(changed)}): restore it, or "
                 "train in a new --out without --resume"
             )
-        if found and found.progress.is_over(config) and has_ended:
-            epochs = found.progress.epoch
+        if saved and saved.progress.is_over(config) and has_ended:
+            epochs = saved.progress.epoch
             raise InputError(
                 f"--resume: {self.path} has finished its {epochs} epochs: give more --epochs, --patience or --until"
             )
-        return found
+        return saved
 
     def _require_same(self, changed: list[str]) -> None:
-        """InputError where options that decide the numbers have changed."""
+        """Raise InputError if options have changed that decide the run's numbers."""
         if changed:
             flags = ", ".join("--" + name.replace("_", "-") for name in changed)
             raise InputError(
@@ -104,54 +122,76 @@ class RunFolder:
 
     @property
     def is_begun(self) -> bool:
-        """Whether a run has been here."""
+        """True if a run has used the folder."""
         return self.config.exists() or self.choices.exists()
 
     def is_finished(self, config: Config) -> bool:
-        """Whether there is a run of a configuration that has ended and would not go on. InputError for another run."""
+        """Return True if a run with this configuration has ended, and would not continue if resumed.
+
+        Raises:
+            InputError: The folder contains another run.
+        """
         if not self.config.exists() or not self._has_summary():
             return False
         saved = Config.read(self.config)
         self._require_same(saved.changed(config) + (["graph"] if saved.graph != config.graph else []))
-        found = checkpoint.newest(self.checkpoints)
-        return found is None or found.progress.is_over(config)
+        last_checkpoint = checkpoint.newest(self.checkpoints)
+        return last_checkpoint is None or last_checkpoint.progress.is_over(config)
 
     def summary(self) -> dict[str, Any]:
-        """What the record's last line says of a run that has ended, else nothing. InputError for a damaged one."""
+        """Return the summary of a run that has ended, the last line of its record; {} if it has not ended.
+
+        Raises:
+            InputError: The record is damaged.
+        """
         last = (jsonl.read(self.metrics) or [{"kind": ""}])[-1]
         return {name: value for name, value in last.items() if name not in FRAME} if last["kind"] == "summary" else {}
 
     def _has_summary(self) -> bool:
-        """Whether the record says that the run has ended."""
+        """Return True if the record says that the run has ended."""
         try:
             return bool(self.summary())
         except NewerFile:
             raise
-        except InputError:  # damaged: it is made again
+        except InputError:  # damaged: the epochs are repeated
             return False
 
     def require_unlocked(self) -> None:
-        """InputError if another run lives in the folder."""
+        """Check that no other run uses the folder.
+
+        Raises:
+            InputError: Another run uses it.
+        """
         with self._usable():
             require_unlocked(self.path)
 
     def lock(self) -> None:
-        """Makes the folder, and keeps other runs out until `release`. InputError if one lives in it."""
+        """Create the folder, and keep other runs out until `release`.
+
+        Raises:
+            InputError: Another run uses the folder.
+        """
         with self._usable():
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = FolderLock(self.path)
 
     def release(self) -> None:
-        """Lets other runs in."""
+        """Let other runs use the folder."""
         if self._lock:
             self._lock.release()
             self._lock = None
 
     def begin(self, config: Config, idle: Collection[str] = (), choices: KernelSelection = DEFAULT) -> None:
-        """Writes what a run is of, so that config.toml repeats it. idle: fields that have no effect."""
-        repeating = replace(config, choices="").to_toml(idle)  # which are in the file beside it
+        """Write config.toml and choices.json, with which the run can be repeated.
+
+        Args:
+            config: The run's configuration.
+            idle: Fields without effect, which are left out.
+            choices: Kernel selection of the run.
+        """
+        config_text = replace(config, choices="").to_toml(idle)  # choices.json contains them
         with self._usable():
-            for path, text in ((self.choices, choices.text()), (self.config, repeating)):
+            for path, text in ((self.choices, choices.text()), (self.config, config_text)):
                 draft = path.with_suffix(".tmp")
                 try:
                     draft.write_text(text)
@@ -160,42 +200,51 @@ class RunFolder:
                     draft.unlink(missing_ok=True)
                     raise
 
-    def take_back(self, found: Checkpoint | None) -> None:
-        """Removes what a stopped run wrote after the checkpoint that it goes on from; None: after its begin."""
-        if found and not found.data:
+    def take_back(self, resumed_from: Checkpoint | None) -> None:
+        """Remove what a stopped run wrote after the checkpoint from which it continues.
+
+        Args:
+            resumed_from: The checkpoint; None: the run starts again from the beginning.
+        """
+        if resumed_from and not resumed_from.data:
             print(NO_DIGESTS.format(self.path), file=sys.stderr)
         with self._usable():
-            checkpoint.drop_after(self.checkpoints, found.progress.epoch if found else 0)
-            kept = jsonl.restore(self.metrics, found.record if found else FilePosition())
-        if kept:
+            checkpoint.drop_after(self.checkpoints, resumed_from.progress.epoch if resumed_from else 0)
+            damaged_copy = jsonl.restore(self.metrics, resumed_from.record if resumed_from else FilePosition())
+        if damaged_copy:
             print(
-                f"weft: {self.metrics} is not as it was written: its epochs are made again from the checkpoint, and "
-                f"what was there is kept in {kept.name}",
+                f"weft: {self.metrics} is damaged: its epochs are repeated from the checkpoint, and "
+                f"the damaged file is kept as {damaged_copy.name}",
                 file=sys.stderr,
             )
 
     def discard(self) -> None:
-        """Removes a folder that a run was refused in before it had recorded an epoch."""
+        """Remove the files of a run that failed before it recorded an epoch. Keep the folder if it has other files."""
         if any(line["kind"] == "epoch" for line in jsonl.read(self.metrics)):
             return
         for path in (self.config, self.choices, self.metrics, self.probe, self.path / LOCK):
             path.unlink(missing_ok=True)
-        with suppress(OSError):  # somebody has put something there
+        with suppress(OSError):  # the folder has other files
             self.path.rmdir()
 
     @contextmanager
     def _usable(self) -> Iterator[None]:
-        """InputError where the system refuses the folder, or something in it."""
+        """Raise InputError, for instance for missing permissions, if the with block raises OSError."""
         try:
             yield
         except OSError as error:
             raise InputError(
-                f"--out {error.filename or self.path}: {error.strerror}; give a folder that can be written"
+                f"--out {error.filename or self.path}: {error.strerror}; give a writable folder"
             ) from error
 
 
 def new_folder(graph: str, *names: str) -> Path:
-    """A folder in runs/ that was not there, made so that no other run takes it too; its name has that of a graph."""
+    """Create a new folder in runs/, in a way that no other run can take the same one.
+
+    Args:
+        graph: Name or path of the graph, with which the folder's name begins.
+        *names: Further parts of the folder's name.
+    """
     stem, number = "-".join([Path(graph).stem, *names]).replace(":", "-").replace(",", "-"), 1
     while True:
         folder = Path("runs") / f"{stem}-{number}"

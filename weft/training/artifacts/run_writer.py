@@ -1,4 +1,4 @@
-"""What rank 0 writes while a run goes on: records, checkpoints, progress, and at the end the summary and the model."""
+"""Files that rank 0 writes during a run: records, checkpoints, timeline, and at the end the summary and the weights."""
 
 from __future__ import annotations
 
@@ -30,110 +30,162 @@ from weft.utils.tensor_file import save_tensors
 
 
 class RunWriter:
-    """Writes one run's folder and shows its progress. idle: fields of the configuration that have no effect."""
+    """Writes the folder of a run and shows its progress.
+
+    Args:
+        folder: The run's folder.
+        description: Description of model and graph.
+        show: The progress display.
+        idle: Fields of the configuration that have no effect.
+    """
 
     def __init__(
-        self, folder: RunFolder, described: Description, show: ProgressShow, idle: Collection[str] = ()
+        self, folder: RunFolder, description: Description, show: ProgressShow, idle: Collection[str] = ()
     ) -> None:
-        self.folder, self.description, self.show, self.idle = folder, described, show, idle
+        self.folder, self.description, self.show, self.idle = folder, description, show, idle
         self.recorder = Recorder(folder.metrics)
         self._slices: list[list[Slice]] = []
 
     def begin(self, epoch: int, *, placement: list[dict[str, Any]], machine: Machine | None, **facts: Any) -> None:
-        """The run starts, or goes on, at `epoch`; placement: of each rank; `facts`: of the machine."""
+        """Write the first record of a run, or of its continuation.
+
+        Args:
+            epoch: Number of the first epoch.
+            placement: Facts about the plan on each rank.
+            machine: Cost factors of the plan, if it used any.
+            **facts: Facts about the machine.
+        """
         self.recorder.write("config", epoch=epoch, **self.description.record(), placement=placement, **facts)
         if machine:
             machine.save(self.folder.probe)
-        for rank, one in enumerate(placement):
-            if "summary" in one:
-                self.show.say(f"rank {rank}: {one['summary']}" if len(placement) > 1 else one["summary"])
+        for rank, facts_of_rank in enumerate(placement):
+            if "summary" in facts_of_rank:
+                self.show.say(
+                    f"rank {rank}: {facts_of_rank['summary']}" if len(placement) > 1 else facts_of_rank["summary"]
+                )
 
     def epoch(
         self, epoch: int, loss: float, lr: float, scores: dict[str, float | None], reports: list[dict[str, Any]]
     ) -> dict[str, Any]:
-        """One line for the epoch, which it returns, and one for each rank and phase. lr: the rate of its steps."""
-        self._draw([[Slice(*one) for one in report.pop("timeline")] for report in reports])
+        """Write the record of an epoch, and one for each rank and phase, and show the epoch.
+
+        Args:
+            epoch: Number of the epoch.
+            loss: Training loss.
+            lr: Learning rate of its steps.
+            scores: Scores by name. Scores of None are left out.
+            reports: Reports of the ranks.
+
+        Returns:
+            The record of the epoch.
+        """
+        self._draw([[Slice(*span) for span in report.pop("timeline")] for report in reports])
         named = {name: value for name, value in scores.items() if value is not None}
         seconds = max(report["phases"]["train"]["seconds"] for report in reports)
         line = self.recorder.write("epoch", epoch=epoch, loss=loss, lr=lr, seconds=seconds, **named)
+        # Seconds of a rank in a phase = computing + communicating (the same for all ranks) + waiting for others.
         for phase in reports[0]["phases"]:
             parts = [report["phases"][phase] for report in reports]
             communication = communication_seconds([part["durations"] for part in parts])
             for rank, (report, part) in enumerate(zip(reports, parts, strict=True)):
-                inside = sum(part.pop("durations").values())
-                whole = part.pop("seconds")
-                if not whole:
+                in_collectives = sum(part.pop("durations").values())
+                total = part.pop("seconds")
+                if not total:
                     continue
                 self.recorder.write(
                     "rank",
                     epoch=epoch,
                     rank=rank,
                     phase=phase,
-                    compute_seconds=whole - inside,
+                    compute_seconds=total - in_collectives,
                     communication_seconds=communication,
-                    waiting_seconds=inside - communication,
+                    waiting_seconds=in_collectives - communication,
                     peak_memory_bytes=report["peak_memory_bytes"],
                     **part,
                 )
         self.show.epoch(epoch, loss, scores, max(report["peak_memory_bytes"] for report in reports))
         return line
 
-    def _draw(self, found: list[list[Slice]]) -> None:
-        """Writes the timeline as far as it goes; found: what an epoch has added to it, by rank."""
-        if any(found):
+    def _draw(self, new_slices: list[list[Slice]]) -> None:
+        """Append the slices of an epoch, by rank, to the timeline, and write it."""
+        if any(new_slices):
             self._slices = [
-                before + new for before, new in zip(self._slices or [[] for _ in found], found, strict=True)
+                previous + new
+                for previous, new in zip(self._slices or [[] for _ in new_slices], new_slices, strict=True)
             ]
             with replaced(self.folder.timeline, "the timeline") as draft:
                 write_timeline(draft, self._slices)
 
     def checkpoint(self, state: Checkpoint) -> None:
-        """Writes a checkpoint, and the record that says so."""
+        """Write a checkpoint, and a record of it."""
         checkpoint.save(self.folder.checkpoints, replace(state, record=self.recorder.mark))
         self.recorder.write("event", event="checkpoint", epoch=state.progress.epoch - 1)
 
     def stopped(self, epoch: int, signal: int) -> None:
-        """The run was told to stop after `epoch`."""
+        """Record that a signal stopped the run.
+
+        Args:
+            epoch: Number of the last epoch.
+            signal: Number of the signal.
+        """
         self.recorder.write("event", event="stopped", epoch=epoch, signal=signal)
 
-    def finish(self, progress: Progress, best: dict[str, Tensor], told: Estimate | None = None) -> dict[str, Any]:
-        """The run has reached its end: writes the best weights, the card, and as the last line the summary: that.
+    def finish(self, progress: Progress, best: dict[str, Tensor], estimate: Estimate | None = None) -> dict[str, Any]:
+        """Write the best weights, the model card, and the summary as the last record.
 
-        told: what was told of it, which the summary has beside what it took.
+        Args:
+            progress: Progress at the end of the run.
+            best: The best weights by name.
+            estimate: Time and memory estimated before the run, which the summary compares with the measured values.
+
+        Returns:
+            The summary.
         """
         with replaced(self.folder.model, "the weights") as draft:
             save_tensors(best, draft, self.description.metadata(progress))
         summary = summarise(jsonl.read(self.folder.metrics), progress, self.description.config.goal)
-        summary |= {"forecast": told.record(summary)} if told else {}
+        summary |= {"forecast": estimate.record(summary)} if estimate else {}
         with replaced(self.folder.card, "the card") as draft:
             draft.write_text(make_card(self.description, self.idle, progress.best_scores or {}, summary))
         self.recorder.write("summary", **summary)
         return summary
 
     def close(self) -> None:
-        """Closes the records, also those of a run that failed."""
+        """Close the record."""
         self.recorder.close()
 
 
 @contextmanager
-def replaced(path: Path, what: str) -> Iterator[Path]:
-    """A draft that takes the place of a file once it is written whole. RunError where it cannot be."""
+def replaced(path: Path, content: str) -> Iterator[Path]:
+    """Yield a draft that replaces a file when the with block ends, so that the file is always complete.
+
+    Args:
+        path: The file.
+        content: What the file contains, for the message.
+
+    Raises:
+        RunError: The file cannot be written.
+    """
     draft = path.with_suffix(".tmp")
     try:
         yield draft
         draft.replace(path)
     except OSError as error:
         draft.unlink(missing_ok=True)
-        raise RunError(f"{path}: cannot write {what} ({error.strerror})") from error
+        raise RunError(f"{path}: cannot write {content} ({error.strerror})") from error
 
 
 def summarise(
     records: Sequence[dict[str, Any]], progress: Progress, goal: tuple[str, float] | None = None
 ) -> dict[str, Any]:
-    """A run in one object: scores at the best validation epoch, and medians over the epochs, also by rank.
+    """Return the summary of a run: scores at the best epoch, and medians over epochs, also for each rank.
 
-    Of a resumed run, seconds and ranks are of the epochs since it went on, which may be under another strategy. goal:
-    a score that the run trained until it was reached; the seconds of training up to then are of all its epochs.
+    For a resumed run, seconds and ranks refer to the epochs since it was resumed, possibly under another strategy.
+
+    Args:
+        records: Lines of metrics.jsonl.
+        progress: Progress at the end of the run.
+        goal: Score and value of --until, if given. The training seconds until it was reached are of all epochs.
     """
     losses = [line["loss"] for line in records if line["kind"] == "epoch"]
     goal_seconds = {"goal_seconds": seconds_until(records, *goal, progress)} if goal else {}
@@ -151,17 +203,27 @@ def summarise(
 
 
 def seconds_until(records: Sequence[dict[str, Any]], score: str, value: float, progress: Progress) -> float | None:
-    """Seconds of training, without evaluations, until a score was reached; None: it was not."""
+    """Return the training seconds, without evaluations, until a score was reached; None if it was not reached.
+
+    Args:
+        records: Lines of metrics.jsonl.
+        score: Name of the score.
+        value: The value to reach.
+        progress: Says whether lower is better.
+    """
     epochs = [line for line in records if line["kind"] == "epoch"]
     reached = next((number for number, line in enumerate(epochs) if progress.reaches(line.get(score), value)), None)
     return None if reached is None else math.fsum(line["seconds"] for line in epochs[: reached + 1])
 
 
 def communication_seconds(durations: Sequence[dict[str, float]]) -> float:
-    """Seconds of one phase's collectives, by rank and name, without the waiting for late ranks.
+    """Return the seconds of all collectives of a phase, without the time that ranks wait for each other.
 
-    The last rank to arrive at a collective waits for nobody, so the shortest stay of any rank is the transfer alone.
-    This needs no common clock, and no rank that takes no part.
+    The last rank to arrive at a collective does not wait, so the shortest duration of any rank is the transfer alone.
+    This needs no synchronized clocks, and no rank that only observes.
+
+    Args:
+        durations: For each rank, seconds by collective.
     """
     stays = defaultdict[str, list[float]](list)
     for rank in durations:

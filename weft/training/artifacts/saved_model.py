@@ -1,4 +1,4 @@
-"""What a run's folder says of its model beside the weights, and the model made of both, where the graph is not."""
+"""Trained model in a run's folder: its description and weights, from which it is created without the graph."""
 
 from __future__ import annotations
 
@@ -23,29 +23,40 @@ from weft.utils.dtypes import dtype_name
 from weft.utils.errors import InputError, readable
 
 METADATA = "weft"
+"""Key of the description in the metadata of model.safetensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """What a run trains, and on what."""
+    """Description of what a run trains: configuration, model and graph."""
 
     config: Config
     own_model: str
-    """The qualified name of the class of a module of one's own; '': the configuration names the model."""
+    """Qualified class name of a custom module. Empty: the configuration names a built-in model."""
     own_graph: bool
-    """Whether the graph was given as an object, so that the configuration's name of it need not be one to load."""
+    """True if the caller passed a Graph object, so that the name in the configuration may not be loadable."""
     shape: GraphShape
+    """Widths and types of the graph, from which a built-in model is created."""
     graph: dict[str, Any]
     """Numbers of vertices and edges, the fingerprint of the edges, and the digests of all other arrays (`data`)."""
     num_parameters: int
-    """Of the model, an embedding with all its rows."""
+    """Number of elements of all parameters, with all rows of embeddings."""
     weft: str = version("weft")
+    """Version of weft."""
 
     @classmethod
     def of(
         cls, config: Config, work: Workload, *, own_model: str, own_graph: bool, data: dict[str, str]
     ) -> Description:
-        """Describe a run of a model on a graph. data: digests of the graph's arrays."""
+        """Describe a run.
+
+        Args:
+            config: The run's configuration.
+            work: The model and graph.
+            own_model: Qualified class name of a custom module, or empty.
+            own_graph: True if the caller passed a Graph object.
+            data: Digests of the graph's arrays.
+        """
         graph = work.graph
         return cls(
             config=config,
@@ -62,7 +73,7 @@ class Description:
         )
 
     def record(self) -> dict[str, Any]:
-        """In values that JSON knows."""
+        """Return the description as JSON values."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__} | {
             "config": asdict(self.config),
             "shape": self.shape.record(),
@@ -70,62 +81,77 @@ class Description:
 
     @classmethod
     def from_record(cls, values: dict[str, Any]) -> Description:
-        """What `record` has said, among other things."""
-        known = {name: values[name] for name in cls.__dataclass_fields__}
-        config, shape = Config.from_dict(known["config"], "the run"), GraphShape.from_record(known["shape"])
-        return cls(**known | {"config": config, "shape": shape})
+        """Return the description in a record, which may have other keys as well."""
+        fields = {name: values[name] for name in cls.__dataclass_fields__}
+        config, shape = Config.from_dict(fields["config"], "the run"), GraphShape.from_record(fields["shape"])
+        return cls(**fields | {"config": config, "shape": shape})
 
     def metadata(self, progress: Progress) -> dict[str, str]:
-        """What model.safetensors says of its weights: JSON under one name, since several would have no fixed order."""
+        """Return the metadata of model.safetensors.
+
+        All is JSON under a single key, because safetensors does not keep the order of keys.
+        """
         best = {"best_epoch": progress.best_epoch, "scores": progress.best_scores or {}}
         return {METADATA: json.dumps(migrate.versioned("model", self.record() | best))}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SavedModel:
-    """The best weights of a run so far, and what they are of."""
+    """Best weights of a run so far, and the description of its model."""
 
     folder: RunFolder
+    """Folder of the run."""
     description: Description
+    """Description of model and graph."""
     weights: dict[str, Tensor]
+    """Best weights by name."""
 
     @classmethod
     def read(cls, folder: RunFolder) -> SavedModel:
-        """Those of a run: of one that was stopped, as its newest checkpoint has them.
+        """Read the best weights of a run; of one that was stopped, from its newest checkpoint.
 
-        InputError where there is no run, where it has no checkpoint yet, and for a damaged file.
+        Raises:
+            InputError: The folder contains no run, the run has no checkpoint yet, or a file is damaged.
         """
         if not folder.config.exists():
             raise no_run(folder)
         if folder.summary():
             with readable(folder.model, "train again, in a new folder"), safe_open(folder.model, "pt") as file:
-                known = migrate.model(json.loads((file.metadata() or {}).get(METADATA, "{}")), folder.model)
-                weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+                record = migrate.model(json.loads((file.metadata() or {}).get(METADATA, "{}")), folder.model)
+                weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # the file is not a mapping
         else:
-            found = checkpoint.newest(folder.checkpoints)
-            if found is None:
-                raise InputError(f"{folder.path} has no weights yet: its run has neither ended nor left a checkpoint")
+            saved = checkpoint.newest(folder.checkpoints)
+            if saved is None:
+                raise InputError(
+                    f"{folder.path} has no weights yet: its run has neither ended nor written a checkpoint"
+                )
             lines = [line for line in jsonl.read(folder.metrics) if line["kind"] == "config"]
-            known = migrate.run_description(lines[-1] if lines else {}, folder.path)
-            weights = checkpoint.tensors_under("best.", found.tensors)
+            record = migrate.run_description(lines[-1] if lines else {}, folder.path)
+            weights = checkpoint.tensors_under("best.", saved.tensors)
         with readable(folder.path, "train again, in a new folder"):
-            return cls(folder=folder, run_description=Description.from_record(known), weights=weights)
+            return cls(folder=folder, description=Description.from_record(record), weights=weights)
 
     def model(self, module: nn.Module | str | None = None, typed: TypedShape | None = None) -> nn.Module:
-        """The model with these weights: a module of one's own, or one of weft's as the configuration says.
+        """Return the model with these weights.
 
-        Nothing is imported that the files of the run name: they may come from anybody.
+        No code that the files of the run name is imported, because the files may come from anybody.
 
-        module: may say where it is defined, as --model does. typed: of the graph that it is for, if it is another one.
-        InputError for a module of another structure or type, and where there has to be one.
+        Args:
+            module: A custom module, or `package.module:Class` of one, as --model accepts it. None: a built-in model.
+            typed: Vertex and edge types of another graph, for which the model is created. Default: those of the run's
+                graph.
+
+        Raises:
+            InputError: The module has another structure or dtype, or the run had a custom module and none is passed.
         """
         path, config = self.folder.path, self.description.config
         class_name = self.description.own_model or (config.model if is_imported(config.model) else "")
         if module is None and class_name:
             raise InputError(
-                f"{path}: its model is a {class_name}, a class that weft does not import: make one as for the run and "
-                "give it, as in weft.load_model(run, model) or weft.predict(run, model=model), or say where it is "
-                "defined, as in --model package.module:Class"
+                f"{path}: its model is a {class_name}, a custom class that weft does not import by itself: create one "
+                "as for "
+                "training and pass it, as in weft.load_model(run, model) or weft.predict(run, model=model), or say "
+                "where it is defined, as in --model package.module:Class"
             )
         shape = self.description.shape if typed is None else replace(self.description.shape, typed=typed)
         model = task_model(module, shape, config)
@@ -135,20 +161,28 @@ class SavedModel:
             model.load_state_dict(self.weights)
         except RuntimeError as error:
             cause = str(error).splitlines()[-1].strip()
-            raise InputError(f"{path} has the weights of another model ({cause}): make it as for the run") from error
+            raise InputError(
+                f"{path} contains the weights of another model ({cause}): create the model as for training"
+            ) from error
         return model.eval()
 
 
 def no_run(folder: RunFolder) -> InputError:
-    """The error for a folder that is not that of a run."""
-    return InputError(f"{folder.path} holds no run (no config.toml): give the folder of one")
+    """Return the error for a folder that contains no run."""
+    return InputError(f"{folder.path} contains no run (no config.toml): give the folder of a run")
 
 
 def load_model(run: str | Path, model: nn.Module | str | None = None) -> nn.Module:
-    """The model of a run's folder with its best weights, on the CPU; without its graph.
+    """Return the model of a run with its best weights, on the CPU. The graph is not needed.
 
-    model: a module of one's own, as it was made for the run, which gets the weights; needed where the run was given
-    one, since no class is imported by name. With task="link" the result is a weft.nn.LinkModel.
-    InputError for a folder without weights, a damaged one, and a module of another structure.
+    With task="link", the result is a weft.nn.LinkModel.
+
+    Args:
+        run: Folder of the run.
+        model: A custom module, created as for the run, which receives the weights. It is needed if the run had one,
+            because weft does not import classes that files name.
+
+    Raises:
+        InputError: The folder has no weights or is damaged, or the module has another structure.
     """
     return SavedModel.read(RunFolder(Path(run))).model(model)
