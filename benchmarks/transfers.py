@@ -13,7 +13,6 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 from kernels import save
@@ -60,7 +59,7 @@ def volumes(graph: Graph, ranks: int, chunks: int) -> dict[str, object]:
         bounds = cutter.bounds(chunks)
         orders = cutter.choose_orders(bounds, NOMINAL_RATES) if name == "reordered" else None
         (planned, *_) = cutter.cut(0, bounds, orders).schedules
-        found[name] = asdict(planned.volumes)
+        found[name] = planned.volumes.as_record()
         found[f"{name}_seconds"] = time.perf_counter() - start
     return found
 

@@ -23,7 +23,7 @@ import weft
 from weft.comm import Group, column_layout
 from weft.nn import Aggregate, Attend, AttendEdges, EdgeSoftmax, Max, Sum, Workload
 from weft.parallel.chunks.program.stages import AggregateStep
-from weft.parallel.chunks.run.activations import Grads
+from weft.parallel.chunks.run.activations import Gradients
 from weft.parallel.chunks.run.chunk_aggregates import ChunkAggregates
 from weft.parallel.columns.column_pass import ColumnPass
 from weft.strategies.tensor.plan import TensorOptions, TensorPlan
@@ -105,9 +105,9 @@ def make_products(options: argparse.Namespace) -> None:
         rows_in, op = attention.layout(sums=False), attention.rank_part(op, 0)
         columns = dict(zip((*op.source, *op.target), attention.own_columns(0), strict=True))
     made = ColumnPass(rounds_of(op, needs), op, columns, rows_in, rows_out)
-    made.table.shared = {name: torch.ones(width) for name in op.shared}
-    made.table.arrays = [made.runtime.zeros(graph.num_vertices, port.width) for port in made.table.segment.live]
-    for rows in made.table.arrays:
+    made.activations.shared = {name: torch.ones(width) for name in op.shared}
+    made.activations.arrays = [made.runtime.zeros(graph.num_vertices, port.width) for port in made.activations.segment.live]
+    for rows in made.activations.arrays:
         rows.tensor().fill_(1)
     step(made)  # what is made once: scalings, loops, thread pools
     print(READY, flush=True)
@@ -118,14 +118,14 @@ def make_products(options: argparse.Namespace) -> None:
 
 def step(made: ColumnPass) -> None:
     """All chunks forward and backward, without what crosses the network."""
-    runtime, table = made.runtime, made.table
+    runtime, table = made.runtime, made.activations
     y, aggregates = runtime.pool.alloc(runtime.num_results, made.width), ChunkAggregates(runtime, table, 0)
     for round_, loaded, result in aggregates.results(AggregateStep.forward(table.segment, 0)):
         y.write(round_.results.start, result)
         del loaded, result
     found = [runtime.zeros(runtime.num_rows, rows.width) for rows in table.segment.live]
-    back = AggregateStep.backward(table.segment, 0, kept=False, retained=False, on_cpu=True)
-    for round_, loaded, backward in aggregates.backward(back, Grads(live=dict(enumerate(found)))):
+    back = AggregateStep.backward(table.segment, 0, saved=False, retained=False, on_cpu=True)
+    for round_, loaded, backward in aggregates.backward(back, Gradients(live=dict(enumerate(found)))):
         backward.back(y.read(round_.results.start, round_.results.stop))
         del loaded, backward
     runtime.pool.free(y, *found)

@@ -17,10 +17,10 @@ from tests.lib.ranks import on_ranks
 from tests.lib.session import STEPS, Given, Session, check_case, check_close, reference
 from weft.comm import Group
 from weft.nn import MODELS, Aggregate, Attend, Max, Sum, WorkingSet
-from weft.parallel.chunks.cut.ranges import RankSide
-from weft.parallel.chunks.cut.residency import Sides
+from weft.parallel.chunks.cut.ranges import RankHop
+from weft.parallel.chunks.cut.residency import ChunkSources
 from weft.parallel.chunks.run.chunk_runtime import as_slice
-from weft.parallel.columns.chunking import AHEAD, Chunking, least_bytes, working_bytes
+from weft.parallel.columns.chunking import PREFETCH_FACTOR, Chunking, least_bytes, working_bytes
 from weft.parallel.columns.column_pass import ColumnRounds
 from weft.utils.errors import InputError
 
@@ -90,7 +90,7 @@ def check_moves(group: Group) -> None:
         assert trace.to_host.keys() == {"rows", "gradients"}
 
 
-@pytest.mark.parametrize(("way", "uncounted"), [("read_grads", "to_device"), ("give", "to_host")])
+@pytest.mark.parametrize(("way", "uncounted"), [("read_grads", "to_device"), ("accumulate_rows", "to_host")])
 def test_gradients_that_are_not_counted_are_seen(way: str, uncounted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case, right = Case(model="gat", heads=3), getattr(ColumnRounds, way)
 
@@ -163,14 +163,14 @@ def needs_of(op: Aggregate) -> WorkingSet:
 def test_rounds_keep_every_limit_from_the_least_on(op: Aggregate) -> None:
     graph, needs = Case(model="gcn").build()[0], needs_of(op)
     least, counts = least_bytes(graph.in_edges, op, needs), []
-    for limit in (least, least + 8, 2 * least, AHEAD * least, 6 * least, 1 << 20):
+    for limit in (least, least + 8, 2 * least, PREFETCH_FACTOR * least, 6 * least, 1 << 20):
         cut = Chunking(graph, limit=limit).cut(op, needs)
         rounds = cut.schedule.rounds
         assert cut.num_bytes == working_bytes(needs, cut.schedule, ahead=cut.ahead) <= limit
-        assert cut.ahead == (limit >= AHEAD * least)
+        assert cut.ahead == (limit >= PREFETCH_FACTOR * least)
         targets = [vertex for one in rounds for vertex in range(one.targets.start, one.targets.stop)]
         assert targets == list(range(graph.num_vertices))
-        sources = torch.cat([one.held[one.indices.long()] for one in rounds])
+        sources = torch.cat([one.slot_sources[one.indices.long()] for one in rounds])
         assert torch.equal(sources, graph.in_edges.indices.long())
         counts.append(len(rounds))
     assert counts[0] > counts[-1] == 1
@@ -182,7 +182,7 @@ def test_a_single_target_can_take_no_less_than_the_least() -> None:
         needs, one_each = needs_of(op), tuple(range(graph.num_vertices + 1))
         every = torch.arange(graph.num_vertices)
         hop = Chunking(graph).hop
-        sides = Sides([RankSide(hop, every)], [one_each], loops=op.loops, ahead=False)
+        sides = ChunkSources([RankHop(hop, every)], [one_each], loops=op.loops, ahead=False)
         assert working_bytes(needs, sides.schedule(0), ahead=False) == least_bytes(hop.block, op, needs)
 
 
@@ -197,10 +197,10 @@ def test_neighbouring_rounds_share_rows() -> None:
     graph, op = Case(model="gcn").build()[0], Sum(norm="gcn")
     chunking = Chunking(graph, limit=1 << 20, count=4)
     rounds = chunking.cut(op, needs_of(op)).schedule.rounds
-    held = [set(one.held[one.held >= 0].tolist()) for one in rounds]
+    held = [set(one.slot_sources[one.slot_sources >= 0].tolist()) for one in rounds]
     for before, one, now, following in zip([set(), *held], rounds, held, [*held[1:], set()], strict=False):
         assert set(one.load.tolist()) == now - before
-        assert set(one.flush.tolist()) == now - following
+        assert set(one.write_back.tolist()) == now - following
     assert sum(len(one.load) for one in rounds) < sum(map(len, held))
 
 
@@ -213,7 +213,7 @@ def test_rows_are_dealt_evenly_and_cross_once() -> None:
         for sets in (exchange_plan.receives, exchange_plan.sends):
             rows = [one for one in sets if one is not None]
             assert torch.equal(torch.cat([one.ids for one in rows]).sort().values, torch.arange(graph.num_vertices))
-            assert torch.cat([one.own for one in rows]).sort().values.tolist() == list(range(len(range(rank, 23, 3))))
+            assert torch.cat([one.positions for one in rows]).sort().values.tolist() == list(range(len(range(rank, 23, 3))))
         assert all(max(one.counts) - min(one.counts) <= 1 for one in exchange_plan.sends if one is not None)
 
 
@@ -224,6 +224,6 @@ def test_a_limit_that_nothing_fits_in_is_refused_with_the_least(case: Case) -> N
     placed.step(0)
     assert 0 < placed.meter.take("train").working_bytes <= bytes_needed
     few = Given(device_memory=bytes_needed - 1).plan("tensor", placed.plan.work)
-    for refused in (few.require, few.memory, partial(few.trace, training=True)):
+    for refused in (few.check_fits, few.memory, partial(few.trace, training=True)):
         with pytest.raises(InputError, match=f"give at least {bytes_needed:,}"):
             refused()

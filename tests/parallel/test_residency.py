@@ -14,9 +14,9 @@ from torch import Tensor
 
 from weft.cost import Rates
 from weft.data import Adjacency, Graph
-from weft.parallel.chunks.cut.index_sets import Sets
-from weft.parallel.chunks.cut.ranges import RankSide, chunk_sources, chunk_vertices, reorder
-from weft.parallel.chunks.cut.residency import Sides, Volumes
+from weft.parallel.chunks.cut.index_sets import IndexSets
+from weft.parallel.chunks.cut.ranges import RankHop, chunk_sources, chunk_vertices, reorder
+from weft.parallel.chunks.cut.residency import ChunkSources, Volumes
 from weft.parallel.chunks.run.rounds import Schedule
 from weft.partition import Caching, make_dependencies, range_bounds, range_parts
 from weft.runtime.native import _native
@@ -31,7 +31,7 @@ Row = tuple[int, int]
 class Problem:
     """An aggregate on all ranks, and the sets of the paper by definition."""
 
-    parts: list[RankSide]
+    parts: list[RankHop]
     own: list[list[int]]
     """The vertices that each rank answers for."""
     bounds: list[tuple[int, ...]]
@@ -42,8 +42,8 @@ class Problem:
         ranks = range(len(self.parts))
         return [self.sides(ahead=ahead).schedule(rank, **options) for rank in ranks]
 
-    def sides(self, *, ahead: bool = True) -> Sides:
-        return Sides(self.parts, self.bounds, loops=self.loops, orders=self.orders, ahead=ahead)
+    def sides(self, *, ahead: bool = True) -> ChunkSources:
+        return ChunkSources(self.parts, self.bounds, loops=self.loops, orders=self.orders, ahead=ahead)
 
     @property
     def num_batches(self) -> int:
@@ -89,7 +89,7 @@ class Problem:
                 result[owner][round_].add(row)
         return result
 
-    def lasting(self, rank: int, *, share: bool, ahead: bool) -> list[set[int]]:
+    def retaining(self, rank: int, *, share: bool, ahead: bool) -> list[set[int]]:
         """The local rows that rounds hold: what they read or serve, and in what slots are free what later ones do."""
         rounds = range(self.num_batches)
         local = self.transits[rank] if share else [self.local(rank, j) for j in rounds]
@@ -127,10 +127,10 @@ def make_problem(num_ranks: int, num_chunks: int, seed: int, *, loops: bool) -> 
     caching = Caching(costs=costs, ratio=0.5 if seed % 3 else 0.0)
     needed = [make_dependencies(adj, part, rank, num_ranks, caching) for rank in range(num_ranks)]
     hop = seed % 2
-    parts = [RankSide(each.hops[hop], each.rows) for each in needed]
+    parts = [RankHop(each.hops[hop], each.rows) for each in needed]
     return Problem(
         parts=parts,
-        own=[each.own.tolist() for each in needed],
+        own=[each.owned.tolist() for each in needed],
         bounds=[range_bounds(each.hop.block, num_chunks) for each in parts],
         orders=[torch.randperm(num_chunks, generator=random).tolist() for _ in parts],
         loops=loops,
@@ -165,7 +165,7 @@ class Forward:
             self.compute(j)
             for buffer, schedule in zip(self.buffers, self.schedules, strict=True):
                 if j + 1 < count:
-                    buffer[schedule.rounds[j + 1].held < 0] = -1
+                    buffer[schedule.rounds[j + 1].slot_sources < 0] = -1
 
     def move(self, j: int, *, share: bool) -> None:
         rounds = [schedule.rounds[j] for schedule in self.schedules]
@@ -173,11 +173,11 @@ class Forward:
             buffer[round_.load_slots] = part.rows[round_.load]
         sent = []
         for part, buffer, round_ in zip(self.problem.parts, self.buffers, rounds, strict=True):
-            rows = buffer[round_.serve] if share else part.rows[round_.serve]
-            sent.append(pieces(rows, round_.serve_counts))
+            rows = buffer[round_.send_rows] if share else part.rows[round_.send_rows]
+            sent.append(pieces(rows, round_.send_row_counts))
         for rank, (buffer, round_) in enumerate(zip(self.buffers, rounds, strict=True)):
-            assert round_.fetch_counts == tuple(len(rows[rank]) for rows in sent)
-            buffer[round_.fetch_slots] = torch.cat([rows[rank] for rows in sent])
+            assert round_.recv_row_counts == tuple(len(rows[rank]) for rows in sent)
+            buffer[round_.recv_row_slots] = torch.cat([rows[rank] for rows in sent])
 
     def compute(self, j: int) -> None:
         for rank, (part, buffer) in enumerate(zip(self.problem.parts, self.buffers, strict=True)):
@@ -185,9 +185,9 @@ class Forward:
             assert round_.indices.dtype == part.hop.block.indices.dtype
             assert torch.equal(buffer[round_.indices], vertex[part.hop.block.indices[round_.edges]])
             if self.problem.loops:
-                assert torch.equal(buffer[round_.own_slots], vertex[round_.targets])
-            here = round_.held >= 0
-            assert torch.equal(buffer[here], vertex[round_.held[here]])
+                assert torch.equal(buffer[round_.target_slots], vertex[round_.targets])
+            here = round_.slot_sources >= 0
+            assert torch.equal(buffer[here], vertex[round_.slot_sources[here]])
 
 
 class Backward:
@@ -217,14 +217,14 @@ class Backward:
         for buffer, schedule in zip(self.buffers, self.schedules, strict=True):
             round_ = schedule.rounds[j]
             buffer[round_.load_slots] = 0
-            buffer[round_.fetch_slots] = 0
+            buffer[round_.recv_row_slots] = 0
 
     def compute(self, rank: int, j: int) -> None:
         round_, hop = self.schedules[rank].rounds[j], self.problem.parts[rank].hop
         numbers = torch.tensor(sorted(self.problem.sources[rank][j]), dtype=torch.int64)
         gradient = torch.randint(-99, 99, numbers.shape, generator=self.random)
         slot = torch.full((hop.block.num_sources,), -1)
-        slot[round_.held[round_.held >= 0]] = (round_.held >= 0).nonzero()[:, 0]
+        slot[round_.slot_sources[round_.slot_sources >= 0]] = (round_.slot_sources >= 0).nonzero()[:, 0]
         self.buffers[rank][slot[numbers]] += gradient
         for number, value in zip(numbers.tolist(), gradient.tolist(), strict=True):
             owner, row = (rank, number) if number < hop.num_inputs else self.problem.owner(rank, number)
@@ -233,19 +233,19 @@ class Backward:
     def move(self, j: int, *, share: bool) -> None:
         rounds = [schedule.rounds[j] for schedule in self.schedules]
         given = [
-            pieces(buffer[round_.give_slots], round_.give_counts)
+            pieces(buffer[round_.send_grad_slots], round_.send_grad_counts)
             for buffer, round_ in zip(self.buffers, rounds, strict=True)
         ]
         for rank, round_ in enumerate(rounds):
-            assert round_.take_counts == tuple(len(values[rank]) for values in given)
+            assert round_.recv_grad_counts == tuple(len(values[rank]) for values in given)
             values = torch.cat([values[rank] for values in given])
             if share:
-                self.buffers[rank].index_add_(0, round_.take, values)
+                self.buffers[rank].index_add_(0, round_.recv_grads, values)
             else:
-                self.hosts[rank].index_add_(0, round_.take, values)
+                self.hosts[rank].index_add_(0, round_.recv_grads, values)
         for buffer, host, round_ in zip(self.buffers, self.hosts, rounds, strict=True):
-            host[round_.flush] += buffer[round_.flush_slots]
-            buffer[round_.flush_slots] = 10**9
+            host[round_.write_back] += buffer[round_.write_back_slots]
+            buffer[round_.write_back_slots] = 10**9
 
 
 def carry_out(problem: Problem, schedules: list[Schedule], *, share: bool, keep: bool, ahead: bool) -> None:
@@ -261,30 +261,30 @@ def check_moves(problem: Problem, schedule: Schedule, rank: int, *, share: bool,
     ranks, count = range(len(problem.parts)), problem.num_batches
     part, order, bounds = problem.parts[rank], problem.orders[rank], problem.bounds[rank]
     local = problem.transits[rank] if share else [problem.local(rank, j) for j in range(count)]
-    local = problem.lasting(rank, share=share, ahead=ahead) if keep else local
+    local = problem.retaining(rank, share=share, ahead=ahead) if keep else local
     remote = [problem.remote(rank, j) for j in range(count)]
     for j, round_ in enumerate(schedule.rounds):
         before, after = j - 1 if keep and j > 0 else None, j + 1 if keep and j + 1 < count else None
         assert round_.targets == slice(bounds[order[j]], bounds[order[j] + 1])
         first, end = part.hop.block.indptr[[round_.targets.start, round_.targets.stop]].tolist()
         assert round_.edges == slice(first, end)
-        assert {number for number in round_.held.tolist() if number >= 0} == local[j] | remote[j]
+        assert {number for number in round_.slot_sources.tolist() if number >= 0} == local[j] | remote[j]
         assert round_.load.tolist() == sorted(local[j] - (set() if before is None else local[before]))
-        assert round_.flush.tolist() == sorted(local[j] - (set() if after is None else local[after]))
+        assert round_.write_back.tolist() == sorted(local[j] - (set() if after is None else local[after]))
         fetched = sorted(remote[j] - (set() if before is None else remote[before]))
         given = sorted(remote[j] - (set() if after is None else remote[after]))
-        assert round_.held[round_.fetch_slots].tolist() == fetched
-        assert round_.held[round_.give_slots].tolist() == given
-        assert round_.held[round_.flush_slots].tolist() == round_.flush.tolist()
-        for numbers, counts in ((fetched, round_.fetch_counts), (given, round_.give_counts)):
+        assert round_.slot_sources[round_.recv_row_slots].tolist() == fetched
+        assert round_.slot_sources[round_.send_grad_slots].tolist() == given
+        assert round_.slot_sources[round_.write_back_slots].tolist() == round_.write_back.tolist()
+        for numbers, counts in ((fetched, round_.recv_row_counts), (given, round_.send_grad_counts)):
             assert list(counts) == [sum(problem.owner(rank, s)[0] == q for s in numbers) for q in ranks]
         if not problem.loops:
-            assert len(round_.own_slots) == 0
+            assert len(round_.target_slots) == 0
 
 
 def check_slots(schedule: Schedule, *, keep: bool, ahead: bool) -> None:
     """No more slots than needed at once."""
-    held = [{number for number in round_.held.tolist() if number >= 0} for round_ in schedule.rounds]
+    held = [{number for number in round_.slot_sources.tolist() if number >= 0} for round_ in schedule.rounds]
     most = max(len(numbers) for numbers in held)
     if ahead:
         both = [len(a | b) if keep else len(a) + len(b) for a, b in pairwise(held)]
@@ -309,13 +309,13 @@ def test_volumes_equal_the_definition() -> None:
         expected = Volumes(
             neighbours=sum(len(each) for sets in problem.sources for each in sets),
             shared=sum(len(each) for sets in problem.transits for each in sets),
-            kept=fresh([problem.lasting(rank, share=True, ahead=True) for rank in ranks]),
+            loaded=fresh([problem.retaining(rank, share=True, ahead=True) for rank in ranks]),
             fetched=fresh(remote),
         )
         assert problem.sides().volumes == expected
         rounds = [round_ for schedule in problem.schedules() for round_ in schedule.rounds]
-        assert sum(len(round_.load) for round_ in rounds) == expected.kept
-        assert sum(len(round_.fetch_slots) for round_ in rounds) == expected.fetched
+        assert sum(len(round_.load) for round_ in rounds) == expected.loaded
+        assert sum(len(round_.recv_row_slots) for round_ in rounds) == expected.fetched
 
 
 def least_loads(sets: list[set[int]], room: list[int], *, ahead: bool) -> int:
@@ -341,13 +341,13 @@ def test_nothing_loads_less_than_what_is_read_soonest(ahead: bool) -> None:
     for _ in range(60):
         sets = [{row for row in range(7) if random.random() < 0.35} for _ in range(6)]
         room = [random.randrange(3) for _ in sets]
-        given = Sets.of([torch.tensor(sorted(one), dtype=torch.int64) for one in sets])
-        lasting = given.lasting(torch.tensor(room), 7, ahead=ahead)
+        given = IndexSets.of([torch.tensor(sorted(one), dtype=torch.int64) for one in sets])
+        lasting = given.retaining(torch.tensor(room), 7, ahead=ahead)
         assert [set(one.tolist()) for one in lasting.split(lasting.numbers)] == belady(sets, room, ahead=ahead)
-        assert int(lasting.changes.fresh.sum()) == least_loads(sets, room, ahead=ahead)
+        assert int(lasting.delta.fresh.sum()) == least_loads(sets, room, ahead=ahead)
 
 
-@pytest.mark.parametrize("field", ["indices", "load_slots", "fetch_slots", "serve", "give_slots", "flush"])
+@pytest.mark.parametrize("field", ["indices", "load_slots", "recv_row_slots", "send_rows", "send_grad_slots", "write_back"])
 def test_one_wrong_number_is_found(field: str) -> None:
     """The simulation itself: two entries of any of these tensors, exchanged, are found."""
     problem, options = make_problem(3, 3, 0, loops=True), OPTIONS[0]
@@ -371,16 +371,16 @@ def test_what_comes_too_early_is_found() -> None:
 
 
 def test_what_a_transfer_takes() -> None:
-    volumes = Volumes(neighbours=100, shared=60, kept=40, fetched=30)
+    volumes = Volumes(neighbours=100, shared=60, loaded=40, fetched=30)
     assert volumes.seconds(Rates(host=10, ranks=20, inplace=80)) == 4 + 2 + 0.25
 
 
 def test_orders_are_checked() -> None:
     problem = make_problem(2, 3, 0, loops=True)
-    with pytest.raises(ValueError, match="as many chunks"):
-        Sides(problem.parts, [problem.bounds[0], (0, 5)], loops=True)
+    with pytest.raises(ValueError, match="same number of chunks"):
+        ChunkSources(problem.parts, [problem.bounds[0], (0, 5)], loops=True)
     with pytest.raises(ValueError, match="once"):
-        Sides(problem.parts, problem.bounds, loops=True, orders=[[0, 1, 2], [0, 0, 2]])
+        ChunkSources(problem.parts, problem.bounds, loops=True, orders=[[0, 1, 2], [0, 0, 2]])
 
 
 def plain_reorder(sets: list[list[set[int]]]) -> list[list[int]]:
@@ -469,9 +469,9 @@ def test_nothing_to_do() -> None:
     part = torch.zeros(2, dtype=torch.int32)
     caching = Caching(costs=torch.zeros(1, 5, dtype=torch.float64), ratio=0.0)
     needed = [make_dependencies(adj, part, rank, 2, caching) for rank in range(2)]
-    parts = [RankSide(each.hops[0], each.rows) for each in needed]
+    parts = [RankHop(each.hops[0], each.rows) for each in needed]
     bounds = [range_bounds(each.hop.block, 5) for each in parts]
-    own = [each.own.tolist() for each in needed]
+    own = [each.owned.tolist() for each in needed]
     problem = Problem(parts=parts, own=own, bounds=bounds, orders=[list(range(5))] * 2, loops=False)
     for options in OPTIONS:
         schedules = problem.schedules(**options)

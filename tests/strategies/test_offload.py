@@ -36,7 +36,7 @@ from weft.nn import Decoupled, GCNConv, Linear, RowLayer, SAGEConv, Stack, View,
 from weft.parallel.chunks.cut.rank_chunks import ChunkShape
 from weft.parallel.chunks.run import chunk_runtime as chunks_placed
 from weft.parallel.chunks.run.chunk_aggregates import ChunkAggregates, Loaded
-from weft.parallel.chunks.run.slots import FORWARD
+from weft.parallel.chunks.run.slots import FORWARD_FIELDS
 from weft.runtime.tensor_peak import TensorPeak
 from weft.strategies import Step
 from weft.strategies.offload import memory_probe
@@ -275,11 +275,11 @@ def with_norm(norm: nn.Module) -> Stack:
     [
         (Jumping([GCNConv(7, 5)]), r"Jumping runs as a whole: make it a weft\.nn\.Stack"),
         (hooked(Stack([GCNConv(7, 5)])), "Stack runs as a whole: .*, without hooks"),
-        (Stack([Centred(), GCNConv(7, 5)]), "the sum of all rows is asked for where only some rows are at hand"),
-        (with_norm(Centred()), "the sum of all rows is asked for where only some rows are at hand"),
+        (Stack([Centred(), GCNConv(7, 5)]), "the sum of all rows, but gets only some rows at a time"),
+        (with_norm(Centred()), "the sum of all rows, but gets only some rows at a time"),
         (
             decoupled(Steps()),
-            "Steps is to make 2 aggregates of each other",
+            "Steps cannot repeat its aggregate 2 times",
         ),
         (Stack([Rows(), GCNConv(7, 5)]), r"give a layer that maps rows alone as weft\.nn\.RowLayer"),
         (Stack([Two(), GCNConv(7, 5)]), "Two cannot run on a chunk .*, and one aggregate"),
@@ -382,7 +382,7 @@ def test_what_nobody_goes_back_through_is_not_loaded_for_it() -> None:
     plan = plan_of(Case(model="gcn", layers=1), chunks=3, device_memory=IN_FILES)
     chunks, (planned,) = plan.chunks(0).chunks[0], plan.chunks(0).schedules
     for (_, loaded), (shape, _), round_ in zip(chunks, chunks[1:], planned.schedule.rounds[1:], strict=False):
-        index = 8 * sum(len(getattr(round_, name)) for name in FORWARD)
+        index = 8 * sum(len(getattr(round_, name)) for name in FORWARD_FIELDS)
         assert loaded == index + 8 * (shape.targets + 1) + 4 * shape.edges + 12 * (shape.targets + shape.slots)
 
 

@@ -47,7 +47,7 @@ def delays(seed: int) -> Iterator[None]:
         return wrapped
 
     with ExitStack() as stack:
-        for owner, name in ((Messages, "send"), (ChunkAggregates, "_load"), (ChunkAggregates, "_spread")):
+        for owner, name in ((Messages, "send"), (ChunkAggregates, "_load"), (ChunkAggregates, "_accumulate")):
             stack.enter_context(replaced(owner, name, late(getattr(owner, name))))
         yield
 
@@ -118,7 +118,7 @@ def lose_connections(group: Group, what: str) -> str:
 @pytest.mark.parametrize("what", ["isend", "irecv"])
 def test_closed_connections_are_a_lost_peer(what: str) -> None:
     for rank, said in enumerate(spawn(2, lose_connections, what, timeout_seconds=5)):
-        assert said.startswith(f"rank {rank} lost a peer that lives but is late in "), said
+        assert said.startswith(f"rank {rank} lost a peer that is alive but late in "), said
         assert said.endswith("(Application timeout caused pair closure)")
 
 
@@ -137,7 +137,7 @@ def test_chunks_wait_for_what_they_read(method: str, priority: bool) -> None:
     chunk_of: dict[int, tuple[int, int]] = {}
     for rank, (one, ends) in enumerate(zip(ranks, bounds, strict=True)):
         for chunk, (first, end) in enumerate(pairwise(ends)):
-            chunk_of |= dict.fromkeys(one.needed.own[first:end].tolist(), (rank, chunk))
+            chunk_of |= dict.fromkeys(one.needed.owned[first:end].tolist(), (rank, chunk))
     source, target = (ends.tolist() for ends in graph.in_edges.edges())
     for rank, (one, plan) in enumerate(zip(ranks, plans, strict=True)):
         assert plan is not None
@@ -161,7 +161,7 @@ def test_chunks_wait_for_what_they_read(method: str, priority: bool) -> None:
             arrives = rows[plan.receives[owner][number]].tolist()
             other = plans[owner]
             assert other is not None
-            assert arrives == ranks[owner].needed.own[other.sends[number][rank]].tolist()
+            assert arrives == ranks[owner].needed.owned[other.sends[number][rank]].tolist()
             assert set(arrives) == {s for s, t in zip(*ends, strict=True) if chunk_of[s] == (owner, number)}
             last = max((chunk for chunk in range(num_chunks) if (owner, number) in read[chunk]), default=None)
             assert last is None or (owner, number) in plan.done_after[last]
@@ -169,6 +169,6 @@ def test_chunks_wait_for_what_they_read(method: str, priority: bool) -> None:
         if priority:
             crossing = {s for s, t in zip(source, target, strict=True) if part[s] != part[t]}
             crossing |= {t for s, t in zip(source, target, strict=True) if part[s] != part[t]}
-            own = one.needed.own.tolist()
+            own = one.needed.owned.tolist()
             mine = crossing & set(own)
             assert set(own[: len(mine)]) == mine

@@ -32,11 +32,11 @@ CASES = [
 WAITS = {
     "on load in bring": "pinned",  # before what compute makes of slots is there
     "finish in bring": "pinned",  # before a slot is used again
-    "join in ahead": "pinned",  # before compute reads what is loaded
+    "join in load_ahead": "pinned",  # before compute reads what is loaded
     "lend in to_device": "pinned",
     "lend in read": "pinned",
-    "on store in store": "pinned",  # before what is made is stored
-    "lend in store": "pinned",
+    "on store in write": "pinned",  # before what is made is stored
+    "lend in write": "pinned",
     "finish in host_reads": "pinned",  # before the host reads what was stored
     "finish in host_writes": "pinned",
     "join in stream_reads": "pinned",  # before what was stored is loaded

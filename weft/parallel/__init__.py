@@ -1,9 +1,8 @@
-"""Work on a graph chunk by chunk; knows no strategy.
+"""Chunk by chunk execution of a model on a graph, independent of any strategy.
 
-schedule, rounds, ranges, sets and slots say which rows a round of chunks brings and leaves, and placed has rounds in
-memory or files; aggregates runs them over rows, which tables hold and sources brings into slots. program is a model
-that was cut, as tracer finds it with views, and flops counts its parts'; rank is what a rank does of both, which stages
-say step by step; passes, segments and embedded run them over rows on the host (offload), and halos and order bring
-those of other ranks as they are made (pipeline). Over columns of all rows (tensor), chunking cuts the graph to fit a
-limit, exchange_plan says what crosses with which chunk, and columns feeds the rounds and drains them.
+- `chunks.cut` divides a rank's targets into chunks and plans which rows stay on the device between them (residency).
+- `chunks.program` traces a model and cuts it into segments at its aggregates; a pass is compiled into stages.
+- `chunks.run` executes a pass: rows on the host, rounds, aggregates, and the rows that ranks exchange. `offload` runs
+  segment by segment; `pipeline` runs each chunk as soon as its rows have arrived.
+- `columns` runs the rounds on this rank's columns of all rows (`tensor`).
 """

@@ -1,1 +1,1 @@
-"""Work on a graph chunk by chunk. Knows no strategy."""
+"""Chunks of a graph and the passes over them, independent of any strategy."""

@@ -1,7 +1,7 @@
-"""How the aggregates over a whole graph are cut into chunks, the same on every rank (NeutronTP, section 4.2.1).
+"""Division of an aggregate over the whole graph into chunks, the same on every rank.
 
-A chunk is a range of targets with all edges into them. Any range does, since an aggregate's rows depend on no other row
-of it; what its sources get backward is added up over the chunks.
+Source: NeutronTP, section 4.2.1. A chunk is a range of targets with all edges into them. Any range is valid, because
+the rows of an aggregate's result do not depend on each other. Gradients of sources are summed over the chunks.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from weft.data import Adjacency, Graph
 from weft.nn import SLOT_BYTES, Aggregate, ByRelation, RelationIndex, WorkingSet
-from weft.parallel.chunks.cut.ranges import RankSide, even_ranges
-from weft.parallel.chunks.cut.residency import Sides
+from weft.parallel.chunks.cut.ranges import RankHop, even_ranges
+from weft.parallel.chunks.cut.residency import ChunkSources
 from weft.parallel.chunks.run.chunk_aggregates import layout_of
 from weft.parallel.chunks.run.rounds import Schedule, in_place, pays_in_place
 from weft.parallel.columns.exchange_plan import AssignedRelations, ExchangePlan
@@ -24,42 +24,56 @@ from weft.partition import Hop
 from weft.runtime import native
 from weft.utils.errors import InputError
 
-AHEAD = 4  # in a limit of so many times the least, the next chunk surely fits beside the one that is worked on
+PREFETCH_FACTOR = 4
+"""The next chunk is loaded ahead if the limit is this many times the minimum; both chunks then fit."""
 
 
 class Cut(NamedTuple):
-    """An aggregate's chunks: their bounds, their rounds, whether the next is loaded ahead, and what the largest takes.
-
-    num_bytes: of the device.
-    """
+    """An aggregate's chunks, with their rounds and their peak memory."""
 
     bounds: tuple[int, ...]
+    """Boundaries of the ranges of targets, [chunks + 1]."""
     schedule: Schedule
+    """Rounds, one for each chunk."""
     ahead: bool
+    """True if the next chunk is loaded while one is computed."""
     num_bytes: int
+    """Device bytes of the largest chunk."""
 
 
 class CutSizes(NamedTuple):
-    """Of an aggregate's chunks, what is left of a `Cut` without its rounds."""
+    """Sizes of the chunks of a `Cut`, without the index tensors of its rounds."""
 
     bounds: tuple[int, ...]
+    """Boundaries of the ranges of targets, [chunks + 1]."""
     num_slots: int
+    """Number of slots of the buffer."""
     in_place: bool
+    """True if rows are read where they are stored."""
     ahead: bool
+    """True if the next chunk is loaded while one is computed."""
     num_bytes: int
+    """Device bytes of the largest chunk."""
     loads: tuple[int, ...]
-    """By chunk, the rows that come into slots."""
-    flushes: tuple[int, ...]
-    """And those whose gradients leave, backward."""
+    """Number of rows loaded into slots before each chunk."""
+    write_backs: tuple[int, ...]
+    """Number of rows whose gradients are written back after each chunk (backward)."""
     edges: list[int]
+    """Number of edges of each chunk."""
     loops: list[int]
-    """Those that are stored besides, since vertices attend to themselves and lack them."""
+    """Number of self-loops added to each chunk, because its aggregate needs them and the graph lacks them."""
 
     @classmethod
     def of(cls, cut: Cut, op: Aggregate, edges: Adjacency) -> CutSizes:
-        """Those of a cut of an aggregate over edges."""
+        """Return the sizes of a cut.
+
+        Args:
+            cut: The chunks.
+            op: The aggregate.
+            edges: Adjacency of the whole graph.
+        """
         rounds = cut.schedule.rounds
-        loads, flushes = zip(*((len(one.load), len(one.flush)) for one in rounds), strict=True)
+        loads, write_backs = zip(*((len(round_.load), len(round_.write_back)) for round_ in rounds), strict=True)
         lacking = ~edges.has_loop & holds_targets(op)
         return cls(
             bounds=tuple(cut.bounds),
@@ -68,37 +82,55 @@ class CutSizes(NamedTuple):
             ahead=cut.ahead,
             num_bytes=cut.num_bytes,
             loads=loads,
-            flushes=flushes,
+            write_backs=write_backs,
             edges=edges.indptr[torch.tensor(cut.bounds)].diff().tolist(),
             loops=by_chunk(lacking, cut.bounds),
         )
 
 
 class Chunking:
-    """How the aggregates over a graph are cut into chunks, the same on every rank.
+    """Divides the aggregates over a graph into chunks, the same on every rank.
 
-    limit: of bytes on the device; None: none. count: of chunks at least; not more than one for each target. pipeline:
-    whether the rows of neighbouring chunks cross the network while one is worked on.
+    Args:
+        graph: The whole graph.
+        limit: Device bytes that an aggregate may use; None: no limit.
+        count: Minimum number of chunks, at most one for each target.
+        pipeline: Rows of neighbouring chunks cross the network while a chunk is computed.
     """
 
     def __init__(self, graph: Graph, *, limit: int | None = None, count: int = 0, pipeline: bool = True) -> None:
         self.graph, self.limit, self.pipeline = graph, limit, pipeline
         self.count = min(count, graph.num_vertices)
-        edges, nothing = graph.in_edges, torch.empty(0, dtype=torch.int64)
+        edges, no_vertices = graph.in_edges, torch.empty(0, dtype=torch.int64)
         self.hop = Hop(
-            block=edges, num_inputs=edges.num_sources, fetched=nothing, received=(0,), first_edges=edges.indptr[:-1]
+            block=edges, num_inputs=edges.num_sources, fetched=no_vertices, received=(0,), first_edges=edges.indptr[:-1]
         )
         self.sizes = cache(lambda op, needs: CutSizes.of(self.cut(op, needs), op, self.hop.block))
-        """The chunks of an aggregate, as `cut` has them."""
+        """Returns the sizes of the chunks that `cut` returns; cached."""
         self.relations = cache(self._assign)
-        """The relation rows, assigned to a rank of so many."""
+        """Returns the relation rows assigned to ranks, given this rank and the number of ranks; cached."""
 
-    def keeps(self, op: Aggregate, steps: int) -> bool:
-        """Whether what the backward pass needs of a result is kept; what is not linear is made again otherwise."""
+    def saves_results(self, op: Aggregate, steps: int) -> bool:
+        """Return True if an aggregate's result is saved for the backward pass.
+
+        If not, a nonlinear aggregate is computed again.
+
+        Args:
+            op: The aggregate.
+            steps: Number of steps.
+        """
         return self.limit is None and steps == 1 and op.can_save and not op.linear
 
     def cut(self, op: Aggregate, needs: WorkingSet) -> Cut:
-        """The chunks of an aggregate: of even size where those fit, else as large as do. InputError where none do."""
+        """Return the chunks of an aggregate: of even cost if these fit the limit, else each as large as fits.
+
+        Args:
+            op: The aggregate.
+            needs: Bytes per target, source and edge of a chunk.
+
+        Raises:
+            InputError: If a single target does not fit.
+        """
         limit, block = self.limit, self.hop.block
         if limit is None:
             bounds = even_ranges(block, max(self.count, 1))
@@ -106,8 +138,8 @@ class Chunking:
                 return Cut(bounds, in_place(self.hop, bounds), ahead=False, num_bytes=0)
             return self._planned(op, needs, bounds, ahead=False)
         if (least := least_bytes(block, op, needs)) > limit:
-            raise too_little(limit, least)
-        ahead = limit >= AHEAD * least
+            raise limit_error(limit, least)
+        ahead = limit >= PREFETCH_FACTOR * least
         cuts = (self._planned(op, needs, bounds, ahead=ahead) for bounds in self._tries(op, needs, limit))
         return next(cut for cut in cuts if cut.num_bytes <= limit)
 
@@ -115,18 +147,26 @@ class Chunking:
         types, number = self.graph.edge_type, len(self.graph.relations)
         assert types is not None
         rows = RelationIndex.of(self.graph.in_edges, types, number)
-        local, place = rows.local(rank, size, number)
-        return AssignedRelations(rows=rows, local=local, place=place, rank=rank, size=size)
+        local, position = rows.local(rank, size, number)
+        return AssignedRelations(rows=rows, local=local, position=position, rank=rank, size=size)
 
     def exchange_plan(
         self, op: Aggregate, bounds: Sequence[int], rank: int, size: int, device: torch.device | str = "cpu"
     ) -> ExchangePlan:
-        """What crosses with the chunks of an aggregate; ids are on the device."""
+        """Return the rows that ranks exchange before and after each chunk.
+
+        Args:
+            op: The aggregate.
+            bounds: Boundaries of its chunks.
+            rank: The rank.
+            size: Number of ranks.
+            device: Device of the index tensors.
+        """
         relations = self.relations(rank, size) if isinstance(op, ByRelation) else None
         return ExchangePlan.of(self.hop.block, bounds, rank, size, device, pipeline=self.pipeline, relations=relations)
 
     def _tries(self, op: Aggregate, needs: WorkingSet, limit: int) -> Iterator[tuple[int, ...]]:
-        """Bounds to be tried one after the other: the last ones, of single targets, fit whatever is not refused."""
+        """Yield bounds to try in turn. The last ones have single targets, which fit if `cut` does not raise."""
         if self.count:
             yield even_ranges(self.hop.block, self.count)
         while limit:
@@ -135,51 +175,84 @@ class Chunking:
         yield tuple(range(self.hop.block.num_targets + 1))
 
     def _planned(self, op: Aggregate, needs: WorkingSet, bounds: tuple[int, ...], *, ahead: bool) -> Cut:
-        every = torch.arange(self.hop.num_inputs)
-        sides = Sides([RankSide(self.hop, every)], [bounds], loops=holds_targets(op), ahead=ahead)
-        schedule = sides.schedule(0)
+        """Return the chunks between given bounds, with their rounds."""
+        all_rows = torch.arange(self.hop.num_inputs)
+        sources = ChunkSources([RankHop(self.hop, all_rows)], [bounds], loops=holds_targets(op), ahead=ahead)
+        schedule = sources.schedule(0)
         return Cut(bounds, schedule, ahead, working_bytes(needs, schedule, ahead=ahead))
 
 
 def by_chunk(numbers: Tensor, bounds: Sequence[int]) -> list[int]:
-    """Sums of numbers [N] of the vertices, chunk by chunk."""
+    """Return the sum of numbers [N] of the vertices for each chunk.
+
+    Args:
+        numbers: One number for each vertex.
+        bounds: Boundaries of the chunks.
+    """
     return [int(part.sum()) for part in numbers.split(torch.tensor(bounds).diff().tolist())]
 
 
-def too_little(limit: int, least: int) -> InputError:
-    """The error for a limit in which no target fits by itself."""
+def limit_error(limit: int, least: int) -> InputError:
+    """Return the error for a limit in which a single target does not fit.
+
+    Args:
+        limit: Limit in bytes.
+        least: Smallest limit that works, in bytes.
+    """
     return InputError(
-        f"--device-memory: {limit:,} bytes are too few, since one vertex with its in-edges takes {least:,}: "
-        f"give at least {least:,}, or more ranks"
+        f"--device-memory: {limit:,} bytes are too few, because one vertex with its in-edges needs {least:,}: "
+        f"give at least {least:,}, or use more ranks"
     )
 
 
 def holds_targets(op: Aggregate) -> bool:
-    """Whether the targets' own rows are among those that a chunk reads at sources."""
+    """Return True if a chunk reads the targets' own rows among its source rows."""
     return layout_of(op) == "looped"
 
 
 def working_bytes(needs: WorkingSet, schedule: Schedule, *, ahead: bool) -> int:
-    """What the largest of some rounds has on the device; ahead: with all but the rows in slots of the next one."""
-    sizes = [(one.targets.stop - one.targets.start, one.edges.stop - one.edges.start) for one in schedule.rounds]
-    own = [needs.bytes(targets, 0, edges) for targets, edges in sizes]
-    following = [*own[1:], 0] if ahead else [0] * len(own)
-    most = max(map(sum, zip(own, following, strict=True)), default=0)
-    return most + needs.bytes(0, schedule.num_slots, 0) + ahead * SLOT_BYTES * schedule.num_slots
+    """Return the device bytes of the largest round.
+
+    Args:
+        needs: Bytes per target, source and edge of a chunk.
+        schedule: Rounds and number of slots.
+        ahead: The next round is loaded at the same time; its rows in slots are counted already.
+    """
+    sizes = [
+        (round_.targets.stop - round_.targets.start, round_.edges.stop - round_.edges.start)
+        for round_ in schedule.rounds
+    ]
+    round_bytes = [needs.bytes(targets, 0, edges) for targets, edges in sizes]
+    following = [*round_bytes[1:], 0] if ahead else [0] * len(round_bytes)
+    # largest: targets and edges of a round and the next one. Then the slots' rows, and their index if loaded ahead.
+    largest = max(map(sum, zip(round_bytes, following, strict=True)), default=0)
+    return largest + needs.bytes(0, schedule.num_slots, 0) + ahead * SLOT_BYTES * schedule.num_slots
 
 
 def least_bytes(block: Adjacency, op: Aggregate, needs: WorkingSet) -> int:
-    """What the largest chunk takes where each has one target: no limit below that can be kept."""
+    """Return the smallest limit that works: device bytes of the largest chunk if each has one target.
+
+    Args:
+        block: Adjacency of the whole graph.
+        op: The aggregate.
+        needs: Bytes per target, source and edge of a chunk.
+    """
     slots = cut_rows(block, op, WorkingSet(0, 1, 0), 0)[1]
     return needs.bytes(1, slots, int(block.degree.max())) if block.num_targets else 0
 
 
 def cut_rows(block: Adjacency, op: Aggregate, needs: WorkingSet, limit: int) -> tuple[tuple[int, ...], int]:
-    """Bounds of ranges of targets, each the longest that fits a limit by itself, and the bytes of the largest.
+    """Return bounds of ranges of targets, each the longest that fits a limit, and the bytes of the largest.
 
-    A target that does not fit is a range.
+    A target that does not fit is a range of its own.
+
+    Args:
+        block: Adjacency of the whole graph.
+        op: The aggregate.
+        needs: Bytes per target, source and edge of a chunk.
+        limit: Limit in bytes.
     """
-    bounds, most = native.cut_rows(
+    bounds, largest = native.cut_rows(
         block.indptr,
         block.indices,
         block.num_sources,
@@ -189,4 +262,4 @@ def cut_rows(block: Adjacency, op: Aggregate, needs: WorkingSet, limit: int) -> 
         own=holds_targets(op),
         limit=limit,
     )
-    return tuple(bounds.tolist()), most
+    return tuple(bounds.tolist()), largest

@@ -1,4 +1,7 @@
-"""What an aggregate over columns, made chunk by chunk, takes of memory: a `ColumnPass` on numbers of bytes."""
+"""Memory estimate of an aggregate over columns that runs chunk by chunk.
+
+The estimate follows the steps of `ColumnPass` with numbers of bytes in place of tensors.
+"""
 
 from __future__ import annotations
 
@@ -14,343 +17,404 @@ from weft.parallel.columns.chunking import CutSizes
 from weft.runtime.streams import pinned_bytes
 
 ID_BYTES = 8
-"""Of the number of a vertex, a row or a place."""
-NUMBER_BYTES = 4
-"""The same as it is stored."""
+"""Bytes of the number of a vertex, a row or a position on the device."""
+STORED_ID_BYTES = 4
+"""Bytes of such a number in an array file."""
 
 
 class SetSize(NamedTuple):
-    """Rows that cross together: those of all ranks, and those that this one answers for."""
+    """Numbers of rows that cross the network together."""
 
     rows: int
-    own: int
+    """Rows of all ranks."""
+    num_own: int
+    """Rows that this rank owns."""
 
     @classmethod
     def of(cls, rows: RowSet | None) -> SetSize:
-        """Those of a set; None: there are none."""
-        return cls(0, 0) if rows is None else cls(len(rows.ids), len(rows.own))
+        """Return the size of a set of rows; None is an empty set."""
+        return cls(0, 0) if rows is None else cls(len(rows.ids), len(rows.positions))
 
     @classmethod
     def between(cls, bounds: Sequence[int], rank: int) -> SetSize:
-        """All rows, of which ranks answer for those between these bounds."""
+        """Return the size of the set of all rows.
+
+        Args:
+            bounds: Boundaries of the rows that each rank owns.
+            rank: This rank.
+        """
         return cls(bounds[-1], bounds[rank + 1] - bounds[rank])
 
 
-class Crossing(NamedTuple):
-    """Columns of rows that cross: of a whole row, of what all ranks get of one, and of what this rank has of it."""
+class ExchangeColumns(NamedTuple):
+    """Numbers of columns of rows that cross the network."""
 
     row: int
+    """Columns of a whole row."""
     all_ranks: int
-    here: int
+    """Columns that all ranks together receive of a row."""
+    this_rank: int
+    """Columns that this rank receives of a row."""
 
     @classmethod
-    def of(cls, layout: ColumnLayout, rank: int) -> Crossing:
-        """Those of a layout on a rank."""
+    def of(cls, layout: ColumnLayout, rank: int) -> ExchangeColumns:
+        """Return the numbers of columns of a layout.
+
+        Args:
+            layout: Assignment of columns to ranks.
+            rank: This rank.
+        """
         return cls(layout.num_columns, sum(map(layout.width, range(len(layout.columns)))), layout.width(rank))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PassSizes:
-    """A `ColumnPass` on its rank. Widths are numbers of columns."""
+    """Sizes of a `ColumnPass` on its rank. Widths are numbers of columns."""
 
     op: Aggregate
-    """On this rank's columns."""
+    """The aggregate on this rank's columns."""
     steps: int
+    """Number of aggregate steps."""
     cut: CutSizes
+    """Sizes of the chunks."""
     results: Sequence[int]
-    """Of each chunk, its rows of results."""
+    """Rows of the result that each chunk computes."""
     num_rows: int
+    """Number of vertices."""
     num_own: int
-    """Rows of which this rank has all columns before it, and behind it."""
+    """Rows that this rank owns before the aggregate."""
     num_local: int
+    """Rows that this rank owns after the aggregate."""
     receives: Sequence[SetSize]
-    """With each chunk."""
+    """Rows that arrive before each chunk."""
     sends: Sequence[SetSize]
-    coming: Crossing
-    """What is read."""
-    going: Crossing
-    """The result."""
+    """Rows that leave after each chunk."""
+    inbound: ExchangeColumns
+    """Columns of the rows that the aggregate reads."""
+    outbound: ExchangeColumns
+    """Columns of the rows of the result."""
     ports: Sequence[int]
-    """Widths of what is read, one for each tensor by source or target."""
+    """Widths of the tensors that the aggregate reads, those at sources first."""
     split: bool
-    """Whether rows come, and not columns."""
+    """True if the input is rows; False if it is columns already."""
     alone: bool
+    """True for a single rank."""
     in_memory: bool
-    """Whether rows of all vertices are in memory, and not in files."""
+    """True if rows of all vertices are in memory, False if in files."""
     stored_edge: int
-    """Bytes of an edge, as it is brought from a file: its source, and its weight."""
-    apart: bool
-    """Whether chunks are worked on in a memory of their own."""
-    keeps: bool
-    """See `Chunking.keeps`."""
+    """Bytes of an edge in a file: its source and its weight."""
+    separate_memory: bool
+    """True if chunks run on a device with a memory of its own."""
+    saves_results: bool
+    """The value of `Chunking.saves_results`."""
     packed: bool
-    """Whether what is read is put together before."""
+    """True if the tensors that the aggregate reads are concatenated before."""
     itemsize: int
+    """Bytes of an element."""
 
     @property
     def schedule(self) -> list[tuple[SetSize, int, SetSize]]:
-        """Chunk by chunk, the rows that arrive before it, its edges in all steps, and the rows that leave behind it."""
+        """For each chunk: rows that arrive before it, its edges in all steps, and rows that leave after it."""
         edges = (self.steps * number for number in self.cut.edges)
         return list(zip(self.receives, edges, self.sends, strict=True))
 
     def read_width(self, step: int) -> int:
-        """Columns that a step reads at sources."""
+        """Return the number of columns that a step reads at sources."""
         widths = self.ports[: len(self.op.source)]
-        return sum(widths[1:]) + self.going.here if step else sum(widths)
+        return sum(widths[1:]) + self.outbound.this_rank if step else sum(widths)
 
     @property
     def recomputes(self) -> bool:
-        """Whether the backward pass aggregates again."""
-        return not (self.op.linear or self.keeps)
+        """True if the backward pass computes the aggregate again."""
+        return not (self.op.linear or self.saves_results)
 
     @property
-    def own_width(self) -> int:
-        """Columns that are read of targets."""
+    def target_width(self) -> int:
+        """Number of columns that are read at targets."""
         return sum(self.ports[len(self.op.source) :])
 
     @property
     def back(self) -> Way:
-        """The edges that are brought backward, from files."""
+        """Edge arrays that the backward pass loads from files."""
         return "back" if self.op.linear else "both"
 
     def edge_bytes(self, number: int, way: Way) -> int:
-        """What is brought of a chunk's edges."""
+        """Return the bytes of edges that a chunk loads.
+
+        Args:
+            number: Number of the chunk.
+            way: Edge arrays to load.
+        """
         edges = self.cut.edges[number] + self.cut.loops[number]
         return edge_bytes(way, self.results[number], self.cut.num_slots, edges, self.stored_edge, 0)
 
     def footprint(self) -> KernelMemory:
-        """That of a forward pass, and of its backward pass."""
-        forward, backward = _Run(self), _Run(self)
+        """Return the memory of a forward pass and of its backward pass."""
+        forward, backward = _MemoryRun(self), _MemoryRun(self)
         forward.forward()
         backward.backward()
+        # The result, the saved rows and the gradients of the input are counted by the caller, so they are subtracted.
         saved = self.saved * self.itemsize
-        result, grads = self.num_own * self.going.row, self.num_own * self.coming.row * self.split
-        more = (self.num_local - self.num_own) * self.going.row  # gradients of results that are no rows of vertices
+        result, grads = self.num_own * self.outbound.row, self.num_own * self.inbound.row * self.split
+        more = (self.num_local - self.num_own) * self.outbound.row  # gradients of relation rows
         return KernelMemory(
-            forward=max(forward.most - result * self.itemsize - saved, 0),
+            forward=max(forward.peak - result * self.itemsize - saved, 0),
             saved=saved,
-            backward=max(backward.most + (more - grads) * self.itemsize, 0),
+            backward=max(backward.peak + (more - grads) * self.itemsize, 0),
             saves_rows=int(self.reads_rows and not self.op.linear),
-            saves_result=self.keeps and self.alone,
+            saves_result=self.saves_results and self.alone,
         )
 
     @property
     def num_results(self) -> int:
-        """Rows of results, of all ranks."""
+        """Number of rows of the result, all ranks together."""
         return sum(self.results)
 
     @property
     def arrays(self) -> int:
-        """Numbers that are read, in memory and apart from the rows that they are columns of."""
+        """Number of elements that are copied to be read, in memory."""
         if not self.in_memory:
             return 0
         return 0 if self.reads_rows else self.num_rows * sum(self.ports)
 
     @property
     def reads_rows(self) -> bool:
-        """Whether chunks read the rows that are given, where they are."""
+        """True if chunks read the given rows without a copy."""
         return self.in_memory and (self.alone or not self.split) and len(self.ports) == 1
 
     @property
     def saved(self) -> int:
-        """Numbers that are there until the backward pass has come by."""
+        """Number of elements saved for backward, from the end of forward until this operation's backward."""
         if self.op.linear or not self.in_memory:
             return 0
-        between = (self.steps - 1) * self.num_results * self.going.here
-        kept = self.num_results * (self.going.here * (2 - self.alone) + 2 * self.op.heads) if self.keeps else 0
-        return self.arrays + between + kept
+        intermediates = (self.steps - 1) * self.num_results * self.outbound.this_rank
+        results = (
+            self.num_results * (self.outbound.this_rank * (2 - self.alone) + 2 * self.op.heads)
+            if self.saves_results
+            else 0
+        )
+        return self.arrays + intermediates + results
 
     @property
     def num_moved(self) -> int:
-        """Rows that come into slots or leave them, of all chunks, forward and backward."""
-        return sum(self.cut.loads) + sum(self.cut.flushes)
+        """Number of rows that are loaded into slots or written back, all chunks together."""
+        return sum(self.cut.loads) + sum(self.cut.write_backs)
 
     @property
     def round_bytes(self) -> int:
-        """Of the rounds as they are stored: numbers of rows in slots and of those that move, edges both ways."""
-        numbers = self.cut.num_slots * len(self.cut.edges) + self.num_rows + 2 * self.num_moved
-        return NUMBER_BYTES * numbers + sum(self.edge_bytes(number, "both") for number in range(len(self.cut.edges)))
+        """Bytes of the stored rounds: row numbers of slots and of rows that move, and edges in both directions."""
+        num_ids = self.cut.num_slots * len(self.cut.edges) + self.num_rows + 2 * self.num_moved
+        return STORED_ID_BYTES * num_ids + sum(self.edge_bytes(number, "both") for number in range(len(self.cut.edges)))
 
     @property
     def topology_bytes(self) -> int:
-        """Of what is made of rounds that are in memory, once: numbers of rows, and scalings."""
+        """Bytes that rounds in memory compute once: row numbers and scalings."""
         return (self.cut.num_slots * len(self.cut.edges) + self.num_rows) * (ID_BYTES + self.itemsize)
 
     def row_bytes(self, passes: int) -> int:
-        """Of rows in files, or pinned, of so many passes in a step, which are used again once they are free."""
+        """Return the bytes of rows in files or in pinned memory.
+
+        Args:
+            passes: Number of passes of this shape in a step; freed rows are reused by the next pass.
+        """
         read = sum(self.stored_bytes(self.num_rows * width) for width in self.ports)
-        made = self.stored_bytes(self.num_results * self.going.here)
-        kept = 0 if self.op.linear else passes * (read + made * (self.steps - 1))
-        return read + made * (1 + (self.steps > 1)) + kept
+        results = self.stored_bytes(self.num_results * self.outbound.this_rank)
+        saved = 0 if self.op.linear else passes * (read + results * (self.steps - 1))
+        return read + results * (1 + (self.steps > 1)) + saved
 
     def stored_bytes(self, numbers: int) -> int:
-        """Of rows in a file, or pinned where chunks are worked on in a memory of their own."""
+        """Return the bytes of elements in a file, or in pinned memory for a device with its own memory."""
         num_bytes = numbers * self.itemsize
-        return pinned_bytes(num_bytes) if self.apart else num_bytes
+        return pinned_bytes(num_bytes) if self.separate_memory else num_bytes
 
 
-class _Run:
-    """Numbers alive, and the most of them, in bytes."""
+class _MemoryRun:
+    """Follows a pass and tracks the bytes that are alive, and their peak."""
 
     def __init__(self, sizes: PassSizes) -> None:
-        self.sizes, self.alive, self.most = sizes, 0, 0
-        self.slots = 0 if sizes.cut.in_place or sizes.apart else sizes.cut.num_slots
+        self.sizes, self.alive, self.peak = sizes, 0, 0
+        self.slots = 0 if sizes.cut.in_place or sizes.separate_memory else sizes.cut.num_slots
         self.sources = sizes.num_rows if sizes.cut.in_place else sizes.cut.num_slots
 
     def forward(self) -> None:
-        """As `ColumnPass.forward`."""
-        one, last = self.sizes, self.sizes.steps - 1
-        y = one.num_results * one.going.here * one.in_memory
-        self.take(one.packed * one.num_own * one.coming.row + one.arrays)
-        crosses = one.split and not one.alone
-        coming = _Coming(self, one.receives if crosses else (), one.coming)
-        going = None if one.alone else _Going(self, one.num_local, one.going)
-        for step in range(one.steps):
-            self.take(y + (2 * one.op.heads + one.going.here) * one.num_results * one.keeps)
-            slots = self.slots * one.read_width(step)
-            self.take(slots)
-            for number in range(len(one.results)):
+        """Follow `ColumnPass.forward`."""
+        sizes, last = self.sizes, self.sizes.steps - 1
+        result = sizes.num_results * sizes.outbound.this_rank * sizes.in_memory
+        self.allocate(sizes.packed * sizes.num_own * sizes.inbound.row + sizes.arrays)
+        is_exchanged = sizes.split and not sizes.alone
+        inbound = _Inbound(self, sizes.receives if is_exchanged else (), sizes.inbound)
+        outbound = None if sizes.alone else _Outbound(self, sizes.num_local, sizes.outbound)
+        for step in range(sizes.steps):
+            self.allocate(
+                result + (2 * sizes.op.heads + sizes.outbound.this_rank) * sizes.num_results * sizes.saves_results
+            )
+            slots = self.slots * sizes.read_width(step)
+            self.allocate(slots)
+            for number in range(len(sizes.results)):
                 if step == 0:
-                    coming.arrive()
-                self.passing(self.round_forward(number, step))
-                if step == last and going:
-                    going.send(one.sends[number], self.brought(number, back=False))
-            self.take(-slots)
-            if step and one.op.linear:
-                self.take(-y)
-        if going:
-            going.finish()
+                    inbound.arrive()
+                self.note_temporary(self.round_forward(number, step))
+                if step == last and outbound:
+                    outbound.send(sizes.sends[number], self.loaded_bytes(number, back=False))
+            self.allocate(-slots)
+            if step and sizes.op.linear:
+                self.allocate(-result)
+        if outbound:
+            outbound.finish()
 
     def backward(self) -> None:
-        """As `ColumnPass.backward`."""
-        one = self.sizes
-        y, grads = one.num_results * one.going.here * one.in_memory, sum(one.ports) * one.num_rows * one.in_memory
-        coming = _Coming(self, () if one.alone else one.sends[::-1], one.going)
-        going = None if one.alone else _Going(self, one.num_own, one.coming)
-        self.take(0 if one.alone else y)
-        self.take(grads)
-        for step in reversed(range(one.steps)):
-            into = one.num_rows * one.going.here * bool(step) * one.in_memory
-            slots = self.slots * one.read_width(step) * (1 + (not one.op.linear))
-            self.take(into + slots)
-            for number in reversed(range(len(one.results))):
-                if step == one.steps - 1:
-                    coming.arrive()
-                self.passing(self.round_backward(number, step))
-                if step == 0 and going:
-                    here, asked = one.coming.here, one.receives[number]
-                    brought = self.brought(number, back=True)
-                    self.passing(asked.rows * (sum(one.ports) + here) * one.itemsize + brought)
-                    going.send(asked, brought)
-            self.take(-slots)
-            if not (one.alone and step == one.steps - 1):
-                self.take(-y)
-        if going:
-            going.finish()
-        elif len(one.ports) > 1:
-            self.take(one.num_rows * one.coming.here)
+        """Follow `ColumnPass.backward`."""
+        sizes = self.sizes
+        result, grads = (
+            sizes.num_results * sizes.outbound.this_rank * sizes.in_memory,
+            sum(sizes.ports) * sizes.num_rows * sizes.in_memory,
+        )
+        inbound = _Inbound(self, () if sizes.alone else sizes.sends[::-1], sizes.outbound)
+        outbound = None if sizes.alone else _Outbound(self, sizes.num_own, sizes.inbound)
+        self.allocate(0 if sizes.alone else result)
+        self.allocate(grads)
+        for step in reversed(range(sizes.steps)):
+            into = sizes.num_rows * sizes.outbound.this_rank * bool(step) * sizes.in_memory
+            slots = self.slots * sizes.read_width(step) * (1 + (not sizes.op.linear))
+            self.allocate(into + slots)
+            for number in reversed(range(len(sizes.results))):
+                if step == sizes.steps - 1:
+                    inbound.arrive()
+                self.note_temporary(self.round_backward(number, step))
+                if step == 0 and outbound:
+                    width, arriving = sizes.inbound.this_rank, sizes.receives[number]
+                    loaded = self.loaded_bytes(number, back=True)
+                    self.note_temporary(arriving.rows * (sum(sizes.ports) + width) * sizes.itemsize + loaded)
+                    outbound.send(arriving, loaded)
+            self.allocate(-slots)
+            if not (sizes.alone and step == sizes.steps - 1):
+                self.allocate(-result)
+        if outbound:
+            outbound.finish()
+        elif len(sizes.ports) > 1:
+            self.allocate(sizes.num_rows * sizes.inbound.this_rank)
 
     def round_forward(self, number: int, step: int) -> int:
-        """Bytes of a chunk beside its slots."""
-        one = self.sizes
-        if one.apart:
+        """Return the bytes that a chunk needs in addition to its slots.
+
+        Args:
+            number: Number of the chunk.
+            step: Number of the step.
+        """
+        sizes = self.sizes
+        if sizes.separate_memory:
             return 0
-        results, keeps = one.results[number], one.keeps and step == one.steps - 1
-        result = results * (one.going.here + one.op.heads) * (1 + keeps)
-        logits = one.cut.edges[number] * one.op.heads * 2 * isinstance(one.op, AttendEdges)
-        moved = one.cut.loads[number] * max(one.ports, default=0) * one.in_memory
-        return max(moved, result + logits) * one.itemsize + self.brought(number, back=False)
+        results, saves = sizes.results[number], sizes.saves_results and step == sizes.steps - 1
+        result = results * (sizes.outbound.this_rank + sizes.op.heads) * (1 + saves)
+        logits = sizes.cut.edges[number] * sizes.op.heads * 2 * isinstance(sizes.op, AttendEdges)
+        moved = sizes.cut.loads[number] * max(sizes.ports, default=0) * sizes.in_memory
+        return max(moved, result + logits) * sizes.itemsize + self.loaded_bytes(number, back=False)
 
     def round_backward(self, number: int, step: int) -> int:
-        """The same backward."""
-        one, results = self.sizes, self.sizes.results[number]
-        if one.apart:
-            return 0
-        copied = not one.in_memory and not (one.alone and step == one.steps - 1)
-        brought = self.brought(number, back=True) + results * one.going.here * one.itemsize * copied
-        moved = one.cut.flushes[number] * max(one.ports, default=0) * one.itemsize * one.in_memory
-        if one.op.linear:
-            return moved + brought
-        if one.keeps:
-            return max(moved, results * (3 * one.op.heads + 2 * one.own_width) * one.itemsize) + brought
-        made = estimate_kernel_memory(
-            one.op,
-            num_targets=results,
-            num_edges=one.cut.edges[number],
-            width=one.going.here,
-            itemsize=one.itemsize,
-        )
-        found = self.sources * one.read_width(step) + results * (one.going.here + one.own_width)
-        return max(moved, made.saved + made.backward + found * one.itemsize) + brought
+        """Return the bytes that the backward of a chunk needs in addition to its slots.
 
-    def brought(self, number: int, *, back: bool) -> int:
-        """Bytes that are brought from files for a chunk, and for the next one while it is worked on."""
-        one = self.sizes
-        if one.in_memory or one.apart:
+        Args:
+            number: Number of the chunk.
+            step: Number of the step.
+        """
+        sizes, results = self.sizes, self.sizes.results[number]
+        if sizes.separate_memory:
+            return 0
+        copied = not sizes.in_memory and not (sizes.alone and step == sizes.steps - 1)
+        loaded = self.loaded_bytes(number, back=True) + results * sizes.outbound.this_rank * sizes.itemsize * copied
+        moved = sizes.cut.write_backs[number] * max(sizes.ports, default=0) * sizes.itemsize * sizes.in_memory
+        if sizes.op.linear:
+            return moved + loaded
+        if sizes.saves_results:
+            return max(moved, results * (3 * sizes.op.heads + 2 * sizes.target_width) * sizes.itemsize) + loaded
+        kernel = estimate_kernel_memory(
+            sizes.op,
+            num_targets=results,
+            num_edges=sizes.cut.edges[number],
+            width=sizes.outbound.this_rank,
+            itemsize=sizes.itemsize,
+        )
+        grads = self.sources * sizes.read_width(step) + results * (sizes.outbound.this_rank + sizes.target_width)
+        return max(moved, kernel.saved + kernel.backward + grads * sizes.itemsize) + loaded
+
+    def loaded_bytes(self, number: int, *, back: bool) -> int:
+        """Return the bytes loaded from files for a chunk, and for the next one that is loaded meanwhile.
+
+        Args:
+            number: Number of the chunk.
+            back: In the backward pass.
+        """
+        sizes = self.sizes
+        if sizes.in_memory or sizes.separate_memory:
             return 0
         following = number + (-1 if back else 1)
-        there = one.cut.ahead and 0 <= following < len(one.results)
-        return self.loaded(number, back=back) + (self.loaded(following, back=back) if there else 0)
+        prefetches = sizes.cut.ahead and 0 <= following < len(sizes.results)
+        return self.chunk_bytes(number, back=back) + (self.chunk_bytes(following, back=back) if prefetches else 0)
 
-    def loaded(self, number: int, *, back: bool) -> int:
-        """Bytes of a chunk's edges, of its own rows, and of the numbers of those that move."""
-        one, slots = self.sizes, self.sizes.cut.num_slots
-        targets, read = one.cut.bounds[number + 1] - one.cut.bounds[number], not (back and one.op.linear)
-        ends = ID_BYTES * (slots + targets) + one.itemsize * (slots + one.results[number]) * one.op.linear
-        moved = one.cut.loads[number] * read + one.cut.flushes[number] * back
-        edges = one.edge_bytes(number, one.back if back else "forward")
-        return edges + ends + 2 * ID_BYTES * moved + targets * one.own_width * one.itemsize * read
+    def chunk_bytes(self, number: int, *, back: bool) -> int:
+        """Return the bytes of a chunk's edges, its targets' rows, and the numbers of rows that move.
 
-    def take(self, numbers: int) -> None:
-        """So many numbers more are alive, or less."""
+        Args:
+            number: Number of the chunk.
+            back: In the backward pass.
+        """
+        sizes, slots = self.sizes, self.sizes.cut.num_slots
+        targets, read = sizes.cut.bounds[number + 1] - sizes.cut.bounds[number], not (back and sizes.op.linear)
+        index_bytes = ID_BYTES * (slots + targets) + sizes.itemsize * (slots + sizes.results[number]) * sizes.op.linear
+        moved = sizes.cut.loads[number] * read + sizes.cut.write_backs[number] * back
+        edges = sizes.edge_bytes(number, sizes.back if back else "forward")
+        return edges + index_bytes + 2 * ID_BYTES * moved + targets * sizes.target_width * sizes.itemsize * read
+
+    def allocate(self, numbers: int) -> None:
+        """Add `numbers` elements to the live total (negative to free) and update the peak."""
         self.alive += numbers * self.sizes.itemsize
-        self.most = max(self.most, self.alive)
+        self.peak = max(self.peak, self.alive)
 
-    def passing(self, num_bytes: int) -> None:
-        """So many more are alive for a moment."""
-        self.most = max(self.most, self.alive + num_bytes)
+    def note_temporary(self, num_bytes: int) -> None:
+        """Update the peak by bytes that are alive only for a moment."""
+        self.peak = max(self.peak, self.alive + num_bytes)
 
 
-class _Coming:
-    """As `Receives` of sets that become columns, all at once or, of rows in files, one ahead."""
+class _Inbound:
+    """Follows `Receives`: rows become columns, all sets at once or, for rows in files, one set ahead."""
 
-    def __init__(self, run: _Run, sets: Sequence[SetSize], crossing: Crossing) -> None:
-        self.run, self.crossing = run, crossing
-        self.sets, self.coming = deque(sets), deque[int]()
+    def __init__(self, run: _MemoryRun, sets: Sequence[SetSize], columns: ExchangeColumns) -> None:
+        self.run, self.columns = run, columns
+        self.sets, self.pending = deque(sets), deque[int]()
         self.start(len(sets) if run.sizes.in_memory else 1)
 
     def start(self, number: int) -> None:
         for _ in range(min(number, len(self.sets))):
-            one = self.sets.popleft()
-            sent, come = one.own * self.crossing.all_ranks, one.rows * self.crossing.here
-            self.run.passing((one.own * self.crossing.row + 2 * sent + come) * self.run.sizes.itemsize)
-            self.run.take(sent + come)
-            self.coming.append(sent + come)
+            rows = self.sets.popleft()
+            sent, received = rows.num_own * self.columns.all_ranks, rows.rows * self.columns.this_rank
+            self.run.note_temporary((rows.num_own * self.columns.row + 2 * sent + received) * self.run.sizes.itemsize)
+            self.run.allocate(sent + received)
+            self.pending.append(sent + received)
 
     def arrive(self) -> None:
-        if self.coming:
-            due = self.coming.popleft()
+        if self.pending:
+            due = self.pending.popleft()
             self.start(1)
-            self.run.take(-due)
+            self.run.allocate(-due)
 
 
-class _Going:
-    """As `Sends` of sets that become rows."""
+class _Outbound:
+    """Follows `Sends`: columns become rows."""
 
-    def __init__(self, run: _Run, num_rows: int, crossing: Crossing) -> None:
-        self.run, self.crossing, self.under_way = run, crossing, deque[tuple[int, int]]()
-        run.take(num_rows * crossing.row)
+    def __init__(self, run: _MemoryRun, num_rows: int, columns: ExchangeColumns) -> None:
+        self.run, self.columns, self.under_way = run, columns, deque[tuple[int, int]]()
+        run.allocate(num_rows * columns.row)
 
-    def send(self, one: SetSize, beside: int) -> None:
+    def send(self, rows: SetSize, temporary_bytes: int) -> None:
         if not self.run.sizes.in_memory:
             self.finish()
-        taken = one.rows * self.crossing.here + one.own * self.crossing.all_ranks
-        self.run.take(taken)
-        self.run.passing(beside)
-        self.under_way.append((taken, one.own * self.crossing.row))
+        allocated = rows.rows * self.columns.this_rank + rows.num_own * self.columns.all_ranks
+        self.run.allocate(allocated)
+        self.run.note_temporary(temporary_bytes)
+        self.under_way.append((allocated, rows.num_own * self.columns.row))
 
     def finish(self) -> None:
         while self.under_way:
-            taken, joined = self.under_way.popleft()
-            self.run.passing(joined * self.run.sizes.itemsize)
-            self.run.take(-taken)
+            allocated, joined = self.under_way.popleft()
+            self.run.note_temporary(joined * self.run.sizes.itemsize)
+            self.run.allocate(-allocated)

@@ -1,9 +1,10 @@
-"""Aggregates over columns of all rows, while the rows of other chunks cross the network (NeutronTP, 4.2, algorithm 1).
+"""Aggregates over columns of all rows, chunk by chunk, while rows of other chunks cross the network.
 
-A rank has its columns of all N rows where rounds read them: it is alone, and the network is a feed before its rounds
-and a drain behind them. Rank r answers for the rows r, r + P, ..., so that every chunk's rows are spread evenly over
-the ranks. A row goes from rows to columns with the first chunk that reads it, and its gradient back when that chunk,
-the last one backward, is done: the backward pass goes through the chunks from the last to the first.
+Source: NeutronTP, section 4.2, algorithm 1. A rank runs its rounds on its columns of all N rows, as a single rank
+would. Exchanges feed rows to the rounds and take results from them. Rank r owns the rows r, r + P, ..., so the rows of
+each chunk are spread evenly over the ranks. A row is turned into columns with the first chunk that reads it. The
+backward pass goes from the last chunk to the first, so its gradient is complete, and sent back, when that chunk is
+done.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from weft.nn import Rows as Tensors
 from weft.nn.layers.phases import Boundary
 from weft.parallel.chunks.program.chunk_program import LiveRows, Segment
 from weft.parallel.chunks.program.stages import AggregateStep
-from weft.parallel.chunks.run.activations import BoundaryRows, Grads, Rows
+from weft.parallel.chunks.run.activations import Activations, Gradients, StoredRows
 from weft.parallel.chunks.run.chunk_aggregates import ChunkAggregates, layout_of
 from weft.parallel.chunks.run.chunk_runtime import Runtime
 from weft.parallel.chunks.run.slots import PlacedRound
@@ -31,13 +32,22 @@ from weft.parallel.columns.chunking import Chunking
 from weft.parallel.columns.exchange_plan import Receives, Sends
 from weft.storage.host_rows import MemoryRows
 
-EVERYTHING = slice(None)
+FULL_SLICE = slice(None)
 
 
 class ColumnRounds(Runtime):
-    """The rounds of an aggregate over all rows, any step's, and what crosses with them.
+    """Rounds of an aggregate over all rows, and the rows that cross the network with them.
 
-    whole: the graph's topology: with a limit on the host, else on the device of the aggregates.
+    The steps of an aggregate share the rounds.
+
+    Args:
+        work: The model and the graph.
+        whole: Topology of the graph: on the host if there is a limit, else on the device of the aggregates.
+        chunking: Divides the aggregate into chunks.
+        group: The ranks.
+        device: Device of the aggregates.
+        op: The aggregate.
+        needs: Bytes per target, source and edge of a chunk.
     """
 
     def __init__(
@@ -55,20 +65,20 @@ class ColumnRounds(Runtime):
         self.chunking, self.num_bytes, size = chunking, cut.num_bytes, group.size
         self.num_rows = self.num_results = whole.adjacency.num_targets
         self.num_own = self.num_local = len(range(group.rank, self.num_rows, size))
-        relations, every = None, torch.arange(self.num_rows)
-        self.place: Tensor | None = None
-        """Of results that are relation rows, int64, where each stands among the rank's own, if it is one of those."""
+        relations, all_rows = None, torch.arange(self.num_rows)
+        self.position: Tensor | None = None
+        """For results that are relation rows: position of each among the rows of the rank that owns it, int64."""
         self.order: Tensor | None = None
-        """The other way round: of the rank's own ones, which result each is, if it is alone."""
+        """Inverse of `position`, for a single rank."""
         if isinstance(op, ByRelation):
             assigned = chunking.relations(group.rank, size)
-            relations, self.place, self.order = assigned.rows, assigned.place, assigned.place.argsort()
-            self.num_results, self.num_local = len(assigned.place), sum(assigned.local.counts)
+            relations, self.position, self.order = assigned.rows, assigned.position, assigned.position.argsort()
+            self.num_results, self.num_local = len(assigned.position), sum(assigned.local.counts)
         self._rounds = [
-            PlacedRound(one, chunking.hop, every, whole, (layout_of(op),), self.array_file, relations)
-            for one in cut.schedule.rounds
+            PlacedRound(round_, chunking.hop, all_rows, whole, (layout_of(op),), self.array_file, relations)
+            for round_ in cut.schedule.rounds
         ]
-        self._rounds_back = [one.mirrored for one in reversed(self._rounds)]
+        self._rounds_back = [round_.in_reverse for round_ in reversed(self._rounds)]
         self.exchange_plan = chunking.exchange_plan(op, cut.bounds, group.rank, size, whole.adjacency.device)
 
     def rounds(self, hop: int, *, back: bool = False) -> Sequence[PlacedRound]:
@@ -76,16 +86,21 @@ class ColumnRounds(Runtime):
         return self._rounds_back if back else self._rounds
 
     def transfer(self, tag: str, to_device: int, to_host: int) -> None:
-        if not self.in_memory:  # where nothing moves
+        if not self.in_memory:  # in memory, nothing is copied
             super().transfer(tag, to_device, to_host)
 
 
 class ColumnPass:
-    """One forward pass of `steps` aggregates of this rank's rows, and what it leaves for the backward pass.
+    """One forward pass of one or more aggregate steps over all rows, with the state for its backward pass.
 
-    rows_in: how the columns of the rows x [n, .] are assigned to ranks; None: x is this rank's columns [N, f] already,
-    without a gradient. rows_out: those of the result. columns: which of this rank's columns of x each of the
-    aggregate's rows has, by name.
+    Args:
+        runtime: Rounds of the aggregate.
+        op: The aggregate on this rank's columns.
+        columns: For each tensor of the aggregate, its range of this rank's columns of the input, by name.
+        rows_in: Assignment of the input's columns to ranks; None: the input is this rank's columns [N, f] already and
+            needs no gradient.
+        rows_out: Assignment of the result's columns to ranks.
+        steps: Number of aggregate steps.
     """
 
     def __init__(
@@ -105,7 +120,7 @@ class ColumnPass:
         segment = Segment(
             boundary=Boundary(request=Request(op, {}), steps=steps),
             calls=(),
-            live=tuple(LiveRows(len(range(self.num_columns)[some]), True) for some in self.columns),
+            live=tuple(LiveRows(len(range(self.num_columns)[column_range]), True) for column_range in self.columns),
             sources={name: ports[name] for name in op.source},
             targets={name: ports[name] for name in op.target},
             rows={},
@@ -116,152 +131,184 @@ class ColumnPass:
             hop=0,
             needs_result=False,
         )
-        self.table = BoundaryRows(segment=segment, op=op)
+        self.activations = Activations(segment=segment, op=op)
         self.alone = self.group.size == 1
-        """Whether nothing crosses the network, since this rank's rows are its columns."""
+        """True for a single rank, whose rows are its columns: nothing crosses the network."""
 
     def run(self, x: Tensor, shared: Tensors) -> Tensor:
-        """The rows [n, F] of the result, with a gradient; shared: the aggregate's tensors that all rows share."""
-        given = [shared[name].to(self.runtime.device) for name in self.op.shared]
-        y: Tensor = _Chunked.apply(x, self, *given)  # type: ignore[no-untyped-call]
+        """Return the rows [n, F] of the result, with autograd.
+
+        Args:
+            x: Rows [n, .], or this rank's columns [N, f].
+            shared: Tensors of the aggregate that all rows share, by name.
+        """
+        shared_tensors = [shared[name].to(self.runtime.device) for name in self.op.shared]
+        y: Tensor = _Chunked.apply(x, self, *shared_tensors)  # type: ignore[no-untyped-call]
         return y
 
     def forward(self, x: Tensor, *, differentiable: bool) -> Tensor:
-        """The rows [n, F] of the result."""
-        runtime, table = self.runtime, self.table
+        """Return the rows [n, F] of the result.
+
+        Args:
+            x: Rows [n, .], or this rank's columns [N, f].
+            differentiable: A backward pass follows.
+        """
+        runtime, activations = self.runtime, self.activations
         self.group.meter.record_working_set(runtime.num_bytes)
         arrays, receives = self._arrays(x), None
-        table.arrays = dict(enumerate(arrays))
+        activations.arrays = dict(enumerate(arrays))
         if self.rows_in is not None and not self.alone:
             receives = self._receives(x, self.plan.receives, self.rows_in, "rows")
         sends = None if self.alone else self._sends(x, runtime.num_local, self.rows_out, "rows")
         for step in range(self.steps):
             y, last = runtime.pool.alloc(runtime.num_results, self.width), step == self.steps - 1
-            if differentiable and runtime.chunking.keeps(self.op, self.steps):
-                table.result = y
+            if differentiable and runtime.chunking.saves_results(self.op, self.steps):
+                activations.result = y
             leaving = iter(self.plan.sends)
             for round_, loaded, result in self._results(step, receives if step == 0 else None):
-                if table.result is None:
-                    runtime.store(y, round_.results, result)
-                del loaded, result  # before its rows leave and the next round is worked on
+                if activations.result is None:
+                    runtime.write(y, round_.results, result)
+                del loaded, result  # before its rows leave and the next round runs
                 if last and sends:
                     sends.send(next(leaving), partial(y.tensor().index_select, 0))
             if not last:
                 if self.op.linear:
-                    self._free(*table.between[-1:])
-                table.between.append(y)
+                    self._free(*activations.intermediates[-1:])
+                activations.intermediates.append(y)
         rows = sends.finish() if sends else y.read(0, runtime.num_results)
         if self.alone and runtime.order is not None:
             rows = rows[runtime.order]
-        if table.result is None:
+        if activations.result is None:
             self._free(y)
         if self.op.linear:
-            self._free(*arrays, *table.between[-1:])  # of which the backward pass asks for the widths alone
+            self._free(*arrays, *activations.intermediates[-1:])  # the backward pass needs only their widths
         elif not differentiable:
-            self._free(*arrays, *table.between)
+            self._free(*arrays, *activations.intermediates)
         return rows
 
     def backward(self, grad: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The gradient [n, .] of the rows, and those of what is shared, from that of the result."""
-        runtime, table = self.runtime, self.table
+        """Return the gradient [n, .] of the input and those of the shared tensors by name, given that of the result."""
+        runtime, activations = self.runtime, self.activations
         receives = sends = None
         if self.alone:
-            of_result: Rows = MemoryRows.of(grad.contiguous() if runtime.place is None else grad[runtime.place])
+            of_result: StoredRows = MemoryRows.of(
+                grad.contiguous() if runtime.position is None else grad[runtime.position]
+            )
         else:
             assert self.rows_in is not None
             receives = self._receives(grad, self.plan.sends[::-1], self.rows_out, "gradients")
             sends = self._sends(grad, runtime.num_own, self.rows_in, "gradients")
             of_result = runtime.pool.alloc(runtime.num_results, self.width)
-        found = [runtime.zeros(runtime.num_rows, rows.width) for rows in table.segment.live]
-        grads = Grads(live=dict(enumerate(found)))
+        source_grads = [runtime.zeros(runtime.num_rows, rows.width) for rows in activations.segment.live]
+        grads = Gradients(live=dict(enumerate(source_grads)))
         for step in reversed(range(self.steps)):
             last, into = step == self.steps - 1, runtime.zeros(runtime.num_rows, self.width) if step else None
-            kept, on_cpu = table.result is not None, runtime.device.type == "cpu"
-            back = AggregateStep.backward(table.segment, step, kept=kept, retained=False, on_cpu=on_cpu)
-            rounds = ChunkAggregates(runtime, table, 0).backward(back, grads, into=into)
+            saved, on_cpu = activations.result is not None, runtime.device.type == "cpu"
+            back = AggregateStep.backward(activations.segment, step, saved=saved, retained=False, on_cpu=on_cpu)
+            rounds = ChunkAggregates(runtime, activations, 0).backward(back, grads, into=into)
             leaving = reversed(self.plan.receives)
             for round_, loaded, backward in rounds:
                 if last and receives:
-                    self._arrive(receives, [of_result], [EVERYTHING])
+                    self._arrive(receives, [of_result], [FULL_SLICE])
                 backward.back(runtime.read_grads(of_result, round_.results))
-                del loaded, backward  # and what was made again for it
+                del loaded, backward  # with what was recomputed for it
                 if step == 0 and sends:
-                    sends.send(next(leaving), partial(self._side_by_side, found))
+                    sends.send(next(leaving), partial(self._side_by_side, source_grads))
             if not (last and self.alone):
                 self._free(of_result)
             of_result = into or of_result
-        rows = sends.finish() if sends else self._side_by_side(found, EVERYTHING)
-        self._free(*found)
+        rows = sends.finish() if sends else self._side_by_side(source_grads, FULL_SLICE)
+        self._free(*source_grads)
         if not self.op.linear:
-            self._free(*table.arrays.values(), *table.between, *table.kept, *((table.result,) if table.result else ()))
+            self._free(
+                *activations.arrays.values(),
+                *activations.intermediates,
+                *activations.saved,
+                *((activations.result,) if activations.result else ()),
+            )
         return rows, grads.shared
 
     def _results(self, step: int, receives: Receives | None) -> Iterator[tuple[PlacedRound, Any, Tensor]]:
-        """A step's rounds; receives: the rows that arrive with them."""
-        aggregates, made = ChunkAggregates(self.runtime, self.table, 0), AggregateStep.forward(self.table.segment, step)
-        if receives is None:
-            return aggregates.results(made)
-        arrive = partial(self._arrive, receives, [*self.table.arrays.values()], self.columns)
-        due = max((number for number, rows in enumerate(self.plan.receives) if rows is not None), default=-1)
-        return aggregates.results(made, ready=lambda number: number > due, arrive=arrive)
+        """Yield the rounds of a step with their results.
 
-    def _arrays(self, x: Tensor) -> list[Rows]:
-        """Where the rows are that are read, by port: filled if they are all here, else as they arrive."""
-        runtime, all_here = self.runtime, self.alone or self.rows_in is None
-        if all_here and runtime.in_memory:
-            return [MemoryRows.of(x[:, some].contiguous()) for some in self.columns]
-        arrays = [runtime.pool.alloc(runtime.num_rows, port.width) for port in self.table.segment.live]
-        for rows, some in zip(arrays, self.columns, strict=True) if all_here else ():
-            rows.write(0, x[:, some].contiguous())
+        Args:
+            step: Number of the step.
+            receives: Rows that arrive with the rounds; None: all rows are available.
+        """
+        aggregates = ChunkAggregates(self.runtime, self.activations, 0)
+        aggregate_step = AggregateStep.forward(self.activations.segment, step)
+        if receives is None:
+            return aggregates.results(aggregate_step)
+        arrive = partial(self._arrive, receives, [*self.activations.arrays.values()], self.columns)
+        last_arrival = max((number for number, rows in enumerate(self.plan.receives) if rows is not None), default=-1)
+        return aggregates.results(aggregate_step, ready=lambda number: number > last_arrival, arrive=arrive)
+
+    def _arrays(self, x: Tensor) -> list[StoredRows]:
+        """Return the rows that the aggregate reads, by port: filled, or to be filled as rows arrive."""
+        runtime, is_complete = self.runtime, self.alone or self.rows_in is None
+        if is_complete and runtime.in_memory:
+            return [MemoryRows.of(x[:, column_range].contiguous()) for column_range in self.columns]
+        arrays = [runtime.pool.alloc(runtime.num_rows, port.width) for port in self.activations.segment.live]
+        for rows, column_range in zip(arrays, self.columns, strict=True) if is_complete else ():
+            rows.write(0, x[:, column_range].contiguous())
         return arrays
 
-    def _arrive(self, receives: Receives, arrays: Sequence[Rows], columns: Sequence[slice]) -> None:
-        """Puts the next set of rows, if one is due, in its place: each array has some of the columns that come."""
-        if arrived := receives.take():
-            ids, values = arrived
-            for rows, some in zip(arrays, columns, strict=True):
-                rows.tensor()[ids] = values[:, some]
+    def _arrive(self, receives: Receives, arrays: Sequence[StoredRows], columns: Sequence[slice]) -> None:
+        """Store the next set of rows that arrives, if a set is due.
 
-    def _side_by_side(self, grads: Sequence[Rows], ids: Tensor | slice) -> Tensor:
-        """Of some vertices, the gradients of all columns that came, [c, .]."""
+        Args:
+            receives: Sets of rows on their way.
+            arrays: Destination of the rows, one array for each port.
+            columns: Range of the arriving columns that each array takes.
+        """
+        if arrived := receives.receive():
+            ids, values = arrived
+            for rows, column_range in zip(arrays, columns, strict=True):
+                rows.tensor()[ids] = values[:, column_range]
+
+    def _side_by_side(self, grads: Sequence[StoredRows], ids: Tensor | slice) -> Tensor:
+        """Return the gradients of all columns of given vertices, [c, .]."""
         if self.alone and len(grads) == 1:
             return grads[0].read(0, self.runtime.num_rows)
         parts = [rows.tensor()[ids] for rows in grads]
-        found = parts[0].new_zeros(len(parts[0]), self.num_columns)
-        for part, some in zip(parts, self.columns, strict=True):
-            found[:, some] += part
-        return found
+        joined = parts[0].new_zeros(len(parts[0]), self.num_columns)
+        for part, column_range in zip(parts, self.columns, strict=True):
+            joined[:, column_range] += part
+        return joined
 
-    def _free(self, *rows: Rows) -> None:
-        """Gives back rows: on the host to be used again, in memory as far as they are not the caller's, too."""
+    def _free(self, *rows: StoredRows) -> None:
+        """Free rows: on the host for reuse; in memory at once, unless the caller's tensors share them."""
         if not self.runtime.in_memory:
             self.runtime.pool.free(*rows)
             return
-        for one in rows:
-            one.close()
+        for array in rows:
+            array.close()
 
     @property
     def _in_flight(self) -> int | None:
-        """How many sets of rows may be on their way at once; each takes memory of the host. None: any number."""
+        """Number of row sets that may be on their way at once, because each takes host memory; None: any number."""
         return None if self.runtime.in_memory else 1
 
-    def _receives(self, x: Tensor, sets: Sequence[RowSet | None], layout: ColumnLayout, what: str) -> Receives:
+    def _receives(self, x: Tensor, sets: Sequence[RowSet | None], layout: ColumnLayout, content: str) -> Receives:
         def start(number: int, rows: RowSet) -> RowsToCols:
-            return RowsToCols(x, rows, layout, self.group, Key(f"{self.name} {what} split", number))
+            return RowsToCols(x, rows, layout, self.group, Key(f"{self.name} {content} split", number))
 
         return Receives(sets, start, ahead=self._in_flight)
 
-    def _sends(self, like: Tensor, num_rows: int, layout: ColumnLayout, what: str) -> Sends:
+    def _sends(self, like: Tensor, num_rows: int, layout: ColumnLayout, content: str) -> Sends:
         def start(number: int, rows: RowSet, values: Tensor) -> ColsToRows:
-            return ColsToRows(values, rows, layout, self.group, Key(f"{self.name} {what} gather", number))
+            return ColsToRows(values, rows, layout, self.group, Key(f"{self.name} {content} gather", number))
 
         return Sends(start, like.new_zeros(num_rows, layout.num_columns), behind=self._in_flight)
 
 
 class _Chunked(Function):
+    """Autograd function of a `ColumnPass`."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, run: ColumnPass, *shared: Tensor) -> Tensor:
-        ctx.run, run.table.shared = run, {name: one.detach() for name, one in zip(run.op.shared, shared, strict=True)}
+        ctx.run = run
+        run.activations.shared = {name: tensor.detach() for name, tensor in zip(run.op.shared, shared, strict=True)}
         return run.forward(x.detach(), differentiable=any(ctx.needs_input_grad))
 
     @staticmethod

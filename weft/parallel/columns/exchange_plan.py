@@ -1,4 +1,7 @@
-"""Which rows cross the network with which chunk, and their way there (NeutronTP, section 4.2.2, figure 9)."""
+"""Sets of rows that ranks exchange before or after each chunk, and the exchanges that are under way.
+
+Source: NeutronTP, section 4.2.2, figure 9.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,17 @@ from weft.parallel.chunks.cut.ranges import chunk_sources
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangePlan:
-    """Which rows cross before or after which chunk; None: none. The ranks' rows are assigned one by one.
+    """Rows that cross the network before or after each chunk. Vertex v belongs to rank v % P.
 
-    forward: arrivals are source rows, each with the first chunk that reads it, departures a chunk's results; backward,
-    their gradients go the other way. Without the pipeline all arrive before the first chunk and leave after the last.
+    Forward, source rows arrive with the first chunk that reads them, and the results of a chunk leave after it.
+    Backward, gradients go the other way. Without the pipeline, all rows arrive before the first chunk and leave after
+    the last one.
     """
 
     receives: tuple[RowSet | None, ...]
+    """Rows that arrive before each chunk; None: none."""
     sends: tuple[RowSet | None, ...]
+    """Rows that leave after each chunk; None: none."""
 
     @classmethod
     def of(
@@ -40,119 +46,160 @@ class ExchangePlan:
         pipeline: bool,
         relations: AssignedRelations | None = None,
     ) -> ExchangePlan:
-        """What crosses on `rank` of `size` with the chunks of a block's targets between these bounds.
+        """Return the plan of a rank.
 
-        relations: whose rows the results are, if not those of vertices.
+        Args:
+            block: Adjacency of the whole graph.
+            bounds: Boundaries of the ranges of targets, [chunks + 1].
+            rank: The rank.
+            size: Number of ranks.
+            device: Device of the index tensors.
+            pipeline: Rows cross chunk by chunk.
+            relations: Relation rows, if the results are relation rows and not rows of vertices.
         """
         targets = [slice(*ends) for ends in pairwise(bounds)]
-        spans = targets if relations is None else [relations.rows.span(one) for one in targets]
+        spans = targets if relations is None else [relations.rows.span(target_range) for target_range in targets]
         assignment = partial(assigned, rank=rank, size=size)
-        deal_results = assignment if relations is None else relations.assigned
+        assign_results = assignment if relations is None else relations.assigned
         results = [torch.arange(span.start, span.stop, device=device) for span in spans]
         if pipeline:
             return cls(
                 receives=tuple(assignment(ids.to(device)) if len(ids) else None for ids in first_read(block, bounds)),
-                sends=tuple(deal_results(ids) if len(ids) else None for ids in results),
+                sends=tuple(assign_results(ids) if len(ids) else None for ids in results),
             )
-        everything = torch.arange(block.num_targets, device=device)
-        nothing = (None,) * (len(targets) - 1)
-        return cls(receives=(assignment(everything), *nothing), sends=(*nothing, deal_results(torch.cat(results))))
+        all_rows = torch.arange(block.num_targets, device=device)
+        no_rows = (None,) * (len(targets) - 1)
+        return cls(receives=(assignment(all_rows), *no_rows), sends=(*no_rows, assign_results(torch.cat(results))))
 
 
 def first_read(block: Adjacency, bounds: Sequence[int]) -> Iterator[Tensor]:
-    """By chunk, the vertices that it reads, its targets among them, and no earlier one does: int64, ascending."""
-    seen = torch.zeros(block.num_sources, dtype=torch.bool)
+    """Yield, for each chunk, the vertices that it reads and no earlier chunk does: int64, ascending.
+
+    A chunk's targets are among the vertices that it reads.
+
+    Args:
+        block: Adjacency of the whole graph.
+        bounds: Boundaries of the ranges of targets, [chunks + 1].
+    """
+    already_read = torch.zeros(block.num_sources, dtype=torch.bool)
     for sources in chunk_sources(block, bounds, loops=True):
-        yield sources[~seen[sources]]
-        seen[sources] = True
+        yield sources[~already_read[sources]]
+        already_read[sources] = True
 
 
 def assigned(ids: Tensor, *, rank: int, size: int) -> RowSet:
-    """Ascending vertices as a set of rows, vertex v being row v // P of rank v % P."""
+    """Return vertices as a set of rows; vertex v is row v // P of rank v % P.
+
+    Args:
+        ids: Vertices, ascending.
+        rank: This rank.
+        size: Number of ranks P.
+    """
     return row_set(ids, ids % size, ids // size, rank, size)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AssignedRelations:
-    """The relation rows, each answered for by the rank that answers for its vertex.
-
-    local: those of this rank. place: int64 [M], where each of them stands there.
-    """
+    """Relation rows, each assigned to the rank that owns its vertex."""
 
     rows: RelationIndex
+    """Index of all relation rows."""
     local: OwnRelationRows
-    place: Tensor
+    """Relation rows of this rank."""
+    position: Tensor
+    """Position of each relation row on the rank that owns it, int64 [M]."""
     rank: int
+    """This rank."""
     size: int
+    """Number of ranks."""
 
     def assigned(self, ids: Tensor) -> RowSet:
-        """Ascending relation rows as a set of rows."""
+        """Return relation rows, given by ascending numbers, as a set of rows."""
         on_host = ids.cpu()
-        owner, place = self.rows.vertex[on_host] % self.size, self.place[on_host]
-        return row_set(ids, owner.to(ids.device), place.to(ids.device), self.rank, self.size)
+        owner, position = self.rows.vertex[on_host] % self.size, self.position[on_host]
+        return row_set(ids, owner.to(ids.device), position.to(ids.device), self.rank, self.size)
 
 
-def row_set(ids: Tensor, owner: Tensor, place: Tensor, rank: int, size: int) -> RowSet:
-    """A set of rows, each with the rank that answers for it and its place there."""
+def row_set(ids: Tensor, owner: Tensor, position: Tensor, rank: int, size: int) -> RowSet:
+    """Return a set of rows.
+
+    Args:
+        ids: Numbers of the rows.
+        owner: Rank that owns each row.
+        position: Position of each row on its owner.
+        rank: This rank.
+        size: Number of ranks.
+    """
     return RowSet(
         ids=ids[owner.argsort(stable=True)],
         counts=tuple(torch.bincount(owner, minlength=size).tolist()),
-        own=place[owner == rank],
+        positions=position[owner == rank],
     )
 
 
 class Receives:
-    """Sets of rows that arrive one by one while the caller works on those before; `ahead` of them at a time, or all.
+    """Sets of rows that arrive one after the other, while the caller works on earlier sets.
 
-    start: begins an exchange of the set of a number, from 0.
+    Args:
+        sets: Rows that arrive before each chunk; None: none.
+        start: Starts the exchange of a set, given its number and its rows.
+        ahead: Number of sets that may be under way; None: all.
     """
 
     def __init__(
         self, sets: Sequence[RowSet | None], start: Callable[[int, RowSet], RowsToCols], *, ahead: int | None
     ) -> None:
         self._sets, self._start = enumerate(sets), start
-        self._coming: deque[tuple[RowSet, RowsToCols] | None] = deque()
+        self._pending: deque[tuple[RowSet, RowsToCols] | None] = deque()
         self._begin(len(sets) if ahead is None else ahead)
 
-    def take(self) -> tuple[Tensor, Tensor] | None:
-        """The next set's ids and rows, if one is due; another set begins to arrive."""
-        due = self._coming.popleft()
+    def receive(self) -> tuple[Tensor, Tensor] | None:
+        """Return the next set's ids and rows, or None if it has none; also start another set."""
+        due = self._pending.popleft()
         arrived = None if due is None else (due[0].ids, due[1].wait())
         self._begin(1)
         return arrived
 
     def _begin(self, number: int) -> None:
-        for place, rows in islice(self._sets, number):
-            self._coming.append(None if rows is None else (rows, self._start(place, rows)))
+        for index, rows in islice(self._sets, number):
+            self._pending.append(None if rows is None else (rows, self._start(index, rows)))
 
 
 class Sends:
-    """Sets of rows that leave one by one while the caller works on the next, and what arrives of them here.
+    """Sets of rows that leave one after the other, and the rows that arrive here in exchange.
 
-    start: begins an exchange of the set of a number, from 0. behind: how many may be under way at once; None: all.
+    Args:
+        start: Starts the exchange of a set, given its number, its rows and their columns.
+        result: Destination of the rows that arrive.
+        behind: Number of sets that may be under way; None: all.
     """
 
     def __init__(
         self, start: Callable[[int, RowSet, Tensor], ColsToRows], result: Tensor, *, behind: int | None
     ) -> None:
         self._start, self._result, self._behind = start, result, behind
-        self._places = count()
+        self._numbers = count()
         self._under_way: deque[tuple[RowSet, ColsToRows]] = deque()
 
     def send(self, rows: RowSet | None, columns: Callable[[Tensor], Tensor]) -> None:
-        """Begins to send a set, if one is due; columns: those here of some vertices, by their ids."""
+        """Start to send the next set.
+
+        Args:
+            rows: Rows of the set; None: the chunk sends none.
+            columns: Returns this rank's columns of given vertices.
+        """
         if self._behind is not None:
             self._wait(self._behind - 1)
-        place = next(self._places)
+        number = next(self._numbers)
         if rows is not None:
-            self._under_way.append((rows, self._start(place, rows, columns(rows.ids))))
+            self._under_way.append((rows, self._start(number, rows, columns(rows.ids))))
 
     def finish(self) -> Tensor:
-        """Waits for all; what has arrived of them."""
+        """Wait for all sets, and return the rows that have arrived."""
         self._wait(0)
         return self._result
 
-    def _wait(self, left: int) -> None:
-        while len(self._under_way) > left:
-            rows, coming = self._under_way.popleft()
-            self._result[rows.own] = coming.wait()
+    def _wait(self, max_pending: int) -> None:
+        while len(self._under_way) > max_pending:
+            rows, pending = self._under_way.popleft()
+            self._result[rows.positions] = pending.wait()

@@ -10,20 +10,20 @@ from typing import Any
 
 from weft.cost import Rates
 from weft.nn import Workload
-from weft.parallel.chunks.cut.ranges import RankSide, chunk_vertices, even_ranges, reorder
+from weft.parallel.chunks.cut.ranges import RankHop, chunk_vertices, even_ranges, reorder
 from weft.parallel.chunks.cut.rank_chunks import ChunkShape, HopSchedule, RankChunks
-from weft.parallel.chunks.cut.residency import Sides, Volumes
-from weft.parallel.chunks.program.chunk_program import ChunkProgram, Segment, goes_back
+from weft.parallel.chunks.cut.residency import ChunkSources, Volumes
+from weft.parallel.chunks.program.chunk_program import ChunkProgram, Segment, needs_backward
 from weft.parallel.chunks.program.stages import AggregateStep
 from weft.parallel.chunks.run.chunk_aggregates import layout_of
 from weft.parallel.chunks.run.chunk_runtime import as_slice
 from weft.parallel.chunks.run.rounds import Round, in_place, pays_in_place
-from weft.parallel.chunks.run.slots import BACKWARD, FORWARD, SlotLayout, edge_bytes
+from weft.parallel.chunks.run.slots import BACKWARD_FIELDS, FORWARD_FIELDS, SlotLayout, edge_bytes
 from weft.partition import Dependencies, Hop
 
 MAX_CHUNKS = 1 << 14
 MAX_REORDERED = 1 << 11  # chunks: what they have in common is counted for every two of them
-NOTHING_MOVES = Volumes(neighbours=0, shared=0, kept=0, fetched=0)
+NOTHING_MOVES = Volumes(neighbours=0, shared=0, loaded=0, fetched=0)
 
 Bounds = Sequence[Sequence[Sequence[int]]]
 """Of each rank and hop, where its chunks begin and end."""
@@ -34,7 +34,7 @@ Orders = Sequence[Sequence[Sequence[int]] | None]
 class Cutter:
     """Cuts a workload's aggregates.
 
-    needed: what each rank computes and fetches. kept: the first hops of the results that are kept. prefetch: whether a
+    needed: what each rank computes and fetches. saved_hops: the first hops of the results that are kept. prefetch: whether a
     chunk is loaded while the one before is worked on. in_memory: the device is the memory that rows are in. in_files:
     rows are in files, since what is resident is to be what the device may have. in_place: whether a rank alone reads
     rows where they are, if it may; None: where that pays.
@@ -45,7 +45,7 @@ class Cutter:
         work: Workload,
         programs: dict[bool, ChunkProgram],
         needed: Sequence[Dependencies],
-        kept: frozenset[int],
+        saved_hops: frozenset[int],
         *,
         on_cpu: bool,
         prefetch: bool,
@@ -53,11 +53,11 @@ class Cutter:
         in_files: bool = True,
         in_place: bool | None = None,
     ) -> None:
-        self.work, self.programs, self.needed, self.kept = work, programs, needed, kept
+        self.work, self.programs, self.needed, self.saved_hops = work, programs, needed, saved_hops
         self.on_cpu, self.prefetch, self.in_memory = on_cpu, prefetch and not in_memory, in_memory
         self.in_files, self.in_place = in_files, in_place
         self._bounds: dict[int, Bounds] = {}
-        self._known: dict[range, tuple[Any, Sides]] = {}
+        self._known: dict[range, tuple[Any, ChunkSources]] = {}
         self._volumes: dict[range, tuple[Any, Volumes]] = {}
 
     @property
@@ -110,8 +110,8 @@ class Cutter:
             dependencies=needed,
             schedules=tuple(planned),
             schedule_of=tuple(number for number, hops in enumerate(spans) for _ in hops),
-            span=max(widest, 1),
-            kept=self.kept,
+            range_size=max(widest, 1),
+            saved_hops=self.saved_hops,
             prefetch=self.prefetch,
             on_cpu=self.on_cpu,
             in_memory=self.in_memory,
@@ -142,7 +142,7 @@ class Cutter:
             schedule=schedule,
             layouts=layouts_of(self.programs.values(), hops),
             volumes=volumes,
-            given=given,
+            unordered_volumes=given,
             missing_loops=tuple(int(lacks[round_.targets].sum()) for round_ in schedule.rounds),
         )
 
@@ -152,18 +152,18 @@ class Cutter:
         over = (one for one in asked if set(hops) & set(range(one.hop, one.hop + one.steps)))
         pays = pays_in_place(hop, count) if self.in_place is None else self.in_place
         alone = self.in_memory and len(self.needed) == 1
-        return alone and pays and all(one.op.linear or one.hop in self.kept for one in over)
+        return alone and pays and all(one.op.linear or one.hop in self.saved_hops for one in over)
 
-    def _parts(self, hops: range) -> list[RankSide]:
-        return [RankSide(each.hops[hops[0]], each.rows) for each in self.needed]
+    def _parts(self, hops: range) -> list[RankHop]:
+        return [RankHop(each.hops[hops[0]], each.rows) for each in self.needed]
 
-    def _sides(self, hops: range, cuts: Sequence[Sequence[int]], orders: Sequence[Sequence[int]] | None) -> Sides:
+    def _sides(self, hops: range, cuts: Sequence[Sequence[int]], orders: Sequence[Sequence[int]] | None) -> ChunkSources:
         """What the chunks of all ranks read, kept until others are asked for."""
         key = cuts, orders
         if hops not in self._known or self._known[hops][0] != key:
             self._known.pop(hops, None)  # before others are made
             loops = "looped" in layouts_of(self.programs.values(), hops)
-            self._known[hops] = key, Sides(self._parts(hops), cuts, loops=loops, orders=orders, ahead=self.prefetch)
+            self._known[hops] = key, ChunkSources(self._parts(hops), cuts, loops=loops, orders=orders, ahead=self.prefetch)
         return self._known[hops][1]
 
     def _given(self, hops: range, cuts: Sequence[Sequence[int]]) -> Volumes:
@@ -210,7 +210,7 @@ class Cutter:
         """What is brought to the device at most for a round, beside rows in slots."""
         item = self.work.itemsize
         known = planned.hop.block.indices.itemsize, 0 if planned.hop.block.weight is None else item
-        forward, leaving = (8 * sum(len(getattr(round_, name)) for name in names) for names in (FORWARD, BACKWARD))
+        forward, leaving = (8 * sum(len(getattr(round_, name)) for name in names) for names in (FORWARD_FIELDS, BACKWARD_FIELDS))
         most = 0
         aggregating = [
             (training, segment)
@@ -221,12 +221,12 @@ class Cutter:
         for training, segment in aggregating:
             own = own_width(segment)
             most = max(most, forward + edge_bytes("forward", *shape, *known) + shape.targets * own * item)
-            if not (training and goes_back(segment)):
+            if not (training and needs_backward(segment)):
                 continue
-            kept = segment.hop in self.kept
-            back = AggregateStep.backward(segment, segment.steps - 1, kept=kept, retained=False, on_cpu=self.on_cpu)
+            saved = segment.hop in self.saved_hops
+            back = AggregateStep.backward(segment, segment.steps - 1, saved=saved, retained=False, on_cpu=self.on_cpu)
             then = forward * back.values + leaving + edge_bytes(back.edges, *shape, *known)
-            most = max(most, then + shape.targets * (own + segment.total_saved_width * kept) * item)
+            most = max(most, then + shape.targets * (own + segment.total_saved_width * saved) * item)
         return most + (8 + known[0]) * (shape.targets + shape.slots)  # ids, read and as int64
 
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from weft.cost import Trace
 from weft.data import Graph
 from weft.parallel.chunks.cut.rank_chunks import RankChunks
-from weft.parallel.chunks.program.stages import Buffer, Stage
-from weft.parallel.chunks.run.slots import BACKWARD, FORWARD
+from weft.parallel.chunks.program.stages import Buffer, PassStage
+from weft.parallel.chunks.run.slots import BACKWARD_FIELDS, FORWARD_FIELDS
 from weft.runtime.streams import pinned_bytes
 from weft.strategies.base import CHECKPOINT_COPIES, PARAMETER_COPIES
 from weft.strategies.offload.cutter import MAX_REORDERED
@@ -86,7 +86,7 @@ class Pool:
         self.held = set[Buffer]()
         self.made = list[int]()
 
-    def run(self, stage: Stage) -> None:
+    def run(self, stage: PassStage) -> None:
         """Takes what a stage makes and gives back what it frees."""
         for one in stage.makes:
             self.alloc(one)
@@ -116,7 +116,7 @@ def array_file_bytes(graph: Graph, plan: RankChunks, moves: Moves) -> int:
         for round_, missing in zip(planned.schedule.rounds, planned.missing_loops, strict=True):
             rows, edges = round_.targets.stop - round_.targets.start, round_.edges.stop - round_.edges.start
             total += index * (rows + planned.schedule.num_slots)
-            total += index * sum(len(getattr(round_, name)) for name in FORWARD + BACKWARD)
+            total += index * sum(len(getattr(round_, name)) for name in FORWARD_FIELDS + BACKWARD_FIELDS)
             total += 8 * edges if moves.sizes.edge_ids else 0
             for layout in planned.layouts:
                 total += moves.edge_bytes(layout, planned, round_, missing, "both")

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from weft.cost import Operation, all_reduce, transfer
 from weft.nn import DenseFlops, Total, WholeLayer
 from weft.parallel.chunks.cut.rank_chunks import HopSchedule, RankChunks
-from weft.parallel.chunks.program.chunk_program import Segment, differentiable
+from weft.parallel.chunks.program.chunk_program import Segment, differentiable_ports
 from weft.parallel.chunks.program.segment_flops import SegmentFlops
-from weft.parallel.chunks.program.stages import AggregateStep, Stage
+from weft.parallel.chunks.program.stages import AggregateStep, PassStage
 from weft.parallel.chunks.run.chunk_aggregates import layout_of
 from weft.parallel.chunks.run.chunk_halos import HaloPlan
 from weft.parallel.chunks.run.rounds import Round
@@ -69,7 +69,7 @@ class Moves:
             self._rows_cross(fetched.num_received, fetched.num_sent, width)
         return self.made
 
-    def _forward(self, stage: Stage) -> None:
+    def _forward(self, stage: PassStage) -> None:
         number, segment, before = stage.number, self.segments[stage.number], self._before(stage)
         maps = self._maps(number) if stage.runs else None
         stored = sum(one.width for one in stage.makes)
@@ -86,11 +86,11 @@ class Moves:
         if segment.boundary is not None and isinstance(segment.op, Total):
             self._total(segment)
 
-    def _backward(self, stage: Stage) -> None:
+    def _backward(self, stage: PassStage) -> None:
         segment, before, step = self.segments[stage.number], self._before(stage), stage.step
-        wanted = [] if before is None or before.constant else differentiable(before)
+        wanted = [] if before is None or before.constant else differentiable_ports(before)
         maps = self._maps(stage.number, backward=True) if stage.runs else None
-        grads = self._width(segment, differentiable(segment)) if stage.runs else before.width if before else 0
+        grads = self._width(segment, differentiable_ports(segment)) if stage.runs else before.width if before else 0
         given = self._width(before, {*wanted} & {*before.rows.values()}) if stage.runs and before is not None else 0
         if step is None:
             self._ranges(segment, None if self.plan.in_memory else before, maps, grads=grads, given=given)
@@ -102,7 +102,7 @@ class Moves:
         ports = {*before.source_ports} & {*wanted}
         self._cross(before.width * before.differentiable if step.step else self._width(before, ports), back=True)
 
-    def _before(self, stage: Stage) -> Segment | None:
+    def _before(self, stage: PassStage) -> Segment | None:
         """The segment before that of a stage."""
         return self.segments[stage.number - 1] if stage.number else None
 
@@ -143,7 +143,7 @@ class Moves:
         widths = self._source_widths(step)
         wanted = [width for width, needed in widths if needed]
         read, spread = sum(width for width, _ in widths), sum(wanted)
-        own = self._width(segment, step.target_ports) + (segment.total_saved_width if step.kept else 0)
+        own = self._width(segment, step.target_ports) + (segment.total_saved_width if step.saved else 0)
         rounds = planned.schedule.rounds
         inside = dealt(self._layer_maps(segment, planned, backward=backward), len(rounds))
         pieces = dealt(maps, len(rounds))
@@ -165,7 +165,7 @@ class Moves:
             fresh = round(self.sizes.fresh_share * edges)
             sizes = edges, rows, len(round_.slot_sources), fresh, first, segment.op.heads
             call = KernelCall(type(segment.op).__name__, sizes)
-            if step.values and not step.kept:
+            if step.values and not step.saved:
                 self._aggregate(edges * first, call)
             self._load("gradients", rows * grads)
             self.made += pieces[number]

@@ -41,7 +41,7 @@ class PlacedOffload(Placed):
         receptive_field: ReceptiveField | str = "",
         only_first: bool = False,
     ) -> None:
-        super().__init__(work, group, chunks.dependencies.own, seed=seed)
+        super().__init__(work, group, chunks.dependencies.owned, seed=seed)
         self.programs, self.estimate, self.receptive_field = chunks.programs, estimate, receptive_field
         self.topology = whole_topology(work, "cpu")
         self.chunks = PlacedChunks(

@@ -43,7 +43,7 @@ def _order(rank: int, everyone: Sequence[Dependencies], *, priority: bool) -> Te
     crosses = torch.zeros(num_own, dtype=torch.bool)
     crosses[target[~local]] = True
     for other, each in enumerate(everyone):
-        crosses[torch.searchsorted(needed.own, _fetched_of(each, rank))] |= other != rank
+        crosses[torch.searchsorted(needed.owned, _fetched_of(each, rank))] |= other != rank
     first = crosses.nonzero().view(-1)
     root = torch.tensor([num_own])  # an edge from here to each of them, so that one search begins at all
     linked = Adjacency.from_edges(
@@ -68,11 +68,11 @@ def _ordered(
 ) -> OrderedRank:
     """A share of the work in another order; places: by rank, where each of its rows stands."""
     if not needed.hops:
-        return OrderedRank(needed=replace(needed, rows=needed.own[order]), halo=tuple(order[:0] for _ in everyone))
+        return OrderedRank(needed=replace(needed, rows=needed.owned[order]), halo=tuple(order[:0] for _ in everyone))
     hop, num_own = needed.hops[0], needed.num_own
     fetched = [_fetched_of(needed, rank) for rank in range(len(everyone))]
     found = [
-        place[torch.searchsorted(each.own, vertices)]
+        place[torch.searchsorted(each.owned, vertices)]
         for place, each, vertices in zip(places, everyone, fetched, strict=True)
     ]
     halo = [one.sort() for one in found]
@@ -97,7 +97,7 @@ def _ordered(
         first_edges=hop.first_edges[order],
     )
     behind = [vertices[one.indices] for vertices, one in zip(fetched, halo, strict=True)]
-    rows = torch.cat([needed.own[order], *behind])
+    rows = torch.cat([needed.owned[order], *behind])
     return OrderedRank(
         needed=replace(needed, rows=rows, hops=(made,) * len(needed.hops)), halo=tuple(one.values for one in halo)
     )

@@ -215,7 +215,7 @@ def moved(sizes: PassSizes, number: int) -> tuple[list[Operation], list[Operatio
     read_bytes = itemsize * sum(map(sizes.read_width, range(steps)))
     target_bytes = itemsize * steps * (end - first) * sizes.target_width
     result_bytes = itemsize * steps * sizes.results[number] * sizes.outbound.this_rank
-    load_bytes, write_back_bytes = sizes.cut.loads[number] * read_bytes, sizes.cut.flushes[number] * read_bytes
+    load_bytes, write_back_bytes = sizes.cut.loads[number] * read_bytes, sizes.cut.write_backs[number] * read_bytes
 
     def loads(way: Way, sources: int, *, first: int, rows: bool = True) -> list[Operation]:
         ahead = sizes.cut.ahead and number != first

@@ -1,1 +1,1 @@
-"""How the rows of a rank are cut into chunks, and which rows stay on the device between them."""
+"""Division of a rank's rows into chunks, and the choice of rows that stay on the device between chunks."""

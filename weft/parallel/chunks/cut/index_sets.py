@@ -1,6 +1,6 @@
-"""Sets of numbers, one for each round: what changes from one to the next, and where the rows of each lie.
+"""Sets of row numbers, one set per round: what changes between rounds, and the buffer slot of each row.
 
-(HongTu, sections 5.1 and 6.) Tensors on the CPU.
+Source: HongTu, sections 5.1 and 6. All tensors are on the CPU.
 """
 
 from __future__ import annotations
@@ -18,36 +18,40 @@ from weft.runtime.native import _native
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Sets:
-    """Distinct numbers, ascending in each set: set j from starts[j] to starts[j + 1].
-
-    numbers: int64. starts: int64 [sets + 1].
-    """
+class IndexSets:
+    """Sets of distinct numbers, ascending within each set, stored one after the other."""
 
     numbers: Tensor
+    """Numbers of all sets, int64: set j is `numbers[starts[j]:starts[j + 1]]`."""
     starts: Tensor
+    """Position of the first number of each set, and the total, int64 [sets + 1]."""
 
     @classmethod
-    def of(cls, sets: Sequence[Tensor]) -> Sets:
-        """These, each int64 and ascending."""
+    def of(cls, sets: Sequence[Tensor]) -> IndexSets:
+        """Return the given sets, each an ascending int64 tensor."""
         return cls(numbers=join(sets), starts=starts_of([len(each) for each in sets]))
 
     @classmethod
-    def of_groups(cls, values: Tensor, starts: Tensor, num_numbers: int, ranges: Tensor | None = None) -> Sets:
-        """The distinct numbers of each group of values, which ascend within none.
+    def of_groups(cls, values: Tensor, starts: Tensor, num_numbers: int, ranges: Tensor | None = None) -> IndexSets:
+        """Return the distinct numbers of each group of values, ascending.
 
-        values: int32 or int64, below `num_numbers`; starts: int64 [groups + 1], where each group begins. ranges: int64
-        [groups + 1]; the numbers from ranges[i] to ranges[i + 1] belong to group i too.
+        Args:
+            values: Numbers below `num_numbers` in any order and with duplicates, int32 or int64.
+            starts: Position in `values` of each group's first number, and the end of the last group, int64
+                [groups + 1].
+            num_numbers: Upper bound (exclusive) of the numbers.
+            ranges: If given, the numbers from `ranges[i]` to `ranges[i + 1]` also belong to group i, int64
+                [groups + 1].
         """
-        begins = starts - starts[0] if ranges is None else starts - starts[0] + ranges - ranges[0]
-        found = torch.empty(int(begins[-1]), dtype=torch.int64)
+        offsets = starts - starts[0] if ranges is None else starts - starts[0] + ranges - ranges[0]
+        distinct = torch.empty(int(offsets[-1]), dtype=torch.int64)
         counts = torch.empty(len(starts) - 1, dtype=torch.int64)
-        _native.distinct(values.contiguous(), starts, ranges, num_numbers, found, counts, torch.get_num_threads())
-        places = zip(begins.tolist(), counts.tolist(), strict=False)
-        return cls.of([found[begin : begin + count] for begin, count in places])
+        _native.distinct(values.contiguous(), starts, ranges, num_numbers, distinct, counts, torch.get_num_threads())
+        extents = zip(offsets.tolist(), counts.tolist(), strict=False)
+        return cls.of([distinct[offset : offset + count] for offset, count in extents])
 
     def __getitem__(self, number: int) -> Tensor:
-        """Set `number`."""
+        """Return the numbers of one set."""
         first, end = self._bounds[number : number + 2]
         return self.numbers[first:end]
 
@@ -57,95 +61,133 @@ class Sets:
         return bounds
 
     @cached_property
-    def changes(self) -> Changes:
-        """What is new in each set, and what the next lacks."""
+    def delta(self) -> Delta:
+        """The numbers that each set has in addition to the set before it, and to the set after it."""
         fresh, leaving = torch.empty(2, len(self.numbers), dtype=torch.bool)
         _native.find_changes(self.numbers, self.starts, fresh, leaving, torch.get_num_threads())
-        return Changes(fresh, leaving)
+        return Delta(fresh, leaving)
 
     def sizes(self, *, ahead: bool) -> Tensor:
-        """How many numbers each set has, with those of the next one if that comes `ahead`: int64 [sets]."""
+        """Return the number of rows resident with each set, int64 [sets].
+
+        Args:
+            ahead: Count the next set's new numbers as well, because they are loaded while this set is in use.
+        """
         sizes = self.starts.diff()
         if ahead:
-            fresh = torch.cat([self.starts.new_zeros(1), self.changes.fresh.cumsum(0)])[self.starts].diff()
+            fresh = torch.cat([self.starts.new_zeros(1), self.delta.fresh.cumsum(0)])[self.starts].diff()
             sizes[:-1] += fresh[1:]
         return sizes
 
-    def lasting(self, room: Tensor, num_numbers: int, *, ahead: bool) -> Sets:
-        """The same, each with those of earlier sets that wait in it for a later one, the soonest of them (Belady 1966).
+    def retaining(self, free_slots: Tensor, num_numbers: int, *, ahead: bool) -> IndexSets:
+        """Return the sets, each extended by numbers of earlier sets that a later set uses again.
 
-        room: int64 [sets], how many each may have on top; not those of the next set where that comes `ahead`.
+        A retained row need not be loaded again. Where the free slots do not suffice, the numbers that are needed
+        soonest stay (Belady 1966).
+
+        Args:
+            free_slots: Number of numbers that may be added to each set, int64 [sets].
+            num_numbers: Upper bound (exclusive) of the numbers.
+            ahead: The next set is loaded while a set is in use, so its numbers do not count against `free_slots`.
         """
+        # 1. until: for each use of a number, the set up to which its row stays resident.
+        # 2. waits: how many sets between this use and `until` the number is added to; one pair (set, number) for each.
+        # 3. Sort the original and the added pairs by set, then by number.
         until = torch.empty_like(self.numbers)
-        _native.stay_until(self.numbers, self.starts, num_numbers, room, ahead, until)
-        own = torch.arange(len(self.starts) - 1).repeat_interleave(self.starts.diff())
-        waits = until - own - 1
-        ends = waits.cumsum(0)
-        place = torch.arange(int(ends[-1]) if len(ends) else 0) - (ends - waits).repeat_interleave(waits)
-        added = (own + 1).repeat_interleave(waits) + place
-        sets, numbers = torch.cat([own, added]), torch.cat([self.numbers, self.numbers.repeat_interleave(waits)])
+        _native.stay_until(self.numbers, self.starts, num_numbers, free_slots, ahead, until)
+        set_of = torch.arange(len(self.starts) - 1).repeat_interleave(self.starts.diff())
+        waits = until - set_of - 1
+        wait_ends = waits.cumsum(0)
+        wait = torch.arange(int(wait_ends[-1]) if len(wait_ends) else 0) - (wait_ends - waits).repeat_interleave(waits)
+        later_set = (set_of + 1).repeat_interleave(waits) + wait
+        sets, numbers = torch.cat([set_of, later_set]), torch.cat([self.numbers, self.numbers.repeat_interleave(waits)])
         order = (sets * num_numbers + numbers).argsort()
-        return Sets(numbers=numbers[order], starts=starts_of(torch.bincount(sets, minlength=len(room)).tolist()))
+        return IndexSets(
+            numbers=numbers[order], starts=starts_of(torch.bincount(sets, minlength=len(free_slots)).tolist())
+        )
 
-    def split(self, values: Tensor, places: Tensor | None = None) -> tuple[Tensor, ...]:
-        """By set, what stands in values beside the numbers; of those at `places`, int64 and ascending, or of all."""
-        if places is None:
+    def split(self, values: Tensor, positions: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Return values that belong to the numbers, split by set.
+
+        Args:
+            values: One value for each number of `numbers`.
+            positions: If given, return only the values at these positions, int64, ascending.
+        """
+        if positions is None:
             return tuple(values.split(self.starts.diff().tolist()))
-        counts = torch.searchsorted(places, self.starts).diff()
-        return tuple(values[places].split(counts.tolist()))
+        counts = torch.searchsorted(positions, self.starts).diff()
+        return tuple(values[positions].split(counts.tolist()))
 
-    def where(self, mask: Tensor) -> Sets:
-        """The numbers where `mask` holds, bool."""
-        places = places_of(mask)
-        return Sets(numbers=self.numbers[places], starts=torch.searchsorted(places, self.starts))
+    def select(self, mask: Tensor) -> IndexSets:
+        """Return the sets with only the numbers for which `mask` (bool, one for each number) is true."""
+        positions = positions_of(mask)
+        return IndexSets(numbers=self.numbers[positions], starts=torch.searchsorted(positions, self.starts))
 
-    def followed_by(self, others: Sets, shift: int) -> Sets:
-        """Set by set, these and then those of others, to which `shift` is added and which then are the larger ones."""
+    def followed_by(self, others: IndexSets, shift: int) -> IndexSets:
+        """Return, for each set, its numbers followed by the numbers of the same set of `others`.
+
+        Args:
+            others: As many sets as this object has.
+            shift: Added to the numbers of `others`, which makes them larger than all numbers of this object.
+        """
         pairs = zip(self.split(self.numbers), others.split(others.numbers + shift), strict=True)
-        return Sets(numbers=join([each for pair in pairs for each in pair]), starts=self.starts + others.starts)
+        return IndexSets(numbers=join([each for pair in pairs for each in pair]), starts=self.starts + others.starts)
 
 
-class Changes(NamedTuple):
-    """Which numbers of a set the one before it lacks, and which the one after it lacks: bool, one for each number."""
+class Delta(NamedTuple):
+    """Numbers of each set that a neighbouring set does not contain, as masks over `IndexSets.numbers`."""
 
     fresh: Tensor
+    """True for a number that the previous set lacks: its row arrives before the round."""
     leaving: Tensor
+    """True for a number that the next set lacks: its row leaves after the round."""
 
 
 class Slots(NamedTuple):
-    """Where each round keeps its rows: the slots of its numbers, of its edges' sources and of its targets' own rows.
-
-    slots: int64, one for each number. indices: as the block's. own: int64 [targets], or None. size: of the buffer.
-    """
+    """Buffer slots of the rows of every round."""
 
     slots: Tensor
+    """Slot of each number of the sets, int64."""
     indices: Tensor
-    own: Tensor | None
+    """Slot of each edge's source, in the order and dtype of the block's `indices`."""
+    target_slots: Tensor | None
+    """Slot of each target's own row, int64 [targets]; None if targets are not read."""
     size: int
+    """Number of slots of the buffer."""
 
 
 def assign_slots(
-    held: Sets,
-    changes: Changes,
+    resident: IndexSets,
+    delta: Delta,
     block: Adjacency,
     bounds: Sequence[int],
     order: Sequence[int],
     *,
     ahead: bool,
-    own: bool,
+    loops: bool,
 ) -> Slots:
-    """A slot for all that each round holds; what is not fresh stays where it was. See csrc/schedule.h.
+    """Assign a buffer slot to every row that a round needs; a row that stays keeps its slot.
 
-    held: the sources of the block that rounds hold, those of their edges among them. Batch j has the edges into the
-    range order[j] of targets, of those that `bounds` [C + 1] says. ahead: what is fresh comes while the round before
-    still needs all of its slots. own: a round holds its targets too.
+    Every other row gets the lowest free slot, which needs the fewest slots possible. See csrc/schedule.h.
+
+    Args:
+        resident: For each round, the numbers of the source rows in the buffer; these include the sources of its edges.
+        delta: The rows that arrive before and leave after each round.
+        block: Adjacency whose source numbers the sets contain.
+        bounds: Boundaries of the ranges of targets, [chunks + 1].
+        order: Number of the target range that round j works on.
+        ahead: Rows arrive while the previous round still needs all of its slots.
+        loops: Rounds read the rows of their targets too.
+
+    Returns:
+        The slots of all rounds.
     """
-    slots, indices = torch.empty_like(held.numbers), torch.empty_like(block.indices)
-    own_slots = torch.empty(block.num_targets, dtype=torch.int64) if own else None
+    slots, indices = torch.empty_like(resident.numbers), torch.empty_like(block.indices)
+    target_slots = torch.empty(block.num_targets, dtype=torch.int64) if loops else None
     count = _native.assign_slots(
-        held.numbers,
-        held.starts,
-        *changes,
+        resident.numbers,
+        resident.starts,
+        *delta,
         block.num_sources,
         block.indptr.contiguous(),
         block.indices.contiguous(),
@@ -154,22 +196,22 @@ def assign_slots(
         ahead,
         slots,
         indices,
-        own_slots,
+        target_slots,
         torch.get_num_threads(),
     )
-    return Slots(slots, indices, own_slots, count)
+    return Slots(slots, indices, target_slots, count)
 
 
-def places_of(mask: Tensor) -> Tensor:
-    """Where a mask holds, int64."""
+def positions_of(mask: Tensor) -> Tensor:
+    """Return the positions at which a mask is true, int64."""
     return mask.nonzero().view(-1)
 
 
 def join(tensors: Sequence[Tensor]) -> Tensor:
-    """These int64 tensors, one after the other; there may be none."""
+    """Return int64 tensors concatenated; an empty tensor if there are none."""
     return torch.cat([torch.empty(0, dtype=torch.int64), *tensors])
 
 
 def starts_of(counts: Sequence[int]) -> Tensor:
-    """Where each of so many begins, and where the last ends: int64 [counts + 1]."""
+    """Return the start of each of several consecutive parts, and the total, int64 [counts + 1]."""
     return torch.tensor([0, *counts]).cumsum(0)

@@ -1,6 +1,6 @@
-"""Ranges of a rank's targets that are worked on one after the other, what they read, and their order.
+"""Ranges of a rank's targets (chunks): their bounds, the source rows that they read, and their order.
 
-(HongTu, sections 4.1 and 5.3.) Tensors on the CPU.
+Source: HongTu, sections 4.1 and 5.3. All tensors are on the CPU.
 """
 
 from __future__ import annotations
@@ -12,52 +12,80 @@ import torch
 from torch import Tensor
 
 from weft.data import Adjacency
-from weft.parallel.chunks.cut.index_sets import Sets, join, starts_of
+from weft.parallel.chunks.cut.index_sets import IndexSets, join, starts_of
 from weft.partition.dependencies import Hop, range_bounds
 from weft.runtime import native
 from weft.runtime.native import _native
 
-VERTEX_COST = 4  # a target costs as much as so many edges, where chunks are to cost the same
+VERTEX_COST = 4  # cost of a target in edges, where chunks are balanced by cost
 
 
-class RankSide(NamedTuple):
-    """A rank's side of an aggregate."""
+class RankHop(NamedTuple):
+    """One aggregate on one rank, with the vertices of its input rows."""
 
     hop: Hop
+    """Block of the aggregate, with its local and its fetched sources."""
     rows: Tensor
-    """int64: the vertex of each local row, of which the first hop.num_inputs are the aggregate's."""
+    """Vertex of each local row, int64; the first `hop.num_inputs` rows are inputs of the aggregate."""
 
     def places(self, vertices: Tensor) -> Tensor:
-        """int64 [k]: which of its rows some vertices are, all of which it has."""
-        known, order = self.rows[: self.hop.num_inputs].sort()
-        return order[torch.searchsorted(known, vertices)]
+        """Return the local row of each given vertex, int64 [k]. All vertices must be on this rank."""
+        sorted_vertices, order = self.rows[: self.hop.num_inputs].sort()
+        return order[torch.searchsorted(sorted_vertices, vertices)]
 
 
 def even_ranges(block: Adjacency, count: int) -> tuple[int, ...]:
-    """Bounds of so many ranges of a block's targets that cost about the same; some may be empty."""
+    """Return the bounds of ranges of targets with about the same cost; some ranges may be empty.
+
+    Args:
+        block: Adjacency whose targets are split. A target costs as much as `VERTEX_COST` edges.
+        count: Number of ranges.
+    """
     return range_bounds(block, count, VERTEX_COST)
 
 
 def chunk_sources(block: Adjacency, bounds: Sequence[int], *, loops: bool) -> list[Tensor]:
-    """The distinct sources of each range of targets, int64, ascending. loops: a target is a source of its own."""
+    """Return the distinct sources of each range of targets, int64, ascending.
+
+    Args:
+        block: Adjacency with the edges into the targets.
+        bounds: Boundaries of the ranges, [chunks + 1].
+        loops: Each target is also a source of its own range (self-loop).
+    """
     ranges = torch.tensor(bounds, dtype=torch.int64)
     starts = block.indptr[ranges]
-    sets = Sets.of_groups(block.indices, starts, block.num_sources, ranges if loops else None)
+    sets = IndexSets.of_groups(block.indices, starts, block.num_sources, ranges if loops else None)
     return list(sets.split(sets.numbers))
 
 
-def chunk_vertices(part: RankSide, bounds: Sequence[int], *, loops: bool) -> list[Tensor]:
-    """The vertices that each range of targets reads, int64, by source number: what `reorder` compares."""
+def chunk_vertices(part: RankHop, bounds: Sequence[int], *, loops: bool) -> list[Tensor]:
+    """Return the vertices that each range of targets reads, int64, in the order of their source numbers.
+
+    Args:
+        part: Aggregate of one rank.
+        bounds: Boundaries of the ranges, [chunks + 1].
+        loops: Each target reads its own row too.
+    """
     vertices = torch.cat([part.rows[: part.hop.num_inputs], part.hop.fetched])
     return [vertices[sources] for sources in chunk_sources(part.hop.block, bounds, loops=loops)]
 
 
 def reorder(sets: Sequence[Sequence[Tensor]], num_vertices: int) -> list[list[int]]:
-    """For each rank which of its chunks runs j-th, so that rounds have much in common (algorithm 4).
+    """Return, for each rank, an order of its chunks in which neighbouring rounds read many common vertices.
 
-    sets: of each rank and chunk the distinct vertices, int64; as many chunks of each rank. First every round, which
-    has a chunk of rank 0, gets that chunk of each further rank that shares most with it; then each round is followed by
-    that one of the others that shares most with it. Of equals, the first.
+    Source: HongTu, algorithm 4. Ties go to the lowest number. The algorithm is greedy:
+
+    1. Each chunk of rank 0 starts a round. Every further rank in turn gives each round the chunk that shares most
+       vertices with it.
+    2. The first round stays first. The round that shares most vertices with the last chosen one comes next.
+
+    Args:
+        sets: For each rank and chunk, the distinct vertices that it reads, int64. All ranks must have the same number
+            of chunks.
+        num_vertices: Number of vertices of the graph.
+
+    Returns:
+        For each rank, the number of the chunk that runs j-th.
     """
     num_chunks = same_count([len(chunks) for chunks in sets])
     flat = [chunk for chunks in sets for chunk in chunks]
@@ -70,7 +98,11 @@ def reorder(sets: Sequence[Sequence[Tensor]], num_vertices: int) -> list[list[in
 
 
 def same_count(counts: Sequence[int]) -> int:
-    """The number of chunks that all ranks have."""
+    """Return the number of chunks per rank.
+
+    Raises:
+        ValueError: If ranks differ in their number of chunks.
+    """
     if len(set(counts)) != 1:
-        raise ValueError(f"ranks must have as many chunks each, not {list(counts)}")
+        raise ValueError(f"all ranks must have the same number of chunks, not {list(counts)}")
     return counts[0]

@@ -1,4 +1,4 @@
-"""What a rank does chunk by chunk, as a value: programs, blocks, schedules, and what of results is kept."""
+"""The chunks of one rank: its programs, the schedules of its aggregates, and which results it saves."""
 
 from __future__ import annotations
 
@@ -16,102 +16,121 @@ from weft.partition import Dependencies, Hop
 
 
 class ChunkShape(NamedTuple):
-    """The size of a chunk."""
+    """Numbers of rows and edges of a chunk, which determine its memory."""
 
     targets: int
-    """Rows that it makes."""
+    """Rows that the chunk computes."""
     slots: int
-    """Rows on the device that it reads from."""
+    """Rows in the buffer that the chunk reads from."""
     edges: int
+    """Edges into the targets."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HopSchedule:
-    """The schedule of some hops on a rank, which have the same block."""
+    """The chunks of one or more aggregates on a rank that have the same block."""
 
     hop: Hop
-    """The first of them."""
+    """Block of the aggregates."""
     schedule: Schedule
+    """Rounds of this rank."""
     layouts: tuple[SlotLayout, ...]
-    """How the edges of its rounds are stored."""
+    """Layouts in which the edges of each round are stored."""
     volumes: Volumes
-    """What moves."""
-    given: Volumes
-    """What would move if the chunks were not reordered."""
+    """Rows that one pass moves, all ranks together."""
+    unordered_volumes: Volumes
+    """Rows that one pass would move if the chunks were not reordered."""
     missing_loops: tuple[int, ...]
-    """Of each round, the targets that have no edge to themselves."""
+    """Number of targets without a self-loop, for each round."""
 
     def shapes(self) -> list[ChunkShape]:
-        """Those of its chunks."""
+        """Return the shape of each chunk, in the order of rounds."""
         return [
-            ChunkShape(one.targets.stop - one.targets.start, self.schedule.num_slots, one.edges.stop - one.edges.start)
-            for one in self.schedule.rounds
+            ChunkShape(
+                round_.targets.stop - round_.targets.start,
+                self.schedule.num_slots,
+                round_.edges.stop - round_.edges.start,
+            )
+            for round_ in self.schedule.rounds
         ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankChunks:
-    """What a rank does chunk by chunk."""
+    """Everything that a rank does chunk by chunk, decided before the first pass."""
 
     programs: dict[bool, ChunkProgram]
-    """By whether it trains."""
+    """The model cut into segments: by True for training and False for evaluation."""
     dependencies: Dependencies
+    """Rows that this rank computes and fetches, and the block of each aggregate."""
     schedules: tuple[HopSchedule, ...]
+    """Schedules of the aggregates; aggregates with the same block share one."""
     schedule_of: tuple[int, ...]
-    """The number of each hop's schedule."""
-    span: int
-    """Rows of a range that is worked on without an aggregate."""
-    kept: frozenset[int]
-    """The first hops of the aggregates whose results are kept for the backward pass."""
+    """Index in `schedules` of each aggregate's schedule."""
+    range_size: int
+    """Number of rows processed at once where no aggregate comes first."""
+    saved_hops: frozenset[int]
+    """Numbers of the aggregates whose results are saved for the backward pass (the first of several steps)."""
     chunks: tuple[tuple[tuple[ChunkShape, int], ...], ...]
-    """Of each schedule, and of ranges without one, the chunks, each with the bytes that are loaded for the next."""
+    """Chunks of each schedule, and of ranges without an aggregate: shape, and bytes resident next to the chunk."""
 
     halo: HaloPlan | None = None
-    """What crosses by itself; None: chunks of a round exchange what they read."""
+    """Rows that chunks send by themselves (pipeline); None if the chunks of a round exchange rows together."""
     prefetch: bool = True
-    """Whether the next chunk is loaded while one is worked on."""
+    """True if the next chunk is loaded while one is computed."""
     on_cpu: bool
-    """Whether the device is the CPU."""
+    """True if the device is the CPU."""
     in_memory: bool
-    """Whether it is the memory that rows are in, where segments stay as they were run."""
+    """True if host rows stay in memory (the device is the CPU); segments keep their autograd graphs for backward."""
     features_stay: bool = False
-    """Whether the graph's features can be read where they are."""
+    """True if the graph's features can be read where the graph stores them."""
 
     @cached_property
     def stages(self) -> dict[bool, PassStages]:
-        """Those of a pass, by whether it trains."""
-        return {training: compile_stages(one, self, training=training) for training, one in self.programs.items()}
+        """The compiled stages of a pass: by True for training and False for evaluation."""
+        return {
+            training: compile_stages(program, self, training=training) for training, program in self.programs.items()
+        }
 
     @property
     def reads_features(self) -> bool:
-        """Whether rows that are the graph's features are read there, not copied: none come from other ranks."""
+        """True if features are read where the graph stores them. Rows from other ranks rule that out."""
         return self.features_stay and self.halo is None
 
     @property
     def in_place(self) -> bool:
-        """Whether chunks read rows where they are."""
-        return any(round_.in_place for one in self.schedules for round_ in one.schedule.rounds)
+        """True if chunks read rows where they are stored, without slots."""
+        return any(round_.in_place for planned in self.schedules for round_ in planned.schedule.rounds)
 
     @property
     def num_chunks(self) -> int:
-        """How many chunks the aggregates of the first hop are made in."""
+        """Number of chunks of the first aggregate."""
         return len(self.schedules[0].schedule.rounds) if self.schedules else 1
 
     def spans(self, num_rows: int) -> list[slice]:
-        """Ranges of rows that are worked on one after the other without an aggregate.
+        """Return the ranges of rows that are processed one after the other where no aggregate comes first.
 
-        One at least, so that ranks do the same; where rows cross by themselves, those of chunks.
+        There is at least one range, so that all ranks take part in collectives. In a pipeline, the ranges are those of
+        the chunks.
         """
         if self.halo is not None:
             return [round_.targets for round_ in self.schedules[0].schedule.rounds]
-        firsts = range(0, max(num_rows, 1), self.span)
-        return [slice(first, min(first + self.span, num_rows)) for first in firsts]
+        firsts = range(0, max(num_rows, 1), self.range_size)
+        return [slice(first, min(first + self.range_size, num_rows)) for first in firsts]
 
     def num_rows(self, hop: int) -> int:
-        """How many rows this rank has before an aggregate, or, behind the last one, in the end."""
+        """Return the number of local rows before an aggregate.
+
+        Args:
+            hop: Number of the aggregate; the number of aggregates stands for the rows after the last one.
+        """
         hops = self.dependencies.hops
         return hops[hop].num_inputs if hop < len(hops) and self.halo is None else self.dependencies.num_own
 
-    def num_held(self, hop: int) -> int:
-        """How many rows an aggregate reads from: those, and where other ranks send theirs, these as well."""
+    def num_source_rows(self, hop: int) -> int:
+        """Return the number of rows that an aggregate may read: local rows, and in a pipeline those of other ranks.
+
+        Args:
+            hop: Number of the aggregate.
+        """
         return self.dependencies.hops[hop].num_inputs

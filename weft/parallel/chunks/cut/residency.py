@@ -1,9 +1,9 @@
-"""What each rank holds while it works on its chunks: what it loads, gets, keeps, serves and gives back, and where.
+"""Rounds of all ranks: which rows each rank loads, receives, keeps in its buffer, sends and writes back.
 
-(HongTu, sections 4.1, 5.1 to 5.3 and 6.) All ranks have as many chunks; those that run at the same time are a round. A
-rank keeps the rows that its chunk reads, and its own that the other chunks of the round read, in one buffer; what two
-rounds in a row need stays where it is, and so does what a later one needs while the slot is free. Every rank plans by
-itself, from what it knows of all.
+Source: HongTu, sections 4.1, 5.1 to 5.3 and 6. All ranks have the same number of chunks; chunks that run at the same
+time are a round. A rank has one buffer for the rows that its chunk reads and for its own rows that other chunks of the
+round read. Rows that the next round needs too keep their slot. Rows that a later round needs keep it while no other row
+needs the slot. Every rank computes its rounds by itself from the chunks of all ranks.
 """
 
 from __future__ import annotations
@@ -17,43 +17,65 @@ import torch
 from torch import Tensor
 
 from weft.cost import Rates
-from weft.parallel.chunks.cut.index_sets import Changes, Sets, Slots, assign_slots, join, places_of, starts_of
-from weft.parallel.chunks.cut.ranges import RankSide, chunk_sources, same_count
-from weft.parallel.chunks.run.rounds import NOTHING, Round, Schedule
+from weft.parallel.chunks.cut.index_sets import Delta, IndexSets, Slots, assign_slots, join, positions_of, starts_of
+from weft.parallel.chunks.cut.ranges import RankHop, chunk_sources, same_count
+from weft.parallel.chunks.run.rounds import EMPTY_ROWS, Round, Schedule
 from weft.partition.dependencies import Hop
 
 
 @dataclass(frozen=True, kw_only=True)
 class Volumes:
-    """Rows that one pass of an aggregate moves, of all ranks together (section 5.3).
-
-    neighbours: what the chunks read (V_ori). shared: where ranks share what they load (V_+p2p). kept: where they keep
-    besides what the next round needs (V_+ru). fetched: what then crosses between ranks.
-    """
+    """Number of rows that one pass of an aggregate moves, all ranks together (HongTu, section 5.3)."""
 
     neighbours: int
+    """Distinct sources of all chunks (V_ori)."""
     shared: int
-    kept: int
+    """Rows to load if ranks share what they load (V_+p2p)."""
+    loaded: int
+    """Rows to load if, in addition, rows stay in the buffer between rounds (V_+ru)."""
     fetched: int
+    """Rows that ranks then send to each other."""
 
     def seconds(self, rates: Rates) -> float:
-        """What moving them takes (equation 4)."""
-        between, again = self.neighbours - self.shared, self.shared - self.kept
-        return self.kept / rates.host + between / rates.ranks + again / rates.inplace
+        """Return the seconds that moving the rows takes (equation 4).
+
+        Args:
+            rates: Rows per second from the host, between ranks, and within the device.
+        """
+        # Loaded rows come from the host. Rows that another rank loads come from there (between). Rows that are still in
+        # the buffer are read again on the device (again).
+        between, again = self.neighbours - self.shared, self.shared - self.loaded
+        return self.loaded / rates.host + between / rates.ranks + again / rates.inplace
+
+    def as_record(self) -> dict[str, int]:
+        """Return the numbers by the names that run records use for them."""
+        return {
+            "neighbours": self.neighbours,
+            "shared": self.shared,
+            "kept": self.loaded,
+            "fetched": self.fetched,
+        }
 
 
-class Sides:
-    """What the chunks of all ranks read, in the order of rounds: how much moves, and the rounds of any rank.
+class ChunkSources:
+    """Rows that the chunks of all ranks read in each round; computes volumes and the rounds of any rank.
 
-    bounds: of each rank's ranges of targets, as many of each. orders: for each rank which of them runs j-th; None: as
-    they are. loops: a target reads its own row too. ahead: what a round loads arrives while the one before still needs
-    all of its slots. ValueError where ranks differ in their number of chunks or an order is none. Every rank plans the
-    same from all `parts`.
+    All ranks compute the same result from the same `parts`.
+
+    Args:
+        parts: The aggregate of each rank.
+        bounds: Boundaries of each rank's ranges of targets; the same number for all ranks.
+        loops: Targets read their own rows too.
+        orders: For each rank, the number of the chunk that runs j-th; None: ascending.
+        ahead: Rows of the next round arrive while a round still needs all of its slots.
+
+    Raises:
+        ValueError: If ranks differ in their number of chunks, or an order is not a permutation.
     """
 
     def __init__(
         self,
-        parts: Sequence[RankSide],
+        parts: Sequence[RankHop],
         bounds: Sequence[Sequence[int]],
         *,
         loops: bool,
@@ -64,150 +86,186 @@ class Sides:
         self.bounds, self.loops, self.ahead = bounds, loops, ahead
         self.orders = [range(num_chunks)] * len(parts) if orders is None else orders
         if any(sorted(order) != list(range(num_chunks)) for order in self.orders):
-            raise ValueError(f"each order must hold all chunks from 0 to {num_chunks - 1} once")
+            raise ValueError(f"each order must contain all chunks from 0 to {num_chunks - 1} once")
         starts = [[0, *_owner_ends(part.hop)] for part in parts]
-        self._sides = []
+        self._ranks = []
         for part, cuts, order, begins in zip(parts, bounds, self.orders, starts, strict=True):
             sources = chunk_sources(part.hop.block, cuts, loops=loops)
-            asked = [
+            rows_at_owner = [
                 owner.places(part.hop.fetched[first:end])
                 for owner, (first, end) in zip(parts, pairwise(begins), strict=True)
             ]
-            self._sides.append(_Side(part.hop, Sets.of([sources[chunk] for chunk in order]), join(asked)))
+            self._ranks.append(
+                _RankSources(part.hop, IndexSets.of([sources[chunk] for chunk in order]), join(rows_at_owner))
+            )
 
     @cached_property
     def volumes(self) -> Volumes:
-        """Those of all ranks, however they share and keep."""
+        """Rows that one pass moves, summed over all ranks."""
         return Volumes(
-            neighbours=sum(len(side.sources.numbers) for side in self._sides),
-            shared=sum(len(transit.numbers) for transit in self._transits),
-            kept=sum(int(self._lasting(rank, each).changes.fresh.sum()) for rank, each in enumerate(self._transits)),
-            fetched=sum(int(side.remote.changes.fresh.sum()) for side in self._sides),
+            neighbours=sum(len(one_rank.sources.numbers) for one_rank in self._ranks),
+            shared=sum(len(loads.numbers) for loads in self._shared_loads),
+            loaded=sum(
+                int(self._retaining(rank, loads).delta.fresh.sum()) for rank, loads in enumerate(self._shared_loads)
+            ),
+            fetched=sum(int(one_rank.remote.delta.fresh.sum()) for one_rank in self._ranks),
         )
 
     def schedule(self, rank: int, *, share: bool = True, keep: bool = True) -> Schedule:
-        """The rounds of one rank.
+        """Return the rounds of one rank.
 
         Args:
-            share: a row that several chunks of a round read is loaded by its owner, who serves the others.
-            keep: what the next round needs as well stays where it is, and local rows that later rounds need while no
-                other row needs the slot.
+            rank: Rank whose rounds to compute.
+            share: A row that several chunks of a round read is loaded once, by its owner, which sends it to the others.
+            keep: Rows that the next round needs keep their slots, and so do local rows that later rounds need while
+                their slots are free.
         """
-        here, bounds, order = self._sides[rank], self.bounds[rank], self.orders[rank]
-        local = self._transits[rank] if share else here.local
-        held = (self._lasting(rank, local) if keep else local).followed_by(here.remote, here.hop.num_inputs)
-        changes = held.changes if keep else Changes(*torch.ones(2, len(held.numbers), dtype=torch.bool))
-        slots = assign_slots(held, changes, here.hop.block, bounds, order, ahead=self.ahead, own=self.loops)
-        requests = [(side.fresh, side.leaving) if keep else (side.pieces, side.pieces) for side in self._sides]
-        rounds = _rounds(here.hop, rank, requests, held, changes, slots, bounds, order, share=share)
+        this_rank, bounds, order = self._ranks[rank], self.bounds[rank], self.orders[rank]
+        local = self._shared_loads[rank] if share else this_rank.local
+        resident = (self._retaining(rank, local) if keep else local).followed_by(
+            this_rank.remote, this_rank.hop.num_inputs
+        )
+        delta = resident.delta if keep else Delta(*torch.ones(2, len(resident.numbers), dtype=torch.bool))
+        slots = assign_slots(resident, delta, this_rank.hop.block, bounds, order, ahead=self.ahead, loops=self.loops)
+        requests = [
+            (sources.fresh, sources.leaving) if keep else (sources.pieces, sources.pieces) for sources in self._ranks
+        ]
+        rounds = _rounds(this_rank.hop, rank, requests, resident, delta, slots, bounds, order, share=share)
         return Schedule(num_slots=slots.size, rounds=rounds)
 
-    def _lasting(self, rank: int, local: Sets) -> Sets:
-        """The local rows that a rank's rounds hold, those that wait for later ones among them: no slot is added."""
-        taken = local.sizes(ahead=self.ahead) + self._sides[rank].remote.sizes(ahead=self.ahead)
-        return local.lasting(taken.max() - taken, self._sides[rank].hop.num_inputs, ahead=self.ahead)
+    def _retaining(self, rank: int, local: IndexSets) -> IndexSets:
+        """Return the local rows in the buffer per round, with those that wait for a later round; adds no slot."""
+        used_slots = local.sizes(ahead=self.ahead) + self._ranks[rank].remote.sizes(ahead=self.ahead)
+        return local.retaining(used_slots.max() - used_slots, self._ranks[rank].hop.num_inputs, ahead=self.ahead)
 
     @cached_property
-    def _transits(self) -> list[Sets]:
-        """What each rank loads for all (section 5.1): local rows that its own or another chunk of the round reads."""
-        if len(self._sides) == 1:
-            return [self._sides[0].local]
-        transits = []
-        for rank, side in enumerate(self._sides):
-            wanted = [
-                [local, *(each.pieces[round_ * len(self._sides) + rank] for each in self._sides)]
-                for round_, local in enumerate(side.local.split(side.local.numbers))
+    def _shared_loads(self) -> list[IndexSets]:
+        """Local rows that each rank loads per round for all ranks (HongTu, section 5.1).
+
+        These are the rows that its own chunk or another chunk of the round reads.
+        """
+        if len(self._ranks) == 1:
+            return [self._ranks[0].local]
+        result = []
+        for rank, owner in enumerate(self._ranks):
+            wanted_rows = [
+                [local, *(reader.pieces[round_ * len(self._ranks) + rank] for reader in self._ranks)]
+                for round_, local in enumerate(owner.local.split(owner.local.numbers))
             ]
-            starts = starts_of([sum(len(rows) for rows in each) for each in wanted])
-            values = join([rows for each in wanted for rows in each])
-            transits.append(Sets.of_groups(values, starts, side.hop.num_inputs))
-        return transits
+            starts = starts_of([sum(len(rows) for rows in each) for each in wanted_rows])
+            values = join([rows for each in wanted_rows for rows in each])
+            result.append(IndexSets.of_groups(values, starts, owner.hop.num_inputs))
+        return result
 
 
-class _Side:
-    """What the chunks of one rank read, in the order of rounds.
+class _RankSources:
+    """Rows that the chunks of one rank read, in the order of rounds.
 
-    sources: of each round. asked: int64 [h], where the owner of each fetched vertex has it among its own.
+    Args:
+        hop: The aggregate of the rank.
+        sources: Source numbers that each round reads.
+        rows_at_owner: For each fetched vertex, its row number on the rank that owns it, int64 [h].
     """
 
-    def __init__(self, hop: Hop, sources: Sets, asked: Tensor) -> None:
+    def __init__(self, hop: Hop, sources: IndexSets, rows_at_owner: Tensor) -> None:
         local = sources.numbers < hop.num_inputs
-        self.hop, self.sources, self._asked = hop, sources, asked
-        self.local = sources.where(local)
-        remote = sources.where(~local)
-        self.remote = Sets(numbers=remote.numbers - hop.num_inputs, starts=remote.starts)
+        self.hop, self.sources, self._rows_at_owner = hop, sources, rows_at_owner
+        self.local = sources.select(local)
+        remote = sources.select(~local)
+        self.remote = IndexSets(numbers=remote.numbers - hop.num_inputs, starts=remote.starts)
 
     @cached_property
-    def pieces(self) -> Sets:
-        """What each round needs of each owner, as the owner's rows: by round and then owner."""
+    def pieces(self) -> IndexSets:
+        """Rows that each round needs from each owner, as row numbers of the owner: by round, then by owner."""
         begins = torch.tensor([0, *_owner_ends(self.hop)[:-1]])
         rounds = zip(self.remote.split(self.remote.numbers), self.remote.starts[:-1], strict=True)
         starts = [first + torch.searchsorted(numbers, begins) for numbers, first in rounds]
-        return Sets(numbers=self._asked[self.remote.numbers], starts=join([*starts, self.remote.starts[-1:]]))
+        return IndexSets(
+            numbers=self._rows_at_owner[self.remote.numbers], starts=join([*starts, self.remote.starts[-1:]])
+        )
 
     @cached_property
-    def fresh(self) -> Sets:
-        """Of these, what the round before does not need."""
-        return self.pieces.where(self.remote.changes.fresh)
+    def fresh(self) -> IndexSets:
+        """Rows of `pieces` that the previous round does not need: they are received before the round."""
+        return self.pieces.select(self.remote.delta.fresh)
 
     @cached_property
-    def leaving(self) -> Sets:
-        """And what the round after does not."""
-        return self.pieces.where(self.remote.changes.leaving)
+    def leaving(self) -> IndexSets:
+        """Rows of `pieces` that the next round does not need: their gradients are sent after the round."""
+        return self.pieces.select(self.remote.delta.leaving)
 
 
 def _rounds(
     hop: Hop,
     rank: int,
-    requests: Sequence[tuple[Sets, Sets]],
-    held: Sets,
-    changes: Changes,
+    requests: Sequence[tuple[IndexSets, IndexSets]],
+    resident: IndexSets,
+    delta: Delta,
     slots: Slots,
     bounds: Sequence[int],
     order: Sequence[int],
     *,
     share: bool,
 ) -> tuple[Round, ...]:
-    """The rounds of one rank, from what it holds in each.
+    """Return the rounds of one rank.
 
-    requests: what each rank fetches before each round, and gives after it, by round and then owner.
+    Steps:
+
+    1. Split the arriving and leaving rows of each round into local and remote ones, and find their slots.
+    2. For each round, find the local rows that other ranks receive, and those whose gradients they send.
+
+    Args:
+        hop: The aggregate of the rank.
+        rank: The rank.
+        requests: For each rank, the rows that it receives before each round, and the rows whose gradients it sends
+            after the round; both by round, then by owner.
+        resident: Source numbers in the buffer in each round.
+        delta: Rows that arrive before and leave after each round.
+        slots: Slots of all rows.
+        bounds: Boundaries of the ranges of targets.
+        order: Number of the chunk that runs j-th.
+        share: Ranks exchange rows between their slots, not from their hosts.
     """
-    local = held.numbers < hop.num_inputs
-    ours, theirs = ([places_of(change & mask) for change in changes] for mask in (local, ~local))
-    load, flush = (held.split(held.numbers, places) for places in ours)
-    load_slots, flush_slots = (held.split(slots.slots, places) for places in ours)
-    fetch_slots, give_slots = (held.split(slots.slots, places) for places in theirs)
-    fetches, gives = zip(*requests, strict=True)
-    place = torch.empty(hop.num_inputs, dtype=torch.int64)  # the slot of each local row that the round holds
+    local = resident.numbers < hop.num_inputs
+    local_at, remote_at = ([positions_of(change & mask) for change in delta] for mask in (local, ~local))
+    load, write_back = (resident.split(resident.numbers, positions) for positions in local_at)
+    load_slots, write_back_slots = (resident.split(slots.slots, positions) for positions in local_at)
+    recv_row_slots, send_grad_slots = (resident.split(slots.slots, positions) for positions in remote_at)
+    received_rows, sent_grads = zip(*requests, strict=True)
+    slot_of = torch.empty(hop.num_inputs, dtype=torch.int64)  # slot of each local row that is in the buffer
     edges = hop.block.indptr[torch.tensor(bounds, dtype=torch.int64)].tolist()
     rounds = []
-    for j, (numbers, numbers_slots) in enumerate(zip(held.split(held.numbers), held.split(slots.slots), strict=True)):
+    for j, (numbers, numbers_slots) in enumerate(
+        zip(resident.split(resident.numbers), resident.split(slots.slots), strict=True)
+    ):
         targets = slice(bounds[order[j]], bounds[order[j] + 1])
-        its_edges = slice(edges[order[j]], edges[order[j] + 1])
+        chunk_edges = slice(edges[order[j]], edges[order[j] + 1])
         num_local = int(torch.searchsorted(numbers, hop.num_inputs))
-        place[numbers[:num_local]] = numbers_slots[:num_local]
+        slot_of[numbers[:num_local]] = numbers_slots[:num_local]
         owners = range(j * len(requests), (j + 1) * len(requests))
-        served, taken = ([each[owners[rank]] for each in asked] for asked in (fetches, gives))
-        serve, take = join(served), join(taken)
+        rows_by_rank, grads_by_rank = (
+            [each[owners[rank]] for each in request] for request in (received_rows, sent_grads)
+        )
+        send_rows, recv_grads = join(rows_by_rank), join(grads_by_rank)
         rounds.append(
             Round(
                 targets=targets,
-                edges=its_edges,
-                indices=slots.indices[its_edges],
-                own_slots=NOTHING if slots.own is None else slots.own[targets],
-                held=numbers.new_full((slots.size,), -1).index_copy_(0, numbers_slots, numbers),
+                edges=chunk_edges,
+                indices=slots.indices[chunk_edges],
+                target_slots=EMPTY_ROWS if slots.target_slots is None else slots.target_slots[targets],
+                slot_sources=numbers.new_full((slots.size,), -1).index_copy_(0, numbers_slots, numbers),
                 load=load[j],
                 load_slots=load_slots[j],
-                fetch_slots=fetch_slots[j],
-                fetch_counts=_lengths([fetches[rank][owner] for owner in owners]),
-                serve=place[serve] if share else serve,
-                serve_counts=_lengths(served),
-                flush=flush[j],
-                flush_slots=flush_slots[j],
-                give_slots=give_slots[j],
-                give_counts=_lengths([gives[rank][owner] for owner in owners]),
-                take=place[take] if share else take,
-                take_counts=_lengths(taken),
+                recv_row_slots=recv_row_slots[j],
+                recv_row_counts=_lengths([received_rows[rank][owner] for owner in owners]),
+                send_rows=slot_of[send_rows] if share else send_rows,
+                send_row_counts=_lengths(rows_by_rank),
+                write_back=write_back[j],
+                write_back_slots=write_back_slots[j],
+                send_grad_slots=send_grad_slots[j],
+                send_grad_counts=_lengths([sent_grads[rank][owner] for owner in owners]),
+                recv_grads=slot_of[recv_grads] if share else recv_grads,
+                recv_grad_counts=_lengths(grads_by_rank),
             )
         )
     return tuple(rounds)
@@ -218,5 +276,5 @@ def _lengths(tensors: Sequence[Tensor]) -> tuple[int, ...]:
 
 
 def _owner_ends(hop: Hop) -> list[int]:
-    """Where each owner's vertices end among those fetched."""
+    """Return the end of each owner's vertices among the fetched vertices."""
     return starts_of(hop.received)[1:].tolist()

@@ -1,1 +1,1 @@
-"""What a model computes between its aggregates, traced once."""
+"""Computation of a model between its aggregates, traced once."""

@@ -1,6 +1,7 @@
-"""What a model does between its aggregates, as a value: which rows it leaves, of what width.
+"""A model cut into segments at its layer boundaries: which rows each segment leaves, and their widths.
 
-(HongTu, section 4.2.) Segment k of a program goes from the result at boundary k - 1 to boundary k, or to the logits.
+Source: HongTu, section 4.2. Segment k of a program runs from the result of boundary k - 1 to boundary k, or to the
+logits. The rows that a boundary leaves on the host are numbered; their numbers are called ports.
 """
 
 from __future__ import annotations
@@ -19,124 +20,139 @@ class LiveRows(NamedTuple):
     """Rows that a boundary leaves on the host."""
 
     width: int
+    """Number of columns."""
     differentiable: bool
-    """Whether they want a gradient."""
+    """True if the rows need a gradient."""
     features: bool = False
-    """Whether they are the graph's features, as these are."""
+    """True if the rows are the graph's features, unchanged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """One part of a program, and the boundary that ends it."""
+    """One segment of a model, with the boundary that ends it."""
 
     boundary: Boundary | None
-    """As found with a few rows; None after the last segment."""
+    """Boundary as traced with a few rows; None for the last segment, which ends with the logits."""
     calls: tuple[int, ...]
-    """Dropout masks that each stage's view has drawn before the segment."""
+    """Number of dropout masks that each stage's view has drawn before the segment."""
     live: tuple[LiveRows, ...] = ()
-    """The different rows that the boundary leaves."""
+    """Distinct rows that the boundary leaves, by port."""
     sources: dict[str, int]
-    """The port of each of the aggregate's rows of sources, by name."""
+    """Port of each tensor that the aggregate reads at sources, by name."""
     targets: dict[str, int]
-    """The port of each of its rows of targets; a total's need none."""
+    """Port of each tensor that the aggregate reads at targets, by name; a sum over all rows needs no port."""
     rows: dict[str, int]
-    """The port of each of the rows that go on with the result."""
+    """Port of each tensor that the boundary passes on to the next segment, by name."""
     shared: dict[str, bool]
-    """Whether each tensor that all rows share, of the aggregate and of the boundary, wants a gradient."""
+    """True for each shared tensor, of the aggregate or the boundary, that needs a gradient; by name."""
     width: int
-    """Columns of the result."""
-    kept_widths: tuple[int, ...] = ()
-    """Columns of what is kept besides the result, where it is."""
+    """Number of columns of the result."""
+    saved_widths: tuple[int, ...] = ()
+    """Columns of each tensor that is saved with the result for the backward pass."""
     differentiable: bool
-    """Whether the result has a gradient."""
+    """True if the result has a gradient."""
     constant: bool
-    """Whether nothing of it depends on the epoch."""
+    """True if the result is the same in every epoch."""
     hop: int
-    """The number of its first aggregate."""
+    """Number of the first aggregate of the boundary."""
     calls_before: int = 0
-    """Dropout masks that the view which aggregates has drawn before that."""
+    """Number of dropout masks that the view which aggregates has drawn before the aggregate."""
     needs_result: bool = True
-    """Whether the gradient of the next segment depends on the numbers of the result."""
+    """True if the backward of the next segment depends on the values of the result."""
 
     @property
     def op(self) -> Aggregate:
-        """What the boundary asks for."""
+        """Aggregate that the boundary requests."""
         assert self.boundary is not None
         return self.boundary.request.op
 
     @property
     def aggregates(self) -> bool:
-        """Whether the boundary asks for an aggregate over edges."""
+        """True if the boundary requests an aggregate over edges."""
         return self.boundary is not None and self.op.over_edges
 
     @property
     def aggregated(self) -> LiveRows:
-        """What the aggregate's first step reads of a source and aggregates."""
+        """Rows of the sources that the first step of the aggregate sums."""
         return self.live[self.sources[self.op.first]]
 
     @property
     def source_ports(self) -> list[int]:
-        """The ports that the aggregate reads at sources, each once; none where there is no aggregate."""
+        """Ports that the aggregate reads at sources, each once; empty without an aggregate over edges."""
         return sorted(set(self.sources.values())) if self.aggregates else []
 
     @property
     def source_width(self) -> int:
-        """Columns of all that the aggregate reads at a source."""
+        """Total number of columns that the aggregate reads at a source."""
         return sum(self.live[port].width for port in self.source_ports)
 
     @property
     def only_features(self) -> bool:
-        """Whether it leaves the graph's features and nothing that must be made of all rows."""
-        return self.boundary is not None and not isinstance(self.op, Total) and all(one.features for one in self.live)
+        """True if the segment leaves only the graph's features, so that it need not run on all rows."""
+        return self.boundary is not None and not isinstance(self.op, Total) and all(rows.features for rows in self.live)
 
     @property
-    def kept_width(self) -> int:
-        """Columns of all that is kept of the result, if it is."""
-        return self.width + sum(self.kept_widths)
+    def total_saved_width(self) -> int:
+        """Total number of columns of the result and of what is saved with it."""
+        return self.width + sum(self.saved_widths)
 
     @property
     def steps(self) -> int:
-        """How many aggregates follow each other."""
+        """Number of aggregate steps, each of which reads the result of the one before."""
         return self.boundary.steps if self.boundary else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkProgram:
-    """A model's segments in training or in an evaluation; num_hops: its aggregates."""
+    """The segments of a model, either for training or for evaluation."""
 
     segments: tuple[Segment, ...]
+    """Segments in order."""
     num_hops: int
+    """Number of aggregate steps over edges of all segments."""
 
 
-def places(named: dict[str, Tensor], found: Sequence[Tensor]) -> dict[str, int]:
-    """Which of some tensors each named one is, by name, of those that are one of them."""
-    return {name: i for name, value in named.items() for i, one in enumerate(found) if one is value}
+def ports_by_name(named: dict[str, Tensor], tensors: Sequence[Tensor]) -> dict[str, int]:
+    """Return the port of each named tensor that is one of the given tensors.
+
+    Args:
+        named: Tensors by name.
+        tensors: Tensors by port.
+    """
+    return {name: port for name, value in named.items() for port, tensor in enumerate(tensors) if tensor is value}
 
 
-def differentiable(segment: Segment) -> list[int]:
-    """The ports that want a gradient."""
+def differentiable_ports(segment: Segment) -> list[int]:
+    """Return the ports whose rows need a gradient."""
     return [number for number, port in enumerate(segment.live) if port.differentiable]
 
 
-def goes_back(before: Segment) -> bool:
-    """Whether a backward pass has anything to do behind what a boundary left."""
+def needs_backward(before: Segment) -> bool:
+    """Return True if the backward pass has to go on through a boundary, given the segment before it."""
     if before.constant:
         return False
-    return bool(differentiable(before)) or (any(before.shared.values()) if before.aggregates else before.differentiable)
+    return bool(differentiable_ports(before)) or (
+        any(before.shared.values()) if before.aggregates else before.differentiable
+    )
 
 
-def left_by(boundary: Boundary, segment: Segment) -> dict[int, Tensor]:
-    """The rows that a boundary leaves, by port."""
+def rows_by_port(boundary: Boundary, segment: Segment) -> dict[int, Tensor]:
+    """Return the rows that a boundary leaves, by port.
+
+    Args:
+        boundary: The boundary that the segment reached.
+        segment: The segment.
+    """
     named = (
         (boundary.request.source, segment.sources),
         (boundary.request.target, segment.targets),
         (boundary.rows, segment.rows),
     )
-    return {live[name]: rows for found, live in named for name, rows in found.items() if name in live}
+    return {ports[name]: rows for tensors, ports in named for name, rows in tensors.items() if name in ports}
 
 
 def stepwise(boundary: Boundary) -> Boundary:
-    """The same boundary, which of several steps says what stays for all of them."""
+    """Return the boundary with an aggregate that can run step by step, if it has several steps."""
     return (
         replace(boundary, request=boundary.request.op.stepwise(boundary.request.rows))
         if boundary.steps > 1

@@ -1,4 +1,7 @@
-"""The flops of a program's segments chunk by chunk: linear in the rows, and so much for each time that one is run."""
+"""Dense FLOPs of the segments of a program when they run chunk by chunk.
+
+The FLOPs of a segment are linear in the rows, plus a constant for each time that it runs.
+"""
 
 from __future__ import annotations
 
@@ -11,27 +14,28 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from weft.nn import SPREAD, BlockSize, Inputs, LayerSizes, DenseFlops, Total, WholeLayer, Workload
+from weft.nn import SPREAD, BlockSize, DenseFlops, Inputs, LayerSizes, Total, WholeLayer, Workload
 from weft.nn.layers.phases import Boundary, BoundaryState, PhasedModel
 from weft.nn.workload.dense_cost import backward_flops, make_counting_model
 from weft.nn.workload.flops import FlopCounter, FlopPosition
 from weft.nn.workload.outline import typed_rows_of
 from weft.nn.workload.outline_view import OutlineState, OutlineView, counted_dropout
-from weft.parallel.chunks.program.chunk_program import ChunkProgram, Segment, differentiable, left_by
+from weft.parallel.chunks.program.chunk_program import ChunkProgram, Segment, differentiable_ports, rows_by_port
 from weft.parallel.chunks.program.segments import leaf
 from weft.parallel.chunks.run.chunk_views import RowsView
 from weft.runtime.kernel_call import KernelCall, merged
 from weft.utils.random import RandomKey
 
 CHUNK = SPREAD._replace(shrinks_rows=True)
-"""The traits of a chunk's view: fewer rows come out than go in."""
+"""Cost hints of a chunk's view: an aggregate returns fewer rows than it reads."""
 NO_ROWS = LayerSizes(rows=(0, 0), relation_rows=(0,), blocks=(BlockSize(0, 0, 0, 0),))
 
 
 class ShapedRows(RowsView):
-    """The view of some rows without data."""
+    """View of a range of rows that have shapes but no data."""
 
     counter: FlopCounter
+    """Counts the FLOPs of dropout."""
 
     def _drop(self, x: Tensor, key: RandomKey, p: float, relu: bool) -> Tensor:
         del key, p
@@ -39,54 +43,87 @@ class ShapedRows(RowsView):
 
 
 class SegmentFlops:
-    """Counts those of a program's segments on a rank that has so much of everything, all of its chunks together."""
+    """Counts the FLOPs of the segments of a program on one rank, summed over all of its chunks.
+
+    Args:
+        work: The model and the graph.
+        program: The model cut into segments.
+        levels: Numbers of rows and edges of the rank at each layer boundary.
+        training: Count the backward pass too.
+    """
 
     def __init__(self, work: Workload, program: ChunkProgram, levels: LayerSizes, *, training: bool) -> None:
         self.work, self.segments, self.levels, self.training = work, program.segments, levels, training
         self.counter = FlopCounter()
         self.twin = make_counting_model(work, self.counter, training=training)
-        self._known: dict[tuple[int, ...], DenseFlops] = {}
+        self._cache: dict[tuple[int, ...], DenseFlops] = {}
 
     def segment(self, number: int, calls: int) -> DenseFlops:
-        """Those of a segment that is run in so many calls."""
-        if (number, calls) not in self._known:
+        """Return the FLOPs of a segment, all chunks together.
+
+        Args:
+            number: Number of the segment.
+            calls: Number of chunks, for each of which the segment runs once.
+        """
+        if (number, calls) not in self._cache:
             rows = self.levels.rows[self.segments[number].hop]
             whole, none = self._segment(number, rows, shared=True), self._segment(number, 0, shared=False)
-            self._known[number, calls] = repeated(whole, none, calls)
-        return self._known[number, calls]
+            self._cache[number, calls] = repeated(whole, none, calls)
+        return self._cache[number, calls]
 
     def layer(self, number: int, num_sources: int, calls: int) -> DenseFlops:
-        """Those of the whole layer that a segment requests, on so many chunks that read so many sources together."""
-        if (known := (number, num_sources, calls)) not in self._known:
-            self._known[known] = self._calls(number, num_sources, calls)
-        return self._known[known]
+        """Return the FLOPs of the whole layer that a segment requests as an aggregate, all chunks together.
+
+        Args:
+            number: Number of the segment.
+            num_sources: Number of source rows of all chunks; a row counts once for each chunk that reads it.
+            calls: Number of chunks.
+        """
+        if (key := (number, num_sources, calls)) not in self._cache:
+            self._cache[key] = self._calls(number, num_sources, calls)
+        return self._cache[key]
 
     def _calls(self, number: int, num_sources: int, calls: int) -> DenseFlops:
+        """Return the FLOPs of a whole layer that runs once per chunk."""
         segment, levels, hop = self.segments[number], self.levels, self.segments[number].hop
         op = cast(Boundary, self._reach(number, 0)[0]).request.op
         assert isinstance(op, WholeLayer)
         size = LayerSizes(
             rows=(num_sources, levels.rows[hop + 1]),
             relation_rows=(levels.relation_rows[hop],),
-            blocks=tuple(one._replace(sources=num_sources) for one in levels.blocks[hop : hop + 1]),
+            blocks=tuple(block._replace(sources=num_sources) for block in levels.blocks[hop : hop + 1]),
         )
         return repeated(self._layer(op, segment, size), self._layer(op, segment, NO_ROWS), calls)
 
     def _segment(self, number: int, num_rows: int, *, shared: bool) -> DenseFlops:
-        """Those of one call; shared: whether it takes the gradients of what all rows share."""
+        """Return the FLOPs of one run of a segment.
+
+        Args:
+            number: Number of the segment.
+            num_rows: Number of rows.
+            shared: Count the gradients of shared tensors, which only one chunk computes.
+        """
         segment = self.segments[number]
         reached, start = self._reach(number, num_rows)
         forward, results = self.counter.total - start, [reached] if isinstance(reached, Tensor) else []
         if isinstance(reached, Boundary):
-            wanted, request = differentiable(segment), reached.request
-            results = [rows for port, rows in left_by(reached, segment).items() if port in wanted]
+            wanted, request = differentiable_ports(segment), reached.request
+            results = [rows for port, rows in rows_by_port(reached, segment).items() if port in wanted]
             results += [request.rows["x"]] if isinstance(request.op, Total) else []
             named = {**request.shared, **reached.shared}
-            results += [one for name, one in named.items() if shared and segment.shared[name]]
+            results += [tensor for name, tensor in named.items() if shared and segment.shared[name]]
         return self._with_backward(start, forward, results)
 
     def _reach(self, number: int, num_rows: int) -> tuple[Boundary | Tensor, int]:
-        """What a segment gives for so many rows, and what had been counted before."""
+        """Run a segment on rows without data.
+
+        Args:
+            number: Number of the segment.
+            num_rows: Number of rows.
+
+        Returns:
+            The boundary or the logits, and the FLOPs counted before.
+        """
         work, model, typed = self.work, cast(PhasedModel, self.twin.model), self.work.stats.typed
         rows = None
         if not number and typed.has_input:
@@ -107,19 +144,19 @@ class SegmentFlops:
             return model.resume(views, self._state(self.segments[number - 1], num_rows)), start
 
     def _state(self, before: Segment, num_rows: int) -> BoundaryState:
-        """What a model goes on with behind a segment's boundary, of so many rows."""
+        """Return the inputs, without data, with which a model resumes after the boundary of a segment."""
         boundary, dtype = cast(Boundary, before.boundary), self.twin.dtype
         shape = (before.width,) if isinstance(before.op, Total) else (num_rows, before.width)
-        live = [leaf(torch.empty(num_rows, one.width, dtype=dtype), one.differentiable) for one in before.live]
+        live = [leaf(torch.empty(num_rows, rows.width, dtype=dtype), rows.differentiable) for rows in before.live]
         return BoundaryState(
             result=leaf(torch.empty(shape, dtype=dtype), before.differentiable),
             rows={name: live[port] for name, port in before.rows.items()},
-            shared={name: leaf(one.to("meta"), before.shared[name]) for name, one in boundary.shared.items()},
+            shared={name: leaf(tensor.to("meta"), before.shared[name]) for name, tensor in boundary.shared.items()},
             context=boundary.context,
         )
 
     def _layer(self, op: WholeLayer, segment: Segment, levels: LayerSizes) -> DenseFlops:
-        """Those of one call on a block of these sizes."""
+        """Return the FLOPs of one run of a whole layer on a block of the given sizes."""
         notes = OutlineState(
             levels.rows[1],
             Counter({0: 1}),
@@ -139,7 +176,13 @@ class SegmentFlops:
         return self._with_backward(start, forward, [y])
 
     def _with_backward(self, start: int, forward: int, results: list[Tensor]) -> DenseFlops:
-        """Those of a call, in a training step with those of its backward pass from some results."""
+        """Return the FLOPs of one run; in training, those of its backward pass from `results` too.
+
+        Args:
+            start: FLOPs counted before the run.
+            forward: FLOPs of the forward pass.
+            results: Outputs from which to backpropagate.
+        """
         if self.training:
             backward_flops(self.counter, 0, results)
         noted = [(place.backward, calls) for place, calls in self.counter.calls.items()]
@@ -147,27 +190,43 @@ class SegmentFlops:
         return DenseFlops(forward, self.counter.total - start - forward, *both)
 
     def _start(self) -> int:
-        """Begins to note calls anew; the flops counted before."""
+        """Start a new list of kernel calls, and return the FLOPs counted so far."""
         self.counter.place = FlopPosition()
         self.counter.calls.clear()
         return self.counter.total
 
 
 def repeated(whole: DenseFlops, none: DenseFlops, calls: int) -> DenseFlops:
-    """Those of so many calls, from those of one which has all of their rows and of one which has none."""
-    forward, backward = (one + (calls - 1) * least for one, least in zip(whole[:2], none[:2], strict=True))
-    noted = (shared_out(one, least, calls) for one, least in zip(whole[2:], none[2:], strict=True))
+    """Return the FLOPs of several runs that share the rows evenly.
+
+    Args:
+        whole: FLOPs of one run with all rows.
+        none: FLOPs of one run without rows, which every run needs in addition.
+        calls: Number of runs.
+    """
+    forward, backward = (total + (calls - 1) * constant for total, constant in zip(whole[:2], none[:2], strict=True))
+    noted = (shared_out(kernels, constant, calls) for kernels, constant in zip(whole[2:], none[2:], strict=True))
     return DenseFlops(forward, backward, *noted)
 
 
-def shared_out(made: Iterable[KernelCall], always: Collection[KernelCall], calls: int) -> tuple[KernelCall, ...]:
-    """What is done in so many calls on a share of the rows each, some on one more; always: also without rows."""
-    found = []
-    for one in made:
-        if one in always:
-            found.append(one._replace(number=one.number * calls))
+def shared_out(kernels: Iterable[KernelCall], always: Collection[KernelCall], calls: int) -> tuple[KernelCall, ...]:
+    """Return the kernel calls of several runs that share the rows evenly.
+
+    Some runs have one row more than the others.
+
+    Args:
+        kernels: Kernel calls of one run with all rows.
+        always: Kernel calls of a run without rows; every run repeats them unchanged.
+        calls: Number of runs.
+    """
+    result = []
+    for call in kernels:
+        if call in always:
+            result.append(call._replace(number=call.number * calls))
             continue
-        some, more = divmod(one.sizes[0], calls)
-        for share, number in ((some, calls - more), (some + 1, more)):
-            found += [KernelCall(one.kernel, (share, *one.sizes[1:]), one.number * number)] if share and number else []
-    return tuple(found)
+        fewest, num_larger = divmod(call.sizes[0], calls)
+        for share, number in ((fewest, calls - num_larger), (fewest + 1, num_larger)):
+            result += (
+                [KernelCall(call.kernel, (share, *call.sizes[1:]), call.number * number)] if share and number else []
+            )
+    return tuple(result)

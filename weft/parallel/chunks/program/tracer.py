@@ -1,4 +1,4 @@
-"""Finds out what a model does between its aggregates, by running it on a few rows and the edges between them."""
+"""Traces the segments of a model by running it on a few rows and edges."""
 
 from __future__ import annotations
 
@@ -14,31 +14,37 @@ from weft.config.optimisations import Optimisations
 from weft.data import Adjacency, Graph
 from weft.nn import GraphView, Inputs, LinkModel, Request, Topology, Total, WholeLayer, is_embedded, typed_rows
 from weft.nn.layers.phases import Boundary, BoundaryState, PhasedModel, phases_of
-from weft.parallel.chunks.program.chunk_program import ChunkProgram, LiveRows, Segment, places, stepwise
+from weft.parallel.chunks.program.chunk_program import ChunkProgram, LiveRows, Segment, ports_by_name, stepwise
 from weft.parallel.chunks.run.chunk_views import ChunkView, RowsView
 from weft.parallel.chunks.run.slots import SlotTopology
 from weft.utils.errors import InputError
 
-FEW = 5  # rows that a program is found out with
+NUM_PROBE_ROWS = 5  # rows with which a model is traced
 
 
 class ProgramTracer:
-    """Runs a model on the first few vertices of a graph, and on edges between them, to see what it does.
+    """Runs a model on the first few vertices of a graph, with edges between them, to trace its segments.
 
-    InputError for a model that cannot be run segment by segment.
+    Args:
+        graph: Graph whose features, weights and types the few vertices have.
+        model: Model to trace.
+        optimisations: Optimisations that are on.
+
+    Raises:
+        InputError: If the model cannot be run segment by segment.
     """
 
     def __init__(self, graph: Graph, model: nn.Module, optimisations: Optimisations) -> None:
-        for one in (model, *([model.encoder] if isinstance(model, LinkModel) else [])):
-            if phases_of(one) is None:
+        for module in (model, *([model.encoder] if isinstance(model, LinkModel) else [])):
+            if phases_of(module) is None:
                 raise InputError(
-                    f"strategy offload runs a model segment by segment, and {type(one).__name__} runs as a whole: make "
-                    "it a weft.nn.Stack of its layers, without hooks"
+                    f"strategy offload runs a model segment by segment, but {type(module).__name__} runs as a whole: "
+                    "make it a weft.nn.Stack of its layers, without hooks"
                 )
         self.graph, self.model, self.optimisations = graph, model, optimisations
         parameter = next(model.parameters(), torch.empty(0))
         self.device, self.dtype = parameter.device, parameter.dtype
-        count = min(FEW, graph.num_vertices)
+        count = min(NUM_PROBE_ROWS, graph.num_vertices)
         vertices = torch.arange(count)
         x = torch.empty(count, 0) if graph.x is None else graph.x[:count]
         self.x = x.to(self.device, self.dtype)
@@ -47,7 +53,7 @@ class ProgramTracer:
         self.topology = ring(graph, count, self.device, self.dtype)
 
     def program(self, *, training: bool) -> ChunkProgram:
-        """What the model does in a training step, or in an evaluation."""
+        """Return the segments of the model in a training step, or in an evaluation."""
         model, before = self.model, self.model.training
         model.train(training)
         try:
@@ -57,6 +63,14 @@ class ProgramTracer:
             model.train(before)
 
     def _run(self) -> ChunkProgram:
+        """Trace the model from boundary to boundary.
+
+        Steps:
+
+        1. Run the model to its next boundary, and note whether autograd saves activations for that.
+        2. Compute the result of the boundary on the few rows; note rows, widths and gradients.
+        3. Resume the model with the result, until it returns the logits.
+        """
         model = cast(PhasedModel, self.model)
         inputs = Inputs(rows=self.x, optimisations=self.optimisations, typed=self.typed)
         ids = torch.arange(len(self.x), device=self.device)
@@ -64,19 +78,19 @@ class ProgramTracer:
         views = [make(embedded=self._embedded) for _ in range(model.num_stages)]
         segments: list[Segment] = []
         state: BoundaryState | None = None
-        hop, still = 0, self.optimisations.reuse
+        hop, constant = 0, self.optimisations.reuse
         while True:
-            calls, kept = tuple(view.calls for view in views), SavesActivations(self.model)
-            with kept:
+            calls, saves = tuple(view.calls for view in views), SavesActivations(self.model)
+            with saves:
                 reached = model.begin(views, self.x) if state is None else model.resume(views, state)
             if segments:
-                segments[-1] = replace(segments[-1], needs_result=kept.any)
-            still = still and calls == tuple(view.calls for view in views)
+                segments[-1] = replace(segments[-1], needs_result=saves.any)
+            constant = constant and calls == tuple(view.calls for view in views)
             if not isinstance(reached, Boundary):
                 segments.append(last_segment(reached, calls, hop))
                 return ChunkProgram(segments=tuple(segments), num_hops=hop)
-            segment, state = self._cross(stepwise(reached), calls, hop, views, constant=still and not segments)
-            still = segment.constant
+            segment, state = self._cross(stepwise(reached), calls, hop, views, constant=constant and not segments)
+            constant = segment.constant
             segments.append(segment)
             hop += segment.steps if segment.aggregates else 0
 
@@ -86,60 +100,80 @@ class ProgramTracer:
     def _cross(
         self, boundary: Boundary, calls: tuple[int, ...], hop: int, views: Sequence[RowsView], *, constant: bool
     ) -> tuple[Segment, BoundaryState]:
+        """Compute the result of a boundary on the few rows.
+
+        Args:
+            boundary: The boundary that the model reached.
+            calls: Number of dropout masks that each view has drawn.
+            hop: Number of the first aggregate of the boundary.
+            views: Views of the stages.
+            constant: Everything before the boundary is constant.
+
+        Returns:
+            The segment that ends at the boundary, and the state with which the model resumes.
+        """
         request = boundary.request
         sources, targets = request.source, request.target
-        left = {} if isinstance(request.op, Total) else targets
-        found: list[Tensor] = []
-        for tensor in (*sources.values(), *left.values(), *boundary.rows.values()):
-            if not any(tensor is one for one in found):
-                found.append(tensor)
-        asked = GraphView(self.topology)
+        target_tensors = {} if isinstance(request.op, Total) else targets
+        tensors: list[Tensor] = []
+        for tensor in (*sources.values(), *target_tensors.values(), *boundary.rows.values()):
+            if not any(tensor is other for other in tensors):
+                tensors.append(tensor)
+        graph_view = GraphView(self.topology)
         view = views[boundary.stage]
-        calls_before = asked._calls = view.calls
-        result = self._result(request, boundary.steps, asked)
-        view._calls = asked._calls
+        calls_before = graph_view._calls = view.calls
+        result = self._result(request, boundary.steps, graph_view)
+        view._calls = graph_view._calls
         shared = {**request.shared, **boundary.shared}
-        constant = constant and request.op.plain and all(one is self.x for one in found)
+        constant = constant and request.op.plain and all(tensor is self.x for tensor in tensors)
         segment = Segment(
             boundary=without_graph(boundary),
             calls=calls,
-            live=tuple(LiveRows(one.shape[1], one.requires_grad, one is self.x) for one in found),
-            sources=places(sources, found),
-            targets=places(targets, found),
-            rows=places(boundary.rows, found),
-            shared={name: one.requires_grad for name, one in shared.items()},
+            live=tuple(LiveRows(tensor.shape[1], tensor.requires_grad, tensor is self.x) for tensor in tensors),
+            sources=ports_by_name(sources, tensors),
+            targets=ports_by_name(targets, tensors),
+            rows=ports_by_name(boundary.rows, tensors),
+            shared={name: tensor.requires_grad for name, tensor in shared.items()},
             width=result.shape[-1],
-            kept_widths=tuple(rows.shape[1] for rows in self._saved(request)),
+            saved_widths=tuple(rows.shape[1] for rows in self._saved(request)),
             differentiable=result.requires_grad,
             constant=constant,
             hop=hop,
             calls_before=calls_before,
         )
-        kept = {name: one.detach().requires_grad_(one.requires_grad) for name, one in boundary.rows.items()}
-        also = {name: one.detach().requires_grad_(one.requires_grad) for name, one in boundary.shared.items()}
+        rows = {name: tensor.detach().requires_grad_(tensor.requires_grad) for name, tensor in boundary.rows.items()}
+        shared_leaves = {
+            name: tensor.detach().requires_grad_(tensor.requires_grad) for name, tensor in boundary.shared.items()
+        }
         result = result.detach().requires_grad_(result.requires_grad)
-        return segment, BoundaryState(result=result, rows=kept, shared=also, context=boundary.context)
+        return segment, BoundaryState(result=result, rows=rows, shared=shared_leaves, context=boundary.context)
 
     def _saved(self, request: Request) -> tuple[Tensor, ...]:
-        """What is kept beside the result, where it can be."""
+        """Return the tensors that the aggregate saves with its result, if it can save any."""
         return request.op.apply_saving(self.topology, request.rows)[1] if request.op.can_save else ()
 
-    def _result(self, request: Request, steps: int, asked: GraphView) -> Tensor:
-        """The result; that of a layer which runs as a whole on a chunk whose sources are not its targets."""
+    def _result(self, request: Request, steps: int, graph_view: GraphView) -> Tensor:
+        """Return the result of a request.
+
+        A whole layer runs on a chunk whose sources are not its targets, so that a layer which cannot do this fails
+        here.
+        """
         op, rows = request
         if not isinstance(op, WholeLayer):
-            return asked.aggregate(op, rows)
-        name, own = type(op.layer).__name__, rows["own"]
+            return graph_view.aggregate(op, rows)
+        name, target_rows = type(op.layer).__name__, rows["own"]
         if steps > 1:
             raise InputError(
-                f"strategy offload: {name} is to make {steps} aggregates of each other: propagate by a layer of weft.nn"
+                f"strategy offload: {name} cannot repeat its aggregate {steps} times: propagate by a layer of weft.nn"
             )
-        ids, edges = torch.arange(len(own)), self.topology.adjacency
-        block = replace(edges, indices=edges.indices + len(own), num_sources=2 * len(own), known_transpose=None)
-        apart = SlotTopology(block, torch.cat([ids, ids]), ids, self.topology, ids[: edges.num_edges], None)
-        view = ChunkView(apart, self.graph.num_vertices, key=0, calls=asked._calls)
+        ids, edges = torch.arange(len(target_rows)), self.topology.adjacency
+        block = replace(
+            edges, indices=edges.indices + len(target_rows), num_sources=2 * len(target_rows), known_transpose=None
+        )
+        chunk = SlotTopology(block, torch.cat([ids, ids]), ids, self.topology, ids[: edges.num_edges], None)
+        view = ChunkView(chunk, self.graph.num_vertices, key=0, calls=graph_view._calls)
         try:
-            result = view.aggregate(op, {"x": torch.cat([own, rows["x"]])})
+            result = view.aggregate(op, {"x": torch.cat([target_rows, rows["x"]])})
         except InputError:
             raise
         except (RuntimeError, ValueError) as error:
@@ -147,17 +181,18 @@ class ProgramTracer:
                 f"strategy offload: {name} cannot run on a chunk ({str(error).splitlines()[0]}): use view.targets(x) "
                 "for the rows of its result, and one aggregate"
             ) from error
-        if len(result) != len(own):
-            raise InputError(f"strategy offload: {name} gives more rows than it has targets: use view.targets(x)")
-        asked._calls = view._calls
+        if len(result) != len(target_rows):
+            raise InputError(f"strategy offload: {name} returns more rows than targets: use view.targets(x)")
+        graph_view._calls = view._calls
         return result
 
 
 class SavesActivations:
-    """Sees whether anything but the model's parameters is kept for the backward pass of what runs inside."""
+    """Context that checks if autograd saves anything but the model's parameters."""
 
     def __init__(self, model: nn.Module) -> None:
         self.any = False
+        """True once another tensor was saved."""
         self._parameters = {parameter.data_ptr() for parameter in model.parameters()}
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._note, lambda tensor: tensor)
 
@@ -169,11 +204,17 @@ class SavesActivations:
 
     def _note(self, tensor: Tensor) -> Tensor:
         self.any = self.any or tensor.data_ptr() not in self._parameters
-        return tensor.detach()  # itself, it would keep the graph that keeps it
+        return tensor.detach()  # the tensor itself would create a reference cycle with its graph
 
 
 def last_segment(logits: Tensor, calls: tuple[int, ...], hop: int) -> Segment:
-    """The part that ends with the logits, which are its port."""
+    """Return the segment that ends with the logits, which are its only port.
+
+    Args:
+        logits: Logits of the few rows.
+        calls: Number of dropout masks that each view has drawn.
+        hop: Number of aggregates of the model.
+    """
     return Segment(
         boundary=None,
         calls=calls,
@@ -190,14 +231,21 @@ def last_segment(logits: Tensor, calls: tuple[int, ...], hop: int) -> Segment:
 
 
 def without_graph(boundary: Boundary) -> Boundary:
-    """The same boundary, of which nothing leads back to the parameters."""
+    """Return the boundary without references to the autograd graph."""
     rows = {name: value.detach() for name, value in boundary.request.rows.items()}
     shared = {name: value.detach() for name, value in boundary.shared.items()}
     return replace(boundary, request=Request(boundary.request.op, rows), rows={}, shared=shared, on_result=None)
 
 
 def ring(graph: Graph, count: int, device: torch.device, dtype: torch.dtype) -> Topology:
-    """Edges around a few vertices, with as many features, weights and relations as a graph's."""
+    """Return edges around a ring of a few vertices, with features, weights and relations like those of a graph.
+
+    Args:
+        graph: The graph to imitate.
+        count: Number of vertices.
+        device: Device of the edges.
+        dtype: Type of weights and features.
+    """
     source = torch.arange(count, dtype=torch.int32)
     weight = torch.ones(count, dtype=dtype) if graph.in_edges.weight is not None else None
     edges = Adjacency.from_edges(source, source.roll(1), num_sources=count, num_targets=count, weight=weight)

@@ -1,4 +1,4 @@
-"""Where rounds run: their rows and edges in memory or in files, what is loaded ahead, what a pass needs besides."""
+"""Rows and rounds of a rank at run time: allocation, loads, stores, prefetch, and the inputs of a model."""
 
 from __future__ import annotations
 
@@ -16,27 +16,40 @@ from torch import Tensor, nn
 from weft.comm import Group
 from weft.nn import Inputs, Topology, Workload, is_embedded, typed_rows
 from weft.parallel.chunks.cut.rank_chunks import RankChunks
-from weft.parallel.chunks.run.activations import BoundaryRows, Rows
+from weft.parallel.chunks.run.activations import Activations, StoredRows
 from weft.parallel.chunks.run.slots import PlacedRound
 from weft.runtime.streams import COMPUTE, LOAD, STORE, InOrder, Staging, StreamMark, streams_of
 from weft.storage.host_rows import IndexedRows, MemoryRows, host_rows
 from weft.storage.unnamed_files import ArrayFile, ArrayMemory, release
 
 Item = TypeVar("Item")
-Brought = TypeVar("Brought")
+LoadedItem = TypeVar("LoadedItem")
 
 
 class RowPool:
-    """Memory of the host for rows, in files of a folder, plain or pinned; what is freed is used again."""
+    """Allocator of rows on the host; freed rows are reused by shape.
+
+    Args:
+        dtype: Type of the rows.
+        device: Device that reads them.
+        staging: Pinned buffers for copies to the device.
+        folder: Folder of the files; None: the folder for temporary files.
+        in_memory: Rows are in the memory of the device, not in files or pinned memory.
+    """
 
     def __init__(
         self, dtype: torch.dtype, device: torch.device, staging: Staging, folder: Path | None, *, in_memory: bool
     ) -> None:
         self.dtype, self.device, self.staging, self.folder, self.in_memory = dtype, device, staging, folder, in_memory
-        self._free: dict[tuple[int, int], list[Rows]] = defaultdict(list)
+        self._free: dict[tuple[int, int], list[StoredRows]] = defaultdict(list)
 
-    def alloc(self, num_rows: int, width: int) -> Rows:
-        """Rows [num_rows, width] of any content."""
+    def alloc(self, num_rows: int, width: int) -> StoredRows:
+        """Return rows [num_rows, width] with arbitrary content.
+
+        Args:
+            num_rows: Number of rows.
+            width: Number of columns.
+        """
         free = self._free[num_rows, width]
         if free:
             return free.pop()
@@ -50,18 +63,23 @@ class RowPool:
             in_memory=self.in_memory,
         )
 
-    def free(self, *rows: Rows | None) -> None:
-        """Frees rows."""
-        for one in rows:
-            if one is not None:
-                self._free[one.num_rows, one.width].append(one)
+    def free(self, *freed: StoredRows | None) -> None:
+        """Return rows to the pool; None is ignored."""
+        for rows in freed:
+            if rows is not None:
+                self._free[rows.num_rows, rows.width].append(rows)
 
 
 class Runtime(ABC):
-    """What aggregates are made with, round by round.
+    """Rows, rounds and copies of a rank that works chunk by chunk.
 
-    device: of the aggregates. folder: of the files; None: that for temporary ones. in_memory: rows and rounds are in
-    the device's memory, not on the host in files. prefetch: the next round is loaded while one is worked on.
+    Args:
+        work: The model and the graph.
+        group: The ranks.
+        device: Device of the aggregates.
+        folder: Folder of the files; None: the folder for temporary files.
+        in_memory: Rows and rounds are in the memory of the device, not in files or pinned memory.
+        prefetch: The next round is loaded while one is computed.
     """
 
     def __init__(
@@ -78,87 +96,137 @@ class Runtime(ABC):
         self.group, self.meter, self.device = group, group.meter, device
         self.in_memory, self.prefetch = in_memory, prefetch
         self.streams = group.streams if device == group.device else streams_of(device)
-        if in_memory:  # where nothing moves
+        if in_memory:  # nothing is copied
             self.streams = InOrder(device)
         self.pool = RowPool(work.dtype, device, Staging(self.streams), folder, in_memory=in_memory)
         self.array_file = ArrayMemory() if in_memory else ArrayFile(folder)
 
     @abstractmethod
     def rounds(self, hop: int, *, back: bool = False) -> Sequence[PlacedRound]:
-        """The rounds of an aggregate in their order, or in that of its backward pass."""
+        """Return the rounds of an aggregate in the order in which they run.
 
-    def zeros(self, num_rows: int, width: int) -> Rows:
-        """Rows [num_rows, width] of zeros."""
+        Args:
+            hop: Number of the aggregate.
+            back: Return the rounds of the backward pass.
+        """
+
+    def zeros(self, num_rows: int, width: int) -> StoredRows:
+        """Return rows [num_rows, width] of zeros.
+
+        Args:
+            num_rows: Number of rows.
+            width: Number of columns.
+        """
         rows = self.pool.alloc(num_rows, width)
         rows.clear()
         return rows
 
     def transfer(self, tag: str, to_device: int, to_host: int) -> None:
-        """Counts bytes between host and device."""
+        """Count bytes that are copied between host and device.
+
+        Args:
+            tag: What is copied, such as "rows".
+            to_device: Bytes copied to the device.
+            to_host: Bytes copied to the host.
+        """
         self.meter.transfer(tag, to_device, to_host)
 
     def to_device(self, tensor: Tensor) -> Tensor:
-        """A tensor of the host that nobody changes, on the device, for what is computed there."""
+        """Copy a tensor to the device for computation. Nobody may change the original during the copy."""
         return self.streams.lend(self.streams.to_device(tensor), COMPUTE)
 
-    def read(self, rows: Rows, span: slice) -> Tensor:
-        """A range of rows, on the device."""
+    def read(self, rows: StoredRows, span: slice) -> Tensor:
+        """Return a range of rows on the device.
+
+        Args:
+            rows: Rows on the host.
+            span: Range of rows.
+        """
         return self.streams.lend(rows.load(span.start, span.stop).to(self.device), COMPUTE)
 
-    def read_grads(self, rows: Rows, span: slice) -> Tensor:
-        """The gradients of a range of rows, on the device."""
+    def read_grads(self, rows: StoredRows, span: slice) -> Tensor:
+        """Return a range of gradient rows on the device, and count the copy.
+
+        Args:
+            rows: Gradient rows on the host.
+            span: Range of rows.
+        """
         grad = self.read(rows, span)
         self.transfer("gradients", grad.nbytes, 0)
         return grad
 
-    def store(self, rows: Rows, span: slice, values: Tensor) -> None:
-        """Puts a range of rows on the host."""
+    def write(self, rows: StoredRows, span: slice, values: Tensor) -> None:
+        """Write a range of rows to the host.
+
+        Args:
+            rows: Destination.
+            span: Range of rows.
+            values: New values of the range, [n, F].
+        """
         with self.streams.on(STORE, self.streams.mark()), self.meter.noted("store", "rows", bytes=values.nbytes):
             rows.write(span.start, self.streams.lend(values, STORE))
         self.transfer("rows", 0, values.nbytes)
 
-    def deposit(self, into: Rows, span: slice, grad: Tensor) -> None:
-        """Adds the gradients of a range of rows to those on the host."""
-        self.give(into, torch.arange(span.start, span.stop), grad.contiguous())
+    def accumulate(self, into: StoredRows, span: slice, grad: Tensor) -> None:
+        """Add gradients to a range of rows on the host.
 
-    def give(self, into: Rows, rows: Tensor, grads: Tensor, places: Tensor | None = None) -> None:
-        """Adds gradients to those of rows on the host; see `HostRows.add`."""
+        Args:
+            into: Destination.
+            span: Range of rows.
+            grad: Gradients of the range, [n, F].
+        """
+        self.accumulate_rows(into, torch.arange(span.start, span.stop), grad.contiguous())
+
+    def accumulate_rows(self, into: StoredRows, rows: Tensor, grads: Tensor, positions: Tensor | None = None) -> None:
+        """Add gradients to given rows on the host.
+
+        Args:
+            into: Destination.
+            rows: Row numbers, int64 [c], ascending and distinct.
+            grads: Gradients.
+            positions: Position in `grads` of each row's gradient, int64 [c]; None: in order.
+        """
         num_bytes = len(rows) * grads.shape[1] * grads.itemsize
         with self.meter.noted("store", "gradients", bytes=num_bytes):
-            into.add(rows, grads, places)
+            into.add(rows, grads, positions)
         self.transfer("gradients", 0, num_bytes)
 
-    def ahead(
-        self, items: Iterable[Item], load: Callable[[Item], Brought], ready: Callable[[int], bool] | None = None
-    ) -> Iterator[tuple[Item, Brought]]:
-        """Each item with what is loaded for it, the next one's while the caller works on this one's.
+    def load_ahead(
+        self, items: Iterable[Item], load: Callable[[Item], LoadedItem], ready: Callable[[int], bool] | None = None
+    ) -> Iterator[tuple[Item, LoadedItem]]:
+        """Yield each item with what was loaded for it; the next item is loaded while the caller uses this one.
 
-        ready: whether what the item of a number reads is there; the next one is loaded early only if it is. A device
-        that is apart loads an item's behind its work on the item before the last, for which the host waits as well, so
-        that no more than two items' are there at once.
+        On a device with its own memory, the load of an item waits for the work on the item before the last one. The
+        host waits for that too, so at most two items are loaded at once.
+
+        Args:
+            items: Items in order.
+            load: Loads an item.
+            ready: Returns True if all data of an item, by number, is available; otherwise the item is not loaded early.
+                None: always.
         """
         items, streams, stream = list(items), self.streams, LOAD if self.prefetch else COMPUTE
 
-        def bring(number: int, behind: StreamMark | None) -> tuple[Brought, StreamMark | None]:
+        def bring(number: int, mark: StreamMark | None) -> tuple[LoadedItem, StreamMark | None]:
             if number:
-                streams.finish(behind)
-            with streams.on(stream, None if number else behind), self.meter.noted("load", "chunk", chunk=number):
+                streams.finish(mark)
+            with streams.on(stream, None if number else mark), self.meter.noted("load", "chunk", chunk=number):
                 return load(items[number]), streams.mark()
 
-        coming: Future[tuple[Brought, StreamMark | None]] | None = None
-        behind = streams.mark()
+        next_load: Future[tuple[LoadedItem, StreamMark | None]] | None = None
+        mark = streams.mark()
         for number, item in enumerate(items):
-            loaded, there = bring(number, behind) if coming is None else self._waited_for(coming)
-            behind = streams.mark()
-            streams.join(there)
+            loaded, loaded_mark = bring(number, mark) if next_load is None else self._waited_for(next_load)
+            mark = streams.mark()
+            streams.join(loaded_mark)
             early = self.prefetch and number + 1 < len(items) and (ready is None or ready(number + 1))
-            coming = self._loader.submit(bring, number + 1, behind) if early else None
+            next_load = self._loader.submit(bring, number + 1, mark) if early else None
             yield item, loaded
-            del loaded  # as the caller does with what it got, before it asks for the next
+            del loaded  # frees it before the next item is loaded; the caller deletes its reference too
 
-    def _waited_for(self, coming: Future[Item]) -> Item:
+    def _waited_for(self, pending: Future[Item]) -> Item:
         with self.meter.noted("compute", "wait: load"):
-            return coming.result()
+            return pending.result()
 
     @cached_property
     def _loader(self) -> ThreadPoolExecutor:
@@ -166,18 +234,26 @@ class Runtime(ABC):
 
 
 class Fetcher(Protocol):
-    """What brings the embedded rows that a rank computes again."""
+    """Fetches the rows of an embedding that other ranks own and this rank computes with."""
 
     def fetch(self, weight: Tensor) -> Tensor:
-        """The rows of all embedded vertices of the rank, from those that it keeps."""
+        """Return the rows of all embedded vertices of this rank, given the rows that it owns."""
         ...
 
 
 class PlacedChunks(Runtime):
-    """What a pass needs on its rank.
+    """The chunks of a rank with its model, rows and rounds, ready to run passes.
 
-    model: the rank's own. embedded_halo: None where every rank has its vertices' embedded rows. folder: of the files;
-    None: that for temporary ones. only_first: work on the first chunk of everything, to see what it takes.
+    Args:
+        chunks: The chunks of the rank.
+        work: The model and the graph.
+        model: The rank's copy of the model.
+        group: The ranks.
+        seed: Seed of dropout.
+        topology: Topology of the whole graph.
+        embedded_halo: Fetches embedded rows from other ranks; None if every rank owns the rows that it needs.
+        folder: Folder of the files; None: the folder for temporary files.
+        only_first: Run only the first chunk of every aggregate, to measure its memory.
     """
 
     def __init__(
@@ -196,20 +272,20 @@ class PlacedChunks(Runtime):
         super().__init__(work, group, group.device, folder=folder, in_memory=chunks.in_memory, prefetch=chunks.prefetch)
         self.model, self.seed, self.topology, self.work = model, seed, topology, work
         self.embedded_halo = embedded_halo
-        needed = chunks.dependencies
-        self.vertices, self.num_own = needed.rows, needed.num_own
-        self.row_ids = topology.ids[needed.rows].to(group.device)
+        dependencies = chunks.dependencies
+        self.vertices, self.num_own = dependencies.rows, dependencies.num_own
+        self.row_ids = topology.ids[dependencies.rows].to(group.device)
         self.stages, self._schedule_of = chunks.stages, chunks.schedule_of
-        self._rows_at = [chunks.num_rows(hop) for hop in range(len(needed.hops) + 1)]
+        self._rows_at = [chunks.num_rows(hop) for hop in range(len(dependencies.hops) + 1)]
         self._spans = {num_rows: chunks.spans(num_rows) for num_rows in self._rows_at}
-        self._places: dict[tuple[int, int], Tensor | slice] = {}
+        self._feature_rows: dict[tuple[int, int], Tensor | slice] = {}
         self.halo = chunks.halo
-        self.constant: BoundaryRows | None = None
+        self.constant: Activations | None = None
         self.features = self._features(chunks)
-        self._number = 1 if only_first else None
+        self._max_rounds = 1 if only_first else None
         self._rounds: list[list[PlacedRound]] = []
         for planned in chunks.schedules:
-            hop, vertices = planned.hop, torch.cat([needed.rows[: planned.hop.num_inputs], planned.hop.fetched])
+            hop, vertices = planned.hop, torch.cat([dependencies.rows[: planned.hop.num_inputs], planned.hop.fetched])
             placed = (
                 PlacedRound(round_, hop, vertices, topology, planned.layouts, self.array_file)
                 for round_ in planned.schedule.rounds
@@ -217,7 +293,7 @@ class PlacedChunks(Runtime):
             self._rounds.append(list(placed))
 
     def _features(self, chunks: RankChunks) -> MemoryRows | None:
-        """The features of this rank's rows where the graph has them, if they are read there."""
+        """Return this rank's rows of the graph's features, if they are read where the graph stores them."""
         if not chunks.reads_features:
             return None
         if self.in_memory:
@@ -226,54 +302,57 @@ class PlacedChunks(Runtime):
 
     @property
     def model_stages(self) -> range:
-        """Those that draw dropout masks of their own."""
+        """Numbers of the model stages; each has dropout masks of its own."""
         return range(int(self.model.num_stages))  # type: ignore[arg-type]
 
     def rounds(self, hop: int, *, back: bool = False) -> Sequence[PlacedRound]:
-        del back  # it is the same
-        return self._rounds[self._schedule_of[hop]][: self._number]
+        del back  # the backward pass has the same order
+        return self._rounds[self._schedule_of[hop]][: self._max_rounds]
 
     def spans(self, num_rows: int) -> Sequence[slice]:
-        """Ranges of rows that are worked on one after the other."""
-        return self._spans[num_rows][: self._number]
+        """Return the ranges of rows that are processed one after the other where no aggregate comes first."""
+        return self._spans[num_rows][: self._max_rounds]
 
     def num_rows(self, hop: int) -> int:
-        """How many rows this rank has before an aggregate, or, behind the last one, in the end."""
+        """Return the number of local rows before an aggregate; after the last one, of the logits."""
         return self._rows_at[min(hop, len(self._rows_at) - 1)]
 
     def inputs_of(self, span: slice) -> Inputs:
-        """The features of a range of rows; where these are of vertices in a row, and in memory, no copy of them."""
+        """Return the features of a range of rows.
+
+        In memory, features of consecutive vertices are not copied.
+        """
         vertices = self.vertices[span]
         typed = typed_rows(self.graph, vertices, self.group.device, self.dtype)
-        place = span.start, span.stop
-        if self.in_memory and place not in self._places:  # found once for all epochs
-            self._places[place] = as_slice(vertices)
-        rows = self.work.features(self._places.get(place, vertices), self.group.device)
+        range_key = span.start, span.stop
+        if self.in_memory and range_key not in self._feature_rows:  # computed once for all epochs
+            self._feature_rows[range_key] = as_slice(vertices)
+        rows = self.work.features(self._feature_rows.get(range_key, vertices), self.group.device)
         if not self.in_memory:
             self.release()
         return Inputs(rows=rows, optimisations=self.optimisations, typed=typed)
 
     def release(self) -> None:
-        """Gives back the pages of a graph that is mapped: what is resident is to be what the device may have."""
+        """Release the pages of a memory-mapped graph, so that they do not count as resident memory."""
         graph, edges = self.graph, self.graph.in_edges
-        known = (graph.x, graph.edge_features, graph.edge_type, *graph.features.values())
-        for one in (*known, edges.indptr, edges.indices, edges.weight):
-            if one is not None:
-                release(one)
+        attributes = (graph.x, graph.edge_features, graph.edge_type, *graph.features.values())
+        for array in (*attributes, edges.indptr, edges.indices, edges.weight):
+            if array is not None:
+                release(array)
 
     def embedded_in(self, span: slice) -> slice:
-        """Which of this rank's embedded rows belong to a range of its rows."""
+        """Return the range of this rank's embedded rows that belongs to a range of its rows."""
         before = self._embedded_before
         return slice(int(before[span.start]), int(before[span.stop]))
 
     @cached_property
     def _embedded_before(self) -> Tensor:
-        found = is_embedded(self.graph)[self.vertices].cumsum(0)
-        return torch.cat([found.new_zeros(1), found])
+        num_embedded = is_embedded(self.graph)[self.vertices].cumsum(0)
+        return torch.cat([num_embedded.new_zeros(1), num_embedded])
 
 
 def as_slice(indices: Tensor) -> Tensor | slice:
-    """Indices as a slice, where each is one more than the one before."""
+    """Return indices as a slice if each is one more than the previous one, else unchanged."""
     start = int(indices[0]) if len(indices) else 0
     in_a_row = torch.equal(indices, torch.arange(len(indices)) + start)
     return slice(start, start + len(indices)) if in_a_row else indices

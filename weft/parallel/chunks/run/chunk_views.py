@@ -1,4 +1,4 @@
-"""The views of a range of rows, and of a chunk, where a strategy makes the aggregates itself."""
+"""Views that a layer gets when it runs on a range of rows, or on one chunk of the graph."""
 
 from __future__ import annotations
 
@@ -13,17 +13,25 @@ from weft.utils.errors import InputError
 
 
 def refused(*_: Any, **__: Any) -> Any:
-    """In place of what no range of rows has, where somebody's own layer, norm or activation asks for it."""
+    """Raise the error for operations that need more rows than a range has."""
     raise InputError(
-        "strategy offload: an aggregate, edges or the sum of all rows is asked for where only some rows are at hand: "
-        "leave that to weft's own layers and BatchNorm, or take another strategy"
+        "strategy offload: a custom layer, norm or activation requests an aggregate, the edges or the sum of all rows, "
+        "but gets only some rows at a time: use a layer of weft.nn or BatchNorm for this, or another strategy"
     )
 
 
 class RowsView(GraphView):
-    """The view of some rows while no aggregate is made; what couples rows is asked at boundaries.
+    """View of a range of rows without edges; aggregates and sums are requested at boundaries instead.
 
-    ids: int64 [n], original ids. embedded: gives those of an embedding's rows that are theirs.
+    Args:
+        topology: Topology of the whole graph.
+        ids: Original ids of the rows, int64 [n].
+        num_vertices: Number of vertices of the whole graph.
+        key: Random key of dropout.
+        calls: Number of dropout masks that were drawn before.
+        inputs: Features of the rows.
+        embedded: Returns the rows of an embedding that belong to this range.
+        meter: Counts operations; None: not counted.
     """
 
     traits = SPREAD
@@ -53,7 +61,7 @@ class RowsView(GraphView):
 
     @property
     def calls(self) -> int:
-        """How many dropout masks it has drawn."""
+        """Number of dropout masks that were drawn so far."""
         return self._calls
 
     def embed(self, weight: Tensor) -> Tensor:
@@ -63,7 +71,16 @@ class RowsView(GraphView):
 
 
 class ChunkView(GraphView):
-    """The view of a whole layer on a chunk: its targets' rows stand first, those in slots behind them."""
+    """View of a chunk for a layer that runs as a whole.
+
+    The rows are those of the targets, followed by those in the slots of the buffer.
+
+    Args:
+        topology: Edges of the chunk, in the layout "whole".
+        num_vertices: Number of vertices of the whole graph.
+        key: Random key of dropout.
+        calls: Number of dropout masks that were drawn before.
+    """
 
     def __init__(self, topology: Topology, num_vertices: int, *, key: int, calls: int) -> None:
         super().__init__(topology, key=key)

@@ -1,4 +1,4 @@
-"""A chunk of a rank as it runs: what moves before and after it, and which slot of the rank's buffer has which row."""
+"""Rounds: chunks of a rank, the rows that move before and after each, and the buffer slot of every row."""
 
 from __future__ import annotations
 
@@ -11,80 +11,99 @@ from torch import Tensor
 
 from weft.partition import Hop
 
-IN_PLACE = 2  # chunks that read rows where they are pass over them so many times an edge at most
-
-
-NOTHING = torch.empty(0, dtype=torch.int64)
+MAX_ROWS_PER_EDGE = 2  # limit of `pays_in_place`
+EMPTY_ROWS = torch.empty(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Round:
-    """A chunk of this rank, and what moves before and after it. Numbers are the block's sources; tensors are int64.
+    """One chunk of a rank, with the rows and gradients that move before and after it.
 
-    Where ranks do not share, rows come from their owners' hosts, and go there: serve and take are local rows then.
+    Rows are counted as sources of the block: first the local rows, then the rows of other ranks. Index tensors are
+    int64.
+
+    With shared loads, ranks exchange rows and gradients between their slots. Without, `send_rows` and `recv_grads` are
+    local row numbers: rows are read from the host of their owner, and gradients are written there.
     """
 
     targets: slice
-    """Its local rows."""
+    """Local rows that the chunk computes."""
     edges: slice
-    """Its part of the block's."""
+    """Edges into the targets, as a range of the block's edges."""
     indices: Tensor
-    """As the block's [e], the slot of each edge's source."""
-    own_slots: Tensor
-    """[n], those of the targets' own rows, or empty."""
-    held: Tensor
-    """[slots], the number that each slot holds, -1 for none."""
+    """Slot of each edge's source, [e], in the dtype of the block's `indices`."""
+    target_slots: Tensor
+    """Slot of each target's own row, [n]; empty if targets are not read."""
+    slot_sources: Tensor
+    """Source number of the row in each slot, [slots]; -1 for a free slot."""
     in_place: bool = False
-    """Whether rows are read, and gradients added, where they are: slot i is row i, and nothing moves."""
-    load: Tensor = NOTHING
-    """The local rows that come from the host, ascending."""
-    load_slots: Tensor = NOTHING
-    """Where to."""
-    fetch_slots: Tensor = NOTHING
-    """Where remote rows arrive, by owner, ascending in each."""
-    fetch_counts: tuple[int, ...] = (0,)
-    """How many of each rank."""
-    serve: Tensor = NOTHING
-    """What each rank fetches of this one, in its order: the slots that local rows are in once those of `load` are."""
-    serve_counts: tuple[int, ...] = (0,)
-    flush: Tensor = NOTHING
-    """The local rows that leave after the round."""
-    flush_slots: Tensor = NOTHING
-    """Where from."""
-    give_slots: Tensor = NOTHING
-    """The remote rows that leave, by owner."""
-    give_counts: tuple[int, ...] = (0,)
-    take: Tensor = NOTHING
-    """The slots of the local rows that others give back to this rank, by giver."""
-    take_counts: tuple[int, ...] = (0,)
+    """True if rows are read, and gradients added, where they are stored: slot i is row i, and nothing moves."""
+    load: Tensor = EMPTY_ROWS
+    """Local rows to load from the host before the round, ascending."""
+    load_slots: Tensor = EMPTY_ROWS
+    """Destination slot of each loaded row."""
+    recv_row_slots: Tensor = EMPTY_ROWS
+    """Destination slot of each row from another rank, grouped by owner, ascending within each owner."""
+    recv_row_counts: tuple[int, ...] = (0,)
+    """Number of rows to receive from each rank."""
+    send_rows: Tensor = EMPTY_ROWS
+    """Slots of the local rows to send, grouped by receiving rank; read after `load` has arrived."""
+    send_row_counts: tuple[int, ...] = (0,)
+    """Number of rows to send to each rank."""
+    write_back: Tensor = EMPTY_ROWS
+    """Local rows whose gradients are added to those on the host after the round."""
+    write_back_slots: Tensor = EMPTY_ROWS
+    """Slot of each row of `write_back`."""
+    send_grad_slots: Tensor = EMPTY_ROWS
+    """Slots of other ranks' rows whose gradients are sent to their owners after the round, by owner."""
+    send_grad_counts: tuple[int, ...] = (0,)
+    """Number of gradients to send to each rank."""
+    recv_grads: Tensor = EMPTY_ROWS
+    """Slots of the local rows whose gradients other ranks send, grouped by sender."""
+    recv_grad_counts: tuple[int, ...] = (0,)
+    """Number of gradients to receive from each rank."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Schedule:
-    """A rank's rounds, in order, and the slots of its buffer."""
+    """The rounds of one rank in order, and the size of its buffer."""
 
     num_slots: int
+    """Number of slots of the buffer."""
     rounds: tuple[Round, ...]
+    """Rounds in the order in which they run."""
 
 
 def pays_in_place(hop: Hop, count: int) -> bool:
-    """Whether so many chunks, each of which passes over all rows, had better read them where they are."""
-    return count * hop.num_inputs <= IN_PLACE * hop.block.num_edges
+    """Return True if chunks should read rows where they are stored instead of copying them into slots.
+
+    Each chunk then passes over all rows (of the gradients), which costs more the more chunks there are.
+
+    Args:
+        hop: Aggregate that is split into chunks.
+        count: Number of chunks.
+    """
+    return count * hop.num_inputs <= MAX_ROWS_PER_EDGE * hop.block.num_edges
 
 
 def in_place(hop: Hop, bounds: Sequence[int]) -> Schedule:
-    """The rounds of a rank alone whose rows are in the memory that it works in."""
+    """Return the rounds of a single rank that reads all rows where they are stored.
+
+    Args:
+        hop: Aggregate that is split into chunks.
+        bounds: Boundaries of the ranges of targets, [chunks + 1].
+    """
     edges = hop.block.indptr[torch.tensor(bounds, dtype=torch.int64)].tolist()
-    held = torch.arange(hop.num_inputs)
+    all_rows = torch.arange(hop.num_inputs)
     rounds = tuple(
         Round(
             targets=slice(*targets),
-            edges=slice(*its_edges),
-            indices=hop.block.indices[slice(*its_edges)],
-            own_slots=torch.arange(*targets),
-            held=held,
+            edges=slice(*chunk_edges),
+            indices=hop.block.indices[slice(*chunk_edges)],
+            target_slots=torch.arange(*targets),
+            slot_sources=all_rows,
             in_place=True,
         )
-        for targets, its_edges in zip(pairwise(bounds), pairwise(edges), strict=True)
+        for targets, chunk_edges in zip(pairwise(bounds), pairwise(edges), strict=True)
     )
     return Schedule(num_slots=hop.num_inputs, rounds=rounds)

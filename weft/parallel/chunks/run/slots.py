@@ -1,6 +1,7 @@
-"""A round of a schedule on the device: its edges by the slots of their sources, and the rows that go in and out.
+"""Edges and index tensors of a round, stored in memory or in a file, and loaded to the device as a topology.
 
-(HongTu, section 6: one buffer of rows, positions computed beforehand.) Index sets and edges wait in an array file.
+The sources of a round's edges are slots of the buffer; all positions are computed before the first pass (HongTu,
+section 6).
 """
 
 from __future__ import annotations
@@ -24,19 +25,33 @@ from weft.runtime.native import id_dtype
 from weft.storage.unnamed_files import ArrayFile, ArrayMemory, ArrayRef
 
 SlotLayout = Literal["plain", "looped", "whole", "relations"]
-"""How a round's edges stand: from slots to targets; so, with a missing loop as an edge; with the slots behind the
-targets' own rows; or from slots to relation rows."""
+"""Layout of a round's edges.
+
+- plain: from slots to targets.
+- looped: from slots to targets, with each missing self-loop added as an edge.
+- whole: the sources are the rows of the targets, followed by the slots.
+- relations: from slots to relation rows.
+"""
 Way = Literal["forward", "both", "back"]
-"""What of a round's edges is brought: those into targets, also those out of sources, or of the latter only the ends."""
-FORWARD, BACKWARD = ("load", "load_slots", "fetch_slots", "serve"), ("flush", "flush_slots", "give_slots", "take")
-"""Index sets of a round."""
+"""Edge arrays to load: in-edges (forward), the transpose without edge numbers (back), or in-edges and transpose."""
+FORWARD_FIELDS = ("load", "load_slots", "recv_row_slots", "send_rows")
+"""Fields of `Round` that the forward pass reads."""
+BACKWARD_FIELDS = ("write_back", "write_back_slots", "send_grad_slots", "recv_grads")
+"""Fields of `Round` that only the backward pass reads."""
 
 
 class SlotTopology(SubTopology):
-    """A round's edges. sources: int64, the vertex in each slot, any for a free one; edge_ids: int64 [e], or None.
+    """The edges of a round on the device, from slots to targets.
 
-    targets: int64 [n], vertices. looped: int64 [e + m], where each edge stands among the round's, -1 for those of the m
-    loops that were missing; None: loops are no edges. relations: whether the edges go to relation rows.
+    Args:
+        adjacency: Edges whose source numbers are slots (or see `SlotLayout`).
+        sources: Vertex of the row in each slot, int64; any vertex for a free slot.
+        targets: Vertex of each target, int64 [n].
+        whole: Topology of the whole graph.
+        edge_ids: Number of each edge in the whole graph, int64 [e]; None if no one reads types or features.
+        edge_positions: If self-loops were added: position of each edge among the round's own edges, -1 for an added
+            self-loop, int64 [e + m]. None if no self-loop is an edge.
+        relations: True if the edges lead to relation rows.
     """
 
     targets: Tensor
@@ -48,12 +63,12 @@ class SlotTopology(SubTopology):
         targets: Tensor,
         whole: Topology,
         edge_ids: Tensor | None,
-        looped: Tensor | None,
+        edge_positions: Tensor | None,
         *,
         relations: bool = False,
     ) -> None:
         super().__init__(adjacency, sources, targets, whole)
-        self.edge_ids, self.looped, self.relations = edge_ids, looped, relations
+        self.edge_ids, self.edge_positions, self.relations = edge_ids, edge_positions, relations
         self.num_relations = whole.num_relations
 
     @cached_property
@@ -63,8 +78,8 @@ class SlotTopology(SubTopology):
 
     @cached_property
     def edge_features(self) -> Tensor | None:
-        found = None if self.edge_ids is None else self.whole.edge_features_at(self.edge_ids)
-        return None if found is None else found.to(self.adjacency.device)
+        features = None if self.edge_ids is None else self.whole.edge_features_at(self.edge_ids)
+        return None if features is None else features.to(self.adjacency.device)
 
     @property
     def relation_edges(self) -> Adjacency:
@@ -72,37 +87,47 @@ class SlotTopology(SubTopology):
 
     @property
     def loop(self) -> Tensor | None:
-        return None if self.looped is not None else super().loop
+        return None if self.edge_positions is not None else super().loop
 
     @cached_property
     def features_with_loops(self) -> EdgeFeatures | None:
-        known = self.whole.features_with_loops
-        if self.looped is None or known is None or self.edge_features is None or known.loops is None:
+        features = self.whole.features_with_loops
+        if self.edge_positions is None or features is None or self.edge_features is None or features.loops is None:
             return super().features_with_loops
-        loops = known.loops[self.targets[self.whole.lacks_loop[self.targets]]]
-        return EdgeFeatures(spread(self.edge_features, self.looped, loops.to(self.adjacency.device)))
+        loops = features.loops[self.targets[self.whole.lacks_loop[self.targets]]]
+        return EdgeFeatures(spread(self.edge_features, self.edge_positions, loops.to(self.adjacency.device)))
 
     def _scale(self, norm: Norm, weighted: bool, dtype: torch.dtype) -> Scale:
         scale = super()._scale(norm, weighted, dtype)
-        return scale if self.looped is None else scale._replace(loop=None)
+        return scale if self.edge_positions is None else scale._replace(loop=None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Edges:
-    """A round's edges in the array file."""
+    """A round's edges in the array file, for one layout."""
 
     indptr: ArrayRef
     indices: ArrayRef
     weight: ArrayRef | None
     transpose: tuple[ArrayRef, ArrayRef, ArrayRef, ArrayRef | None]
-    looped: ArrayRef | None
+    """Arrays indptr, indices, edge_ids and weight of the transpose."""
+    edge_positions: ArrayRef | None
+    """The `edge_positions` of `SlotTopology`; None without added self-loops."""
     num_sources: int
+    """Number of slots, or of targets and slots for the layout "whole"."""
 
 
 class PlacedRound:
-    """A round, its index sets and edges in an array file.
+    """A round whose index tensors and edges are stored in an array file, ready to be loaded.
 
-    vertices: int64, that of each source number of the hop. relations: the relation rows, where results are these.
+    Args:
+        round_: The round.
+        hop: Block of the aggregate.
+        vertices: Vertex of each source number of the block, int64.
+        whole: Topology of the whole graph.
+        layouts: Layouts in which to store the edges.
+        array_file: File or memory that stores the arrays.
+        relations: Index of the relation rows, if the results are relation rows.
     """
 
     def __init__(
@@ -117,49 +142,61 @@ class PlacedRound:
     ) -> None:
         self.targets, self.num_edges = round_.targets, round_.edges.stop - round_.edges.start
         self.results = relations.span(self.targets) if relations else self.targets
-        """The rows of the result."""
+        """Range of the result's rows that the round computes."""
         self.whole, self.array_file, self.num_slots = whole, array_file, len(round_.slot_sources)
         self.recv_row_counts, self.send_row_counts = round_.recv_row_counts, round_.send_row_counts
         self.send_grad_counts, self.recv_grad_counts = round_.send_grad_counts, round_.recv_grad_counts
         self.in_place = round_.in_place
         self._topologies: dict[SlotLayout, SlotTopology] = {}
         ids = vertices[round_.slot_sources.clamp(min=0)]
-        narrow = id_dtype(len(whole.ids))
-        self._sources, self._targets = array_file.put(ids.to(narrow)), array_file.put(vertices[self.targets].to(narrow))
-        self._indices = {name: array_file.put(getattr(round_, name).to(narrow)) for name in FORWARD + BACKWARD}
-        asked = whole.edge_type is not None or whole.edge_features is not None
-        self._edge_ids = array_file.put(hop.edge_ids[round_.edges]) if asked else None
-        self._edges = {layout: self._keep(layout, round_, hop, relations) for layout in layouts}
+        dtype = id_dtype(len(whole.ids))
+        self._sources, self._targets = array_file.put(ids.to(dtype)), array_file.put(vertices[self.targets].to(dtype))
+        self._indices = {
+            name: array_file.put(getattr(round_, name).to(dtype)) for name in FORWARD_FIELDS + BACKWARD_FIELDS
+        }
+        needs_edge_ids = whole.edge_type is not None or whole.edge_features is not None
+        self._edge_ids = array_file.put(hop.edge_ids[round_.edges]) if needs_edge_ids else None
+        self._edges = {layout: self._store(layout, round_, hop, relations) for layout in layouts}
 
     @property
     def num_loaded(self) -> int:
-        """Rows that come from the host."""
+        """Number of rows that are loaded from the host."""
         return self._indices["load"].shape[0]
 
     @property
-    def mirrored(self) -> PlacedRound:
-        """The round in a pass that goes from the last one to the first: what came leaves, and what left comes.
+    def in_reverse(self) -> PlacedRound:
+        """The round in a pass from the last round to the first: loaded rows are written back, and vice versa.
 
-        Of a rank alone: what is exchanged stays as it is.
+        For a single rank only: rows that ranks exchange are not swapped.
         """
-        other, index = copy.copy(self), self._indices
-        swapped = {"load": "flush", "load_slots": "flush_slots", "flush": "load", "flush_slots": "load_slots"}
-        other._indices = index | {name: index[from_] for name, from_ in swapped.items()}
-        return other
+        copied, index = copy.copy(self), self._indices
+        swapped = {
+            "load": "write_back",
+            "load_slots": "write_back_slots",
+            "write_back": "load",
+            "write_back_slots": "load_slots",
+        }
+        copied._indices = index | {name: index[from_] for name, from_ in swapped.items()}
+        return copied
 
     @property
     def exchanges(self) -> bool:
-        """Whether it is one of a round of several ranks, which exchange what their chunks read."""
+        """True if the round has several ranks, which exchange rows."""
         return len(self.recv_row_counts) > 1
 
     def index(self, name: str) -> Tensor:
-        """An index set of the round, int64."""
+        """Return an index tensor of the round by its field name in `Round`, int64."""
         return self.array_file.get(self._indices[name]).long()
 
     def topology(self, layout: SlotLayout, to_device: Callable[[Tensor], Tensor], way: Way) -> SlotTopology:
-        """The edges on the device; `back`: good for the transpose alone, and for what needs no numbers of edges.
+        """Return the edges on the device.
 
-        to_device: brings an array there. In memory there is one for all ways.
+        Rounds in memory keep one topology per layout, which is good for all ways.
+
+        Args:
+            layout: Layout of the edges.
+            to_device: Copies an array to the device.
+            way: Edge arrays to load. With "back", the topology has only the transpose, without edge numbers.
         """
         if not isinstance(self.array_file, ArrayMemory):
             return self._topology(layout, to_device, way)
@@ -168,7 +205,7 @@ class PlacedRound:
         return self._topologies[layout]
 
     def _topology(self, layout: SlotLayout, to_device: Callable[[Tensor], Tensor], way: Way) -> SlotTopology:
-        edges, get, known = self._edges[layout], self.array_file.get, None
+        edges, get, transpose = self._edges[layout], self.array_file.get, None
 
         def bring(stored: ArrayRef) -> Tensor:
             return to_device(get(stored))
@@ -176,7 +213,7 @@ class PlacedRound:
         left_out = to_device(torch.empty(0, dtype=edges.indices.dtype)) if way == "back" else None
         if way != "forward":
             indptr, indices, ids, weight = edges.transpose
-            known = Transpose(
+            transpose = Transpose(
                 indptr=bring(indptr),
                 indices=bring(indices),
                 edge_ids=bring(ids) if left_out is None else left_out,
@@ -187,7 +224,7 @@ class PlacedRound:
             indices=bring(edges.indices) if left_out is None else left_out,
             num_sources=edges.num_sources,
             weight=None if edges.weight is None or left_out is not None else bring(edges.weight),
-            known_transpose=known,
+            known_transpose=transpose,
         )
         sources, targets = get(self._sources).long(), get(self._targets).long()
         return SlotTopology(
@@ -196,36 +233,47 @@ class PlacedRound:
             targets,
             self.whole,
             None if self._edge_ids is None else get(self._edge_ids),
-            None if edges.looped is None else get(edges.looped),
+            None if edges.edge_positions is None else get(edges.edge_positions),
             relations=layout == "relations",
         )
 
     def edge_bytes(self, layout: SlotLayout, way: Way) -> int:
-        """What of the edges is taken to the device."""
+        """Return the bytes of edges that `topology` loads from a file.
+
+        Args:
+            layout: Layout of the edges.
+            way: Edge arrays to load.
+        """
         edges = self._edges[layout]
         indptr, indices, ids, weight = edges.transpose
         forward, back = (edges.indices, edges.weight), (indptr, indices, weight)
-        taken = {"forward": forward, "both": (*forward, *back, ids), "back": back}[way]
-        return edges.indptr.num_bytes + sum(one.num_bytes for one in taken if one is not None)
+        arrays = {"forward": forward, "both": (*forward, *back, ids), "back": back}[way]
+        return edges.indptr.num_bytes + sum(array.num_bytes for array in arrays if array is not None)
 
-    def _keep(self, layout: SlotLayout, round_: Round, hop: Hop, relations: RelationIndex | None) -> Edges:
+    def _store(self, layout: SlotLayout, round_: Round, hop: Hop, relations: RelationIndex | None) -> Edges:
+        """Store a round's edges in a layout."""
         first, end = self.targets.start, self.targets.stop
         indptr = hop.block.indptr[first : end + 1] - hop.block.indptr[first]
-        known = self.whole.adjacency.weight
-        weight = None if hop.block.weight is None or known is None else hop.block.weight[round_.edges].to(known.dtype)
-        indices, num_sources, looped = round_.indices, self.num_slots, None
-        if layout == "whole":
-            number = round_.slot_sources[indices]
-            its_own = (number >= first) & (number < end)
-            indices = torch.where(its_own, number - first, indices + (end - first)).to(indices.dtype)
+        graph_weight = self.whole.adjacency.weight
+        weight = (
+            None
+            if hop.block.weight is None or graph_weight is None
+            else hop.block.weight[round_.edges].to(graph_weight.dtype)
+        )
+        indices, num_sources, edge_positions = round_.indices, self.num_slots, None
+        if layout == "whole":  # a target's own row is read among the targets' rows, every other row in its slot
+            source = round_.slot_sources[indices]
+            is_target = (source >= first) & (source < end)
+            indices = torch.where(is_target, source - first, indices + (end - first)).to(indices.dtype)
             num_sources += end - first
         if layout == "looped":
             missing = self.whole.lacks_loop.cpu()[self.array_file.get(self._targets).long()]
-            indptr, looped = with_loops(indptr, missing)
-            own = round_.target_slots[missing].to(indices.dtype)
-            indices = spread(indices, looped, own)
-            weight = None if weight is None else spread(weight, looped, weight.new_ones(len(own)))
-            looped = looped if self.whole.edge_features is not None else looped[:0]  # which alone are spread by it
+            indptr, edge_positions = with_loops(indptr, missing)
+            loop_slots = round_.target_slots[missing].to(indices.dtype)
+            indices = spread(indices, edge_positions, loop_slots)
+            weight = None if weight is None else spread(weight, edge_positions, weight.new_ones(len(loop_slots)))
+            # Only edge features need the positions later.
+            edge_positions = edge_positions if self.whole.edge_features is not None else edge_positions[:0]
         adjacency = Adjacency(indptr=indptr, indices=indices, num_sources=num_sources, weight=weight)
         if layout == "relations":
             assert relations is not None
@@ -243,13 +291,23 @@ class PlacedRound:
                 put(back.edge_ids),
                 None if back.weight is None else put(back.weight),
             ),
-            looped=None if looped is None else put(looped),
+            edge_positions=None if edge_positions is None else put(edge_positions),
             num_sources=num_sources,
         )
 
 
 def edge_bytes(way: Way, targets: int, sources: int, edges: int, index: int, weight: int) -> int:
-    """What is brought of so many edges, of whose index and weight a number takes so many bytes."""
+    """Return the bytes of edges that a round loads from a file.
+
+    Args:
+        way: Edge arrays to load.
+        targets: Number of targets.
+        sources: Number of slots.
+        edges: Number of edges, including added self-loops.
+        index: Bytes of a source number.
+        weight: Bytes of an edge weight; 0 without weights.
+    """
+    # index pointers of the targets, in-edges (forward), transpose (back), and edge numbers of the transpose (ids)
     forward = 0 if way == "back" else edges * (index + weight)
     back = 0 if way == "forward" else 8 * (sources + 1) + edges * (index + weight)
     ids = edges * 4 if way == "both" else 0
@@ -257,21 +315,32 @@ def edge_bytes(way: Way, targets: int, sources: int, edges: int, index: int, wei
 
 
 def with_loops(indptr: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows with one more edge where it is missing (bool [n]), the last one: their indptr, and each edge's old place.
+    """Return the adjacency's row pointers after appending a self-loop to the rows that lack one.
 
-    The place is -1 for the new ones.
+    Args:
+        indptr: Row pointers before, int64 [n + 1].
+        missing: True for a row that gets a self-loop as its last edge, bool [n].
+
+    Returns:
+        The new row pointers, and the former position of each edge (-1 for a new self-loop).
     """
-    more = torch.cat([missing.new_zeros(1, dtype=torch.int64), missing.cumsum(0)])
-    longer = indptr + more
-    place = torch.full((int(longer[-1]),), -1)
+    num_added = torch.cat([missing.new_zeros(1, dtype=torch.int64), missing.cumsum(0)])
+    longer = indptr + num_added
+    positions = torch.full((int(longer[-1]),), -1)
     row = torch.arange(len(missing)).repeat_interleave(indptr.diff())
-    place[torch.arange(len(row)) + more[row]] = torch.arange(len(row))
-    return longer, place
+    positions[torch.arange(len(row)) + num_added[row]] = torch.arange(len(row))
+    return longer, positions
 
 
-def spread(values: Tensor, place: Tensor, added: Tensor) -> Tensor:
-    """What [e, ...] belongs to the edges at these places, and, where one is -1, what was added, in order."""
-    found = values.new_empty(len(place), *values.shape[1:])
-    found[place >= 0] = values
-    found[place < 0] = added
-    return found
+def spread(values: Tensor, positions: Tensor, added: Tensor) -> Tensor:
+    """Return the values of edges after self-loops were added.
+
+    Args:
+        values: Values of the edges before, [e, ...].
+        positions: Former position of each edge, -1 for an added self-loop, int64 [e + m].
+        added: Values of the added self-loops in order, [m, ...].
+    """
+    merged = values.new_empty(len(positions), *values.shape[1:])
+    merged[positions >= 0] = values
+    merged[positions < 0] = added
+    return merged
