@@ -65,7 +65,7 @@ def plant(error: str, cache: FeatureCache) -> None:
     if error == "stale row":
         cache.rows[0] += 1e-3
     else:
-        cache.place[cache.place == 0] = 1
+        cache.position[cache.position == 0] = 1
 
 
 def is_same(one: Seen, other: Seen) -> bool:
@@ -143,7 +143,7 @@ def test_the_most_read_that_fit() -> None:
         ({"cache_memory": ROW_BYTES - 1}, PLAIN, f"the features of a vertex take {ROW_BYTES} bytes: give as many"),
         ({"cache_memory": 10**15}, PLAIN, "on 1 rank would take .* of memory, and there are"),
         ({"cache_memory": 10**9}, Case(model="rgcn", typed="none"), "has no effect, since .* has no features"),
-        ({"cache_memory": 10**9, "batch_size": "all", "fanout": "all"}, PLAIN, "a batch of all is read once"),
+        ({"cache_memory": 10**9, "batch_size": "all", "fanout": "all"}, PLAIN, "a batch of all vertices is read once"),
     ],
 )
 def test_a_cache_of_no_use_is_refused(options: dict[str, int], case: Case, said: str) -> None:

@@ -79,7 +79,7 @@ def check_records(run: weft.Run) -> None:
         ("--cache-memory 100", "--cache-memory 100: the features of a vertex take 256 bytes: give as many"),
         ("--cache-memory 900TB", "--cache-memory 900000.00 GB on 1 rank would take 900000.00 GB of memory"),
         ("--workers 2 --strategy sampled --norm batch", "--strategy sampled: batch norm would count a vertex once"),
-        ("--workers 2 --decoupled --model gat", "--strategy split: no --decoupled model with attention"),
+        ("--workers 2 --decoupled --model gat", "--strategy split supports no --decoupled model with attention"),
     ],
 )
 def test_refused_in_one_line(flags: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
-"""Mini-batches: a step trains vertices or links on samples of their neighbourhoods, drawn by keys and not by ranks.
+"""Mini-batch strategies: a step trains vertices or links on sampled neighbourhoods. Samples do not depend on the ranks.
 
-`split` (GSplit): one mini-batch is split among the ranks by who owns a vertex, so none is drawn, loaded or computed
-twice. `sampled` (data parallelism): each rank has its own micro-batch, which overlaps with those of others. Reading
-order: sampler.py (what a batch is), batch.py (a batch on its rank), plan.py, loader.py (batches made ahead).
+`split` (GSplit) splits one mini-batch among the ranks by the owner of each vertex, so that no vertex is sampled, loaded
+or computed twice. `sampled` (data parallelism) gives each rank a micro-batch of its own, which overlaps with those of
+other ranks. Reading order: sampler (what a batch is), batch_blocks (a batch on its rank), plan, step_trace,
+pre_sampling and feature_cache, read_ahead (batches prepared in advance).
 """

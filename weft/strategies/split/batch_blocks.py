@@ -1,4 +1,4 @@
-"""A mini-batch on its rank: its blocks, the halos between them, and the rows that the model begins with."""
+"""Mini-batch on a rank: its blocks, the halos between them, and the rows that the model begins with."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from weft.strategies.vertex.plan import PlacedVertices
 
 
 class SampledBlock(Block):
-    """In-edges that were drawn: a sum over them estimates that over all without bias (Horvitz and Thompson 1952).
+    """Sampled in-edges; a sum over them is an unbiased estimate of the sum over all (Horvitz and Thompson 1952).
 
-    So it is scaled by the whole graph's degrees, as in an evaluation, and by one over the chance of being drawn.
+    It is scaled by the degrees in the whole graph, as in an evaluation, and by the inverse sampling probability.
     """
 
     hop: SampledHop
@@ -34,10 +34,15 @@ class SampledBlock(Block):
 
 
 class BatchHalos(Halos):
-    """The halos of one stage of a batch. Constant features cross as well, since their owner alone loads them.
+    """Halos of one stage of a batch. Constant features are exchanged as well, because only their owner loads them.
 
-    row_ids: int64, the original ids of the rank's rows. num_rows: vertices of all ranks before and behind the stage's
-    aggregates. embedded: int64, which of the rows that the rank keeps of an embedding are the batch's.
+    Args:
+        blocks: Block of each step; the targets of the last one are the results.
+        whole: Topology of the whole graph, for a stage without aggregates.
+        row_ids: Original ids of the rank's rows, int64.
+        num_rows: Number of vertices of all ranks before and after the stage's aggregates.
+        group: The ranks.
+        embedded: Positions of the batch's rows among the embedding rows that the rank stores, int64.
     """
 
     def __init__(
@@ -65,23 +70,27 @@ class BatchHalos(Halos):
         return y
 
     def block(self, view: PlacedView, x: Tensor) -> tuple[Tensor, Tensor, int]:
-        found = super().block(view, x)
+        requested = super().block(view, x)
         self.num_vertices = self.num_rows[1]
-        return found
+        return requested
 
 
 class BatchBlocks:
-    """What a rank has of a mini-batch. Nothing crosses the network here.
+    """Blocks, exchanges and inputs of a rank for a mini-batch. Creating them needs no communication.
 
-    drawn: its share. num_rows: vertices of all ranks, by level. stage_hops: the aggregates of each of the model's
-    stages. backward_hops: those that gradients go back through. embedded: int64, which of the rows that the rank keeps
-    of an embedding are the batch's. placed: has the graph, and the model on this rank. inputs: what the model begins
-    with.
+    Args:
+        batch: The rank's part of the batch.
+        num_rows: Number of vertices of all ranks at each layer boundary.
+        stage_hops: Numbers of the aggregates of each stage of the model.
+        backward_hops: Aggregates through which gradients flow.
+        embedded: Positions of the batch's rows among the embedding rows that the rank stores, int64.
+        placed: The plan on this rank, with graph and model.
+        inputs: Rows that the model begins with.
     """
 
     def __init__(
         self,
-        drawn: SampledBatch,
+        batch: SampledBatch,
         num_rows: Sequence[int],
         stage_hops: Sequence[Sequence[int]],
         backward_hops: Collection[int],
@@ -89,25 +98,25 @@ class BatchBlocks:
         placed: PlacedVertices,
         inputs: Inputs,
     ) -> None:
-        group, rows = placed.group, drawn.rows
+        group, rows = placed.group, batch.rows
         self.inputs = inputs
         blocks = []
-        for number, hop in enumerate(drawn.hops):
+        for number, hop in enumerate(batch.hops):
             halo = Halo(hop.route, group, name=f"batch {number}") if hop.route else None
             blocks.append(SampledBlock(hop, rows, placed, halo))
             if number in backward_hops:
-                blocks[-1].adjacency.transpose  # noqa: B018  # here, ahead of the step
+                blocks[-1].adjacency.transpose  # noqa: B018  # computed now, before the step
         row_ids = placed.topology.ids[rows].to(group.device)
         self.exchanges: list[BatchHalos] = []
-        level = 0
+        boundary = 0
         for hops in stage_hops:
-            behind = hops[-1] + 1 if hops else level
-            counts = num_rows[level], num_rows[behind]
+            next_boundary = hops[-1] + 1 if hops else boundary
+            counts = num_rows[boundary], num_rows[next_boundary]
             stage = tuple(blocks[hop] for hop in hops)
             self.exchanges.append(BatchHalos(stage, placed.topology, row_ids, counts, group, embedded))
-            level = behind
+            boundary = next_boundary
 
     def rewind(self) -> None:
-        """Before each forward pass: no aggregate has been made."""
+        """Reset the number of rows before a forward pass."""
         for exchange in self.exchanges:
             exchange.num_vertices = exchange.num_rows[0]

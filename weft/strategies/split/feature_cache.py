@@ -1,4 +1,4 @@
-"""Rows of features that a rank holds for its mini-batches: those that are read most often (GSplit, section 4.3)."""
+"""Cache of the feature rows that a rank's mini-batches read most often (GSplit, section 4.3)."""
 
 from __future__ import annotations
 
@@ -11,18 +11,27 @@ from weft.nn import FeatureTables
 
 
 def feature_bytes(graph: Graph, itemsize: int) -> Tensor:
-    """What each vertex's features take, at so many bytes a number: int64 [N]; 0 where it has none."""
-    found = torch.full((graph.num_vertices,), graph.num_features * itemsize)
+    """Return the bytes of each vertex's features, int64 [N]; 0 if it has none.
+
+    Args:
+        graph: The graph.
+        itemsize: Bytes of an element.
+    """
+    num_bytes = torch.full((graph.num_vertices,), graph.num_features * itemsize)
     for name, table in graph.features.items():
         span = graph.type_range(name)
-        found[span.start : span.stop] = table.shape[1] * itemsize
-    return found
+        num_bytes[span.start : span.stop] = table.shape[1] * itemsize
+    return num_bytes
 
 
 def most_read(vertices: Tensor, reads: Tensor, row_bytes: Tensor, limit: int) -> Tensor:
-    """Those of some vertices, int64 [n], that are read most often and fit in so many bytes: int64, ascending.
+    """Return the vertices that are read most often and fit in a limit, int64, ascending.
 
-    reads: int64 [N], how often each is. row_bytes: int64 [N], what it takes; 0 where there is nothing to hold.
+    Args:
+        vertices: Candidate vertices, int64 [n].
+        reads: Number of reads of each vertex, int64 [N].
+        row_bytes: Bytes of each vertex's features, int64 [N]; 0 if it has none.
+        limit: Bytes of the cache.
     """
     order = vertices[row_bytes[vertices] > 0]
     order = order[reads[order].argsort(descending=True, stable=True)]
@@ -30,42 +39,55 @@ def most_read(vertices: Tensor, reads: Tensor, row_bytes: Tensor, limit: int) ->
 
 
 class FeatureCache:
-    """The rows of a table [m, F], of which some are held on a device, and the others are read from it each time.
+    """Rows of a table [m, F], some of which are cached on a device; the others are read from the table each time.
 
-    held: int64, ascending, which. counted: its meter counts the rows found (`cache_hits`) and read (`cache_misses`).
+    Args:
+        table: All rows.
+        cached: Cached rows, int64, ascending.
+        device: Device of the cache and of the results.
+        dtype: Data type of the results.
+        counted: Group whose meter counts cached rows (`cache_hits`) and rows read from the table (`cache_misses`).
     """
 
-    def __init__(self, table: Tensor, held: Tensor, device: torch.device, dtype: torch.dtype, counted: Group) -> None:
+    def __init__(self, table: Tensor, cached: Tensor, device: torch.device, dtype: torch.dtype, counted: Group) -> None:
         self.table, self.device, self.dtype, self.counted = table, device, dtype, counted
-        self.rows = self._read(held)
-        self.place = torch.full((len(table),), -1, dtype=torch.int32)
-        """Where a row is held; -1: nowhere."""
-        self.place[held] = torch.arange(len(held), dtype=torch.int32)
+        self.rows = self._read(cached)
+        self.position = torch.full((len(table),), -1, dtype=torch.int32)
+        """Position of each row in the cache; -1 if it is not cached."""
+        self.position[cached] = torch.arange(len(cached), dtype=torch.int32)
 
-    def __getitem__(self, wanted: Tensor) -> Tensor:
-        """Some rows, int64 [n], of the table: [n, F]."""
-        place = self.place[wanted]
-        found, missing = (place >= 0).nonzero().view(-1), (place < 0).nonzero().view(-1)
-        rows = self.rows.new_empty(len(wanted), self.rows.shape[1])
-        rows[found.to(self.device)] = self.rows[place[found].to(self.device)]
-        rows[missing.to(self.device)] = self._read(wanted[missing])
-        self.counted.meter.counts.sampled.update(cache_hits=len(found), cache_misses=len(missing))
+    def __getitem__(self, row_ids: Tensor) -> Tensor:
+        """Return rows [n, F] of the table by their ids, int64 [n]."""
+        position = self.position[row_ids]
+        hits, misses = (position >= 0).nonzero().view(-1), (position < 0).nonzero().view(-1)
+        rows = self.rows.new_empty(len(row_ids), self.rows.shape[1])
+        rows[hits.to(self.device)] = self.rows[position[hits].to(self.device)]
+        rows[misses.to(self.device)] = self._read(row_ids[misses])
+        self.counted.meter.counts.sampled.update(cache_hits=len(hits), cache_misses=len(misses))
         return rows
 
-    def _read(self, wanted: Tensor) -> Tensor:
-        return self.table[wanted].to(self.device, self.dtype)
+    def _read(self, row_ids: Tensor) -> Tensor:
+        return self.table[row_ids].to(self.device, self.dtype)
 
 
 def cached_tables(
-    graph: Graph, held: Tensor, device: torch.device, dtype: torch.dtype, counted: Group
+    graph: Graph, cached: Tensor, device: torch.device, dtype: torch.dtype, counted: Group
 ) -> FeatureTables:
-    """A graph's features, of which those of some vertices are held; as for `CachedRows`."""
+    """Return the features of a graph, with those of some vertices cached.
 
-    def cached(table: Tensor, span: range) -> FeatureCache:
-        here = held[(held >= span.start) & (held < span.stop)] - span.start
-        return FeatureCache(table, here, device, dtype, counted)
+    Args:
+        graph: The graph.
+        cached: Vertices whose features are cached, int64, ascending.
+        device: Device of the cache and of the results.
+        dtype: Data type of the results.
+        counted: Group whose meter counts hits and misses.
+    """
+
+    def make_cache(table: Tensor, span: range) -> FeatureCache:
+        of_table = cached[(cached >= span.start) & (cached < span.stop)] - span.start
+        return FeatureCache(table, of_table, device, dtype, counted)
 
     return FeatureTables(
-        x=None if graph.x is None else cached(graph.x, range(graph.num_vertices)),
-        features={name: cached(table, graph.type_range(name)) for name, table in graph.features.items()},
+        x=None if graph.x is None else make_cache(graph.x, range(graph.num_vertices)),
+        features={name: make_cache(table, graph.type_range(name)) for name, table in graph.features.items()},
     )

@@ -1,4 +1,4 @@
-"""The plans of mini-batch strategies: what a step of a batch does on a rank, and an evaluation on the whole graph."""
+"""Plans of mini-batch strategies: steps on sampled batches, and evaluations on the whole graph."""
 
 from __future__ import annotations
 
@@ -46,38 +46,39 @@ from weft.utils.random import key
 from weft.utils.units import format_bytes
 
 DEFAULT_BATCH_SIZE = 1024
+"""Training vertices or links of a batch on all ranks, unless the options say otherwise."""
 PLACE_BYTES = 4
-"""Of every vertex, where its features are held."""
+"""Bytes per vertex for its position in the feature cache."""
 NUM_PROFILED_STEPS = 3
-"""Batches of an epoch that are drawn to tell what all take; the last among them."""
+"""Number of an epoch's batches that are sampled to estimate all; the last one is among them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchOptions(VertexOptions):
-    """What can be said of mini-batches."""
+    """Options of mini-batch strategies."""
 
     task: str = "node"
-    """What batches are of: of vertices (node) or links (link)."""
+    """Content of a batch: vertices (node) or links (link)."""
     negatives: int = 1
-    """Pairs drawn for each link."""
+    """Negative samples of each link."""
     batch_size: str = ""
-    """Training vertices, or links, of a batch on all ranks, or `all`; '': 1024, or all where there are fewer."""
+    """Training vertices or links of a batch on all ranks, or `all`; '': 1024, or all if there are fewer."""
     fanout: str = "10"
-    """In-edges drawn for a vertex: one number for all hops, or one for each from the batch outward, or `all`."""
+    """In-edges sampled per vertex: a number for all hops, a number for each from the batch outwards, or `all`."""
     sampling: str = "uniform"
-    """How they are drawn."""
+    """Method by which edges are sampled."""
     batch_dependency: int = 1
-    """Batches over which the draws change; 1: each draws anew."""
+    """Number of batches over which samples change; 1: independent samples."""
     prefetch_batches: int = 2
-    """Batches that are made ahead of their step, while others train; 0: none."""
+    """Number of batches that a thread prepares during earlier steps; 0: none."""
     cache_memory: int | None = None
-    """Bytes of features that a rank holds for its batches; None: all are read from the graph each time."""
+    """Bytes of a rank's feature cache; None: features are read from the graph each time."""
     seed: int = 0
-    """Of what is drawn."""
+    """Seed of all samples."""
 
 
 class MiniBatchPlan(CommunicatedPlan):
-    """Mini-batches in training; evaluations go over the whole graph, as in `communicated`."""
+    """Plan that trains on mini-batches and evaluates on the whole graph, as `communicated` does."""
 
     options_type: ClassVar[type[BatchOptions]] = BatchOptions
     exact = False
@@ -85,70 +86,94 @@ class MiniBatchPlan(CommunicatedPlan):
     whole_graph = (False,)
     options: BatchOptions
     splits: ClassVar[bool]
-    """Whether the ranks split a batch by who owns a vertex; else each has a micro-batch of its own."""
+    """True if the ranks split a batch by the owners of its vertices; False if each has its own micro-batch."""
 
     def solve(self, state: Any) -> None:
         super().solve(state)
-        asked = self.batch_work.outline(BatchPlan.traits, training=True)
+        operations = self.batch_work.outline(BatchPlan.traits, training=True)
         fanouts = self.one_rank_sampler.fanouts
         if self.size > 1:
-            (self._refuse_steps if self.splits else self._refuse_own)(asked)
-        if any(isinstance(one, tuple) for one in fanouts) or self.options.sampling == "weighted":
-            self._refuse_unscaled(asked)
+            (self._check_no_repeated_attention if self.splits else self._check_recomputable)(operations)
+        if any(isinstance(fanout, tuple) for fanout in fanouts) or self.options.sampling == "weighted":
+            self._check_unbiased(operations)
         if not self.one_rank_sampler.takes_all_edges and any(
-            isinstance(op.op, ByRelation) and not op.op.mean for op in asked
+            isinstance(op.op, ByRelation) and not op.op.mean for op in operations
         ):
             raise InputError(
-                f"--fanout {self.options.fanout}: edges are drawn, and the model sums them by relation: give --fanout "
-                "all, or convolutions with aggr='mean'"
+                f"--fanout {self.options.fanout}: the model sums the edges of each relation, which would be biased for "
+                "sampled edges: give --fanout all, or convolutions with aggr='mean'"
             )
 
     def check_fits(self) -> None:
         if self.options.cache_memory is not None:
-            self._require_cache(self.options.cache_memory)
+            self._check_cache(self.options.cache_memory)
 
-    def _require_cache(self, memory: int) -> None:
-        """InputError for a cache that would have no effect, or that is larger than memory."""
+    def _check_cache(self, memory: int) -> None:
+        """Check that the feature cache has an effect and fits in memory.
+
+        Raises:
+            InputError: It has none, or does not fit.
+        """
         row_bytes = feature_bytes(self.work.graph, self.work.itemsize)
         widths = row_bytes[row_bytes > 0]
         if self.one_rank_sampler.same_every_step or not len(widths):
-            why = "a batch of all is read once" if len(widths) else f"{self.work.graph.name} has no features"
-            raise InputError(f"--cache-memory has no effect, since {why}: leave it out")
+            reason = (
+                "a batch of all vertices is read once" if len(widths) else f"{self.work.graph.name} has no features"
+            )
+            raise InputError(f"--cache-memory has no effect, since {reason}: leave it out")
         if memory < (least := int(widths.min())):
             raise InputError(f"--cache-memory {memory}: the features of a vertex take {least} bytes: give as many")
         ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
-        what = f"--cache-memory {format_bytes(memory)} on {ranks_here} {'rank' if ranks_here == 1 else 'ranks'}"
-        check_fits_memory(memory * ranks_here, what, "give less")
+        cache = f"--cache-memory {format_bytes(memory)} on {ranks_here} {'rank' if ranks_here == 1 else 'ranks'}"
+        check_fits_memory(memory * ranks_here, cache, "give less")
 
-    def _refuse_steps(self, asked: Sequence[GraphOperation]) -> None:
-        """InputError where weights of all steps are those of the first one's sources, which are not all here."""
-        if any(isinstance(op.op, Aggregate) and not op.op.plain and len(op.hops) > 1 for op in asked):
-            raise InputError(f"--strategy {self.name}: no --decoupled model with attention runs under it: leave it out")
+    def _check_no_repeated_attention(self, operations: Sequence[GraphOperation]) -> None:
+        """Check that no attention is applied several times: later steps would need weights of sources on other ranks.
 
-    def _refuse_own(self, asked: Sequence[GraphOperation]) -> None:
-        """InputError for what each vertex is to have once, where ranks compute it several times."""
-        if any(isinstance(op.op, Total) for op in asked):
+        Raises:
+            InputError: There is one.
+        """
+        if any(isinstance(op.op, Aggregate) and not op.op.plain and len(op.hops) > 1 for op in operations):
+            raise InputError(
+                f"--strategy {self.name} supports no --decoupled model with attention: leave out --decoupled"
+            )
+
+    def _check_recomputable(self, operations: Sequence[GraphOperation]) -> None:
+        """Check that nothing requires each vertex to be computed once, if several ranks compute it.
+
+        Raises:
+            InputError: The model sums over vertices, or has embedding rows.
+        """
+        if any(isinstance(op.op, Total) for op in operations):
             raise InputError(
                 f"--strategy {self.name}: batch norm would count a vertex once for each rank that computes it: give "
                 "--strategy split, or another --norm"
             )
         if embeddings(self.work.model):
             raise InputError(
-                f"--strategy {self.name}: vertices without features have rows on one rank alone: give --strategy split"
+                f"--strategy {self.name}: embeddings of vertices without features are stored on one rank each, which "
+                "it does not support: give --strategy split"
             )
 
-    def _refuse_unscaled(self, asked: Sequence[GraphOperation]) -> None:
-        """InputError for sums that would have a bias, where edges of a row are drawn with different chances."""
+    def _check_unbiased(self, operations: Sequence[GraphOperation]) -> None:
+        """Check that sums are unbiased, if the edges of a row are sampled with different probabilities.
+
+        Raises:
+            InputError: A sum would be biased.
+        """
         weighted = self.options.sampling == "weighted"
-        for op in asked:
+        for op in operations:
             if (isinstance(op.op, Sum) and not op.op.weighted) or (isinstance(op.op, ByRelation) and weighted):
                 flag = "--sampling weighted" if weighted else f"--fanout {self.options.fanout}"
                 remedy = "--sampling uniform or labor" if weighted else "one number for each hop"
-                raise InputError(f"{flag}: edges are drawn unevenly, and the model sums them evenly: give {remedy}")
+                raise InputError(
+                    f"{flag}: edges are sampled with different probabilities, but the model has a sum "
+                    f"without edge weights, which would be biased: give {remedy}"
+                )
 
     @cached_property
     def batch_work(self) -> Workload:
-        """The workload of a step. What it reads is constant only where every step reads all."""
+        """Workload of a step. Its input rows are constant only if all steps are alike."""
         reuse = self.work.optimisations.reuse and self.one_rank_sampler.same_every_step
         optimisations = replace(self.work.optimisations, reuse=reuse, sparse=False)
         graph = self.work.graph if self.work.has_graph else self.work.stats
@@ -156,12 +181,16 @@ class MiniBatchPlan(CommunicatedPlan):
 
     @cached_property
     def sampler(self) -> BatchSampler:
-        """What draws batches on the ranks."""
+        """Sampler of the batches on all ranks."""
         return replace(self.one_rank_sampler, size=self.size, part=self.part if self.splits and self.size > 1 else None)
 
     @cached_property
     def one_rank_sampler(self) -> BatchSampler:
-        """The same on one rank. InputError for fanouts or a batch that the graph or the model has not."""
+        """Sampler of the batches on a single rank.
+
+        Raises:
+            InputError: Fanouts or batch size do not fit the graph or the model.
+        """
         options, graph = self.options, self.work.graph
         sampler = BatchSampler(
             graph=graph,
@@ -175,34 +204,46 @@ class MiniBatchPlan(CommunicatedPlan):
             links=Links.of(graph) if options.task == "link" else None,
             num_negatives=options.negatives,
         )
-        most, what = len(sampler.examples), "vertices" if sampler.links is None else "links"
-        if options.batch_size and (sampler.batch_size or 0) > most:
-            raise InputError(f"--batch-size {sampler.batch_size}: {graph.name} has {most} training {what}: give all")
+        num_examples, kind = len(sampler.examples), "vertices" if sampler.links is None else "links"
+        if options.batch_size and (sampler.batch_size or 0) > num_examples:
+            raise InputError(
+                f"--batch-size {sampler.batch_size}: {graph.name} has {num_examples} training {kind}: give all"
+            )
         if options.batch_dependency > 1 and options.sampling != "labor":
             raise InputError(
                 f"--batch-dependency {options.batch_dependency} has no effect on --sampling {options.sampling}: give "
                 "--sampling labor, or leave it out"
             )
         if options.batch_dependency > 1 and sampler.takes_all_edges:
-            raise InputError(f"--batch-dependency {options.batch_dependency}: --fanout all draws nothing: leave it out")
+            raise InputError(
+                f"--batch-dependency {options.batch_dependency}: --fanout all samples nothing: leave it out"
+            )
         if options.sampling == "weighted" and graph.in_edges.weight is None:
             raise InputError(f"--sampling weighted: {graph.name} has no edge weights: give uniform or labor")
         return sampler
 
     def pre_sample(self) -> PreSampling:
-        """How often vertices are drawn; by one rank where batches are split, which does not change them."""
+        """Return the number of accesses to each vertex.
+
+        For `split`, a single rank samples, since batches do not depend on the ranks.
+        """
         return pre_sample(self.one_rank_sampler if self.splits else self.sampler)
 
     def cached_vertices(self, rank: int) -> Tensor:
-        """Those whose features a rank holds for its batches, under `split` of its own alone: int64, ascending."""
+        """Return the vertices in a rank's feature cache, int64, ascending; for `split`, only vertices that it owns."""
         graph, memory = self.work.graph, self.options.cache_memory
         if memory is None:
             return torch.empty(0, dtype=torch.int64)
-        own = (self.part == rank).nonzero().view(-1) if self.splits else torch.arange(graph.num_vertices)
-        return most_read(own, self.pre_sample().reads, feature_bytes(graph, self.work.itemsize), memory)
+        owned = (self.part == rank).nonzero().view(-1) if self.splits else torch.arange(graph.num_vertices)
+        return most_read(owned, self.pre_sample().reads, feature_bytes(graph, self.work.itemsize), memory)
 
     def sample_batch(self, epoch: int, number: int) -> list[SampledBatch]:
-        """A batch of an epoch on all ranks."""
+        """Return a batch as sampled by each rank.
+
+        Args:
+            epoch: Number of the epoch.
+            number: Number of the batch in the epoch.
+        """
         examples = self.sampler.batches(epoch)[number]
         return exchange_requests_locally(
             [self.sampler.sample(examples, rank, epoch, number) for rank in range(self.size)]
@@ -214,32 +255,47 @@ class MiniBatchPlan(CommunicatedPlan):
             self.__dict__.pop(name, None)
 
     def trace(self, rank: int = 0, *, training: bool, epoch: int = 0, number: int = 0) -> Trace:
-        """What a training step does, that of the first batch or another, or an evaluation."""
+        """Return the operations of a training step or an evaluation.
+
+        Args:
+            rank: The rank.
+            training: True for a training step.
+            epoch: Epoch of the training step.
+            number: Number of its batch in the epoch.
+        """
         if not training:
             return super().trace(rank, training=False)
         return self.batch(epoch, number).trace(rank, training=True)
 
     def batch(self, epoch: int, number: int) -> BatchPlan:
-        """The plan of a step on a batch, which is drawn for it."""
-        drawn, prefetched = self.sample_batch(epoch, number), self.options.prefetch_batches > 0
+        """Sample a batch, and return the plan of a step on it.
+
+        Args:
+            epoch: Number of the epoch.
+            number: Number of the batch in the epoch.
+        """
+        batches, prefetched = self.sample_batch(epoch, number), self.options.prefetch_batches > 0
         return BatchPlan(
-            self.batch_work, drawn, includes_sampling=not self.sampler.same_every_step, prefetched=prefetched
+            self.batch_work, batches, includes_sampling=not self.sampler.same_every_step, prefetched=prefetched
         )
 
     @property
     def num_steps(self) -> int:
-        """Of an epoch."""
+        """Number of steps of an epoch."""
         sampler = self.one_rank_sampler
         return -(-len(sampler.examples) // (sampler.batch_size or len(sampler.examples)))
 
     @cached_property
     def profiled_steps(self) -> Sequence[tuple[BatchPlan, int]]:
-        """Some steps of the first epoch, each with how many it tells of: the last, which may be shorter, of itself."""
+        """Plans of some steps of the first epoch, each with the number of steps that it stands for.
+
+        The last step, whose batch may be smaller, stands for itself.
+        """
         others, last = range(self.num_steps - 1), self.num_steps - 1
         size = max(1, -(-len(others) // (NUM_PROFILED_STEPS - 1)))
         parts = [others[first : first + size] for first in range(0, len(others), size)]
-        found = [(self.batch(0, part[len(part) // 2]), len(part)) for part in parts]
-        return [*found, (self.batch(0, last), 1)]
+        steps = [(self.batch(0, part[len(part) // 2]), len(part)) for part in parts]
+        return [*steps, (self.batch(0, last), 1)]
 
     def epoch_steps(self, rank: int = 0) -> Sequence[Steps]:
         return [Steps(batch.trace(rank, training=True), number) for batch, number in self.profiled_steps]
@@ -248,21 +304,30 @@ class MiniBatchPlan(CommunicatedPlan):
         return max(batch.memory(rank) for batch, _ in self.profiled_steps)
 
     def temporary_memory(self, rank: int) -> list[int]:
-        """And what each batch does, beside those that are made ahead, the one that is being made, and their inputs."""
-        there = min(self.options.prefetch_batches + 2, self.num_steps)
+        """Return the peak bytes that each type of step allocates.
+
+        For a training step, this includes the batches that are prepared in advance, the one that is being prepared, and
+        their inputs.
+        """
+        num_prepared = min(self.options.prefetch_batches + 2, self.num_steps)
         batches = [batch for batch, _ in self.profiled_steps]
-        kept = there * max(batch.resident_memory(rank).device for batch in batches)
+        prepared = num_prepared * max(batch.resident_memory(rank).device for batch in batches)
         return [
             *super().temporary_memory(rank),
-            *(kept + most for batch in batches for most in batch.temporary_memory(rank)),
+            *(prepared + num_bytes for batch in batches for num_bytes in batch.temporary_memory(rank)),
         ]
 
     def resident_memory(self, rank: int, *, trains: bool = True) -> MemoryUse:
-        """And the features that a rank holds for its batches, with where each vertex's are."""
-        known, cached = super().resident_memory(rank, trains=trains), self.cached_vertices(rank)
-        rows = int(feature_bytes(self.work.graph, self.work.itemsize)[cached].sum())
-        places = PLACE_BYTES * self.work.stats.num_vertices if self.options.cache_memory is not None else 0
-        return known._replace(device=known.device + rows + places)
+        """Return the bytes that a rank keeps for steps, including its feature cache.
+
+        Args:
+            rank: The rank.
+            trains: True if some of these steps train.
+        """
+        use, cached = super().resident_memory(rank, trains=trains), self.cached_vertices(rank)
+        row_bytes = int(feature_bytes(self.work.graph, self.work.itemsize)[cached].sum())
+        position_bytes = PLACE_BYTES * self.work.stats.num_vertices if self.options.cache_memory is not None else 0
+        return use._replace(device=use.device + row_bytes + position_bytes)
 
     @property
     def step_rows(self) -> tuple[int, int]:
@@ -275,27 +340,27 @@ class MiniBatchPlan(CommunicatedPlan):
 
 
 class SplitPlan(MiniBatchPlan):
-    """A mini-batch is split by who owns a vertex: each is drawn, loaded and computed once (GSplit, sections 3, 4)."""
+    """Plan of `split`: only its owner samples, loads and computes a vertex of a batch (GSplit, sections 3 and 4)."""
 
     name = "split"
     splits = True
 
     def solve(self, state: Any) -> None:
         super().solve(state)
-        self._drawn_edges: list[int] | None = state
+        self._sampled_edges: list[int] | None = state
         if self.options.partition is None and 1 < self.size <= self.work.graph.num_vertices:
-            presampled = self.pre_sample()
-            part = metis(self.work.graph, self.size, 0, presampled.weights)
+            pre_sampling = self.pre_sample()
+            part = metis(self.work.graph, self.size, 0, pre_sampling.weights)
             self.options = replace(self.options, partition=part)
-            self._drawn_edges = torch.bincount(part, presampled.edges, self.size).long().tolist()
+            self._sampled_edges = torch.bincount(part, pre_sampling.edges, self.size).long().tolist()
 
     def state(self) -> list[int] | None:
-        """Edges that presampling draws for each rank, where it made the partition."""
-        return self._drawn_edges
+        """Return the number of edges that pre-sampling sampled for each rank, if it made the partition."""
+        return self._sampled_edges
 
 
 class SampledPlan(MiniBatchPlan):
-    """Data parallelism: each rank draws and computes all that its share of the batch needs (GSplit, section 2.2)."""
+    """Plan of `sampled` (data parallelism): a rank samples and computes its micro-batch (GSplit, section 2.2)."""
 
     name = "sampled"
     splits = False
@@ -303,77 +368,87 @@ class SampledPlan(MiniBatchPlan):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BatchStep(Step):
-    """A step on a mini-batch that has been made."""
+    """Step on a mini-batch that is already sampled."""
 
     batch: BatchBlocks
+    """Blocks, exchanges and inputs of the batch."""
 
 
 class PlacedBatches(PlacedVertices):
-    """A rank's vertices, as in `communicated`, and the mini-batches that it has a share of."""
+    """A mini-batch plan on a rank: its vertices, as in `communicated`, and its part of each mini-batch.
+
+    Args:
+        plan: The plan.
+        group: The ranks.
+        seed: Seed of dropout.
+    """
 
     plan: MiniBatchPlan
 
     def __init__(self, plan: MiniBatchPlan, group: Group, *, seed: int) -> None:
         super().__init__(plan, group, seed=seed)
-        self._beside = group.host_group
-        """The same ranks, for the thread that makes batches."""
+        self._sampling_group = group.host_group
+        """Same ranks, for the thread that prepares batches."""
         self._cached, self._tables = plan.cached_vertices(group.rank), FeatureTables(self.graph.x, self.graph.features)
         if plan.options.cache_memory is not None:
-            self._tables = cached_tables(self.graph, self._cached, group.device, plan.work.row_dtype, self._beside)
-        self._whole = next(self._made(0)) if plan.sampler.same_every_step else None
-        if self._whole:
-            group.meter.add(self._whole[1])
+            self._tables = cached_tables(
+                self.graph, self._cached, group.device, plan.work.row_dtype, self._sampling_group
+            )
+        self._constant_step = next(self._prepare(0)) if plan.sampler.same_every_step else None
+        """Step and counts of the only batch, if all steps are alike; else None."""
+        if self._constant_step:
+            group.meter.add(self._constant_step[1])
 
     @property
     def links(self) -> Links:
         return self.plan.sampler.links or super().links
 
     def describe(self) -> dict[str, Any]:
-        """And the rows that its cache holds, and the edges of presampled batches that the partition gave it."""
-        found, drawn = {"feature_cache_rows": len(self._cached)}, self.plan.state()
-        return super().describe() | found | ({"presampled_edges": drawn[self.group.rank]} if drawn else {})
+        """Return facts for the record, including the size of the feature cache and the edges of pre-sampled batches."""
+        facts, edges = {"feature_cache_rows": len(self._cached)}, self.plan.state()
+        return super().describe() | facts | ({"presampled_edges": edges[self.group.rank]} if edges else {})
 
     def steps(self, epoch: int) -> Iterator[BatchStep]:
-        if self._whole:
-            yield replace(self._whole[0], epoch=epoch)
+        if self._constant_step:
+            yield replace(self._constant_step[0], epoch=epoch)
             return
-        for step, counts in ahead(self._made(epoch), self.plan.options.prefetch_batches, self.group.meter):
+        for step, counts in ahead(self._prepare(epoch), self.plan.options.prefetch_batches, self.group.meter):
             self.group.meter.add(counts)
             yield step
 
-    def _made(self, epoch: int) -> Iterator[tuple[BatchStep, Counts]]:
-        sampler, group = replace(self.plan.sampler), self._beside  # one for this thread
+    def _prepare(self, epoch: int) -> Iterator[tuple[BatchStep, Counts]]:
+        sampler, group = replace(self.plan.sampler), self._sampling_group  # a copy for this thread
         work = self.plan.batch_work
         stage_hops = work.stage_hops(BatchPlan.traits)
         backward_hops = {hop for op in work.outline(BatchPlan.traits, training=True) if op.backward for hop in op.hops}
         for number, examples in enumerate(sampler.batches(epoch)):
             group.meter = Meter()
-            group.meter.where = f"epoch {epoch}, drawing batch {number}"
-            drawn = exchange_requests(sampler.sample(examples, group.rank, epoch, number), group)
-            num_rows = group.all_reduce(torch.tensor(drawn.level_counts), tag="sampling").tolist()
-            inputs, embedded = self._inputs(drawn.rows), self._embedded_places(drawn.rows)
-            batch = BatchBlocks(drawn, num_rows, stage_hops, backward_hops, embedded, self, inputs)
+            group.meter.where = f"epoch {epoch}, sampling batch {number}"
+            sampled = exchange_requests(sampler.sample(examples, group.rank, epoch, number), group)
+            num_rows = group.all_reduce(torch.tensor(sampled.level_counts), tag="sampling").tolist()
+            inputs, positions = self._inputs(sampled.rows), self._embedding_positions(sampled.rows)
+            batch = BatchBlocks(sampled, num_rows, stage_hops, backward_hops, positions, self, inputs)
             step = BatchStep(
                 epoch=epoch,
                 number=number,
                 training=True,
-                vertices=drawn.own,
-                links=drawn.links,
+                vertices=sampled.owned,
+                links=sampled.links,
                 batch_size=len(examples),
                 batch=batch,
             )
-            group.meter.counts.sampled.update(drawn.counts)
+            group.meter.counts.sampled.update(sampled.counts)
             yield step, group.meter.counts
 
     def _inputs(self, vertices: Tensor) -> Inputs:
-        """What the model begins with in a batch: the features of some vertices, read at once."""
+        """Return the rows that the model begins with in a batch: the features of its vertices."""
         work, device, (x, features) = self.plan.batch_work, self.group.device, self._tables
         rows = torch.empty(len(vertices), 0) if x is None else x[vertices]
         typed = typed_rows(self.graph, vertices, device, work.dtype, features)
         return Inputs(rows=rows.to(device, work.row_dtype), optimisations=work.optimisations, typed=typed)
 
     def forward(self, step: Step) -> Tensor:
-        if not isinstance(step, BatchStep) or self._whole:
+        if not isinstance(step, BatchStep) or self._constant_step:
             return super().forward(step)
         with avoid_onednn():
             return super().forward(step)
@@ -384,28 +459,32 @@ class PlacedBatches(PlacedVertices):
         keys = (key(self.seed, *step.key, stage) for stage in self.stages)
         inputs = step.batch.inputs
         step.batch.rewind()
-        made = zip(step.batch.exchanges, keys, strict=True)
-        return [PlacedView(exchange, BatchPlan.traits, key=one, inputs=inputs) for exchange, one in made]
+        stages = zip(step.batch.exchanges, keys, strict=True)
+        return [PlacedView(exchange, BatchPlan.traits, key=stage_key, inputs=inputs) for exchange, stage_key in stages]
 
-    def _embedded_places(self, vertices: Tensor) -> Tensor:
-        """Which of the rows that the rank keeps of an embedding are those of some of its vertices: int64."""
-        return self._embedded_place[vertices[self._is_embedded[vertices]]]
+    def _embedding_positions(self, vertices: Tensor) -> Tensor:
+        """Return the positions of vertices among the embedding rows that the rank stores, int64."""
+        return self._embedding_position[vertices[self._is_embedded[vertices]]]
 
     @cached_property
     def _is_embedded(self) -> Tensor:
         return is_embedded(self.graph)
 
     @cached_property
-    def _embedded_place(self) -> Tensor:
-        place = torch.zeros(self.graph.num_vertices, dtype=torch.int64)
+    def _embedding_position(self) -> Tensor:
+        position = torch.zeros(self.graph.num_vertices, dtype=torch.int64)
         assert isinstance(self.rows, Tensor)
-        own = self.rows[self._is_embedded[self.rows]]
-        place[own] = torch.arange(len(own))
-        return place
+        stored = self.rows[self._is_embedded[self.rows]]
+        position[stored] = torch.arange(len(stored))
+        return position
 
 
 def batch_size_of(text: str) -> int | None:
-    """A number of at least 1, or None for all; InputError for another text."""
+    """Return the batch size that a text specifies; None for `all`.
+
+    Raises:
+        InputError: The text is neither `all` nor a number of at least 1.
+    """
     if text == "all":
         return None
     if text and not (text.isascii() and text.isdigit() and len(text) < 19 and int(text) > 0):

@@ -1,6 +1,6 @@
-"""What a training is going to draw, by some batches drawn before it that no epoch has (as in GNNLab, Yang et al. 2022).
+"""Pre-sampling: batches that are sampled before training, to estimate its accesses (as in GNNLab, Yang et al. 2022).
 
-So weights of a partition and the rows of a cache follow the sampling that there is: fanouts, method, batch size.
+The weights of a partition and the rows of a cache then follow the actual sampling: fanouts, method, batch size.
 """
 
 from __future__ import annotations
@@ -12,38 +12,43 @@ from torch import Tensor
 
 from weft.strategies.split.sampler import BatchSampler, exchange_requests_locally
 
-EPOCH = -1  # keys its draws apart from those of every epoch of a training
-MAX_BATCHES = 10  # of 1,024 vertices: with one the loads of ranks are as even, and more make caches miss no less
+EPOCH = -1
+"""Epoch of the random keys, which no training has."""
+MAX_BATCHES = 10
+"""Number of batches.
+
+With batches of 1,024 vertices, a single one balances the ranks as well, and more than 10 do not reduce cache misses.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreSampling:
-    """How often vertices are drawn, by number."""
+    """Number of accesses to each vertex."""
 
     reads: Tensor
-    """int64 [N]: how often a rank's share of a batch begins with the vertex's features."""
+    """Number of times that a rank's part of a batch began with the vertex's features, int64 [N]."""
     edges: Tensor
-    """int64 [N]: in-edges drawn for the vertex in all hops."""
+    """Number of in-edges sampled for the vertex at all hops, int64 [N]."""
 
     @property
     def weights(self) -> Tensor:
-        """What vertices are to weigh in a partition, so that edges drawn are even: int64 [N], from 1.
+        """Weights of the vertices for a partition with an even number of sampled edges, int64 [N], at least 1.
 
-        Those for which nothing is drawn count for up to a hundredth of the sum: evaluations compute them as well.
+        Vertices without samples count for up to a hundredth of the sum, because evaluations compute them as well.
         """
         return self.edges * (100 * len(self.edges) // max(int(self.edges.sum()), 1) + 1) + 1
 
 
 def pre_sample(sampler: BatchSampler) -> PreSampling:
-    """Draws an epoch's first batches on all ranks, in one process; each anew, so that they show more."""
+    """Sample the first batches of an epoch for all ranks in one process, each independently of the one before."""
     sampler = replace(sampler, dependency=1)
     num_vertices = sampler.graph.num_vertices
     reads, edges = torch.zeros(num_vertices, dtype=torch.int64), torch.zeros(num_vertices, dtype=torch.int64)
     for number, vertices in enumerate(sampler.batches(EPOCH)[:MAX_BATCHES]):
-        for drawn in exchange_requests_locally(
+        for batch in exchange_requests_locally(
             [sampler.sample(vertices, rank, EPOCH, number) for rank in range(sampler.size)]
         ):
-            reads[drawn.rows] += 1
-            for hop in drawn.hops:
-                edges[drawn.rows[: hop.block.num_targets]] += hop.block.degree
+            reads[batch.rows] += 1
+            for hop in batch.hops:
+                edges[batch.rows[: hop.block.num_targets]] += hop.block.degree
     return PreSampling(reads=reads, edges=edges)

@@ -1,4 +1,4 @@
-"""What is made ahead of its use, by a thread beside the one that uses it."""
+"""Values that a background thread prepares before they are used."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ from weft.runtime.meter import Meter
 Value = TypeVar("Value")
 
 
-def ahead(made: Iterator[Value], most: int, meter: Meter) -> Iterator[Value]:
-    """The values of an iterator, of which a thread makes up to `most` ahead; 0: none is made before it is asked for.
+def ahead(values: Iterator[Value], most: int, meter: Meter) -> Iterator[Value]:
+    """Yield the values of an iterator, up to `most` of which a thread prepares in advance.
 
-    An error in the thread is raised here. meter: is charged for the time that nothing is ready, as `batches`.
+    An error in the thread is raised here.
+
+    Args:
+        values: The iterator.
+        most: Number of prepared values; 0: each value is computed when it is requested.
+        meter: Meter whose timer `batches` counts the time in which no value is ready.
     """
     if not most:
-        yield from timed(made, meter)
+        yield from timed(values, meter)
         return
     ready: queue.Queue[Value | BaseException | None] = queue.Queue(most)
     stopped = threading.Event()
@@ -33,14 +38,14 @@ def ahead(made: Iterator[Value], most: int, meter: Meter) -> Iterator[Value]:
 
     def work() -> None:
         try:
-            for value in made:
+            for value in values:
                 if not put(value):
                     return
             put(None)
-        except BaseException as error:  # whoever waits raises it
+        except BaseException as error:  # raised again where the value is used
             put(error)
 
-    def values() -> Iterator[Value]:
+    def queued() -> Iterator[Value]:
         while (value := ready.get()) is not None:
             if isinstance(value, BaseException):
                 raise value
@@ -49,13 +54,18 @@ def ahead(made: Iterator[Value], most: int, meter: Meter) -> Iterator[Value]:
     thread = threading.Thread(target=work, name="weft-batches", daemon=True)
     thread.start()
     try:
-        yield from timed(values(), meter)
+        yield from timed(queued(), meter)
     finally:
         stopped.set()
 
 
 def timed(values: Iterator[Value], meter: Meter) -> Iterator[Value]:
-    """The values, the time for which each is waited for charged to the timer `batches`."""
+    """Yield the values of an iterator, and count the time of waiting for each in the timer `batches`.
+
+    Args:
+        values: The iterator.
+        meter: Meter that has the timer.
+    """
     while True:
         with meter.timer("batches"):
             try:

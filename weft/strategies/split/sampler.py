@@ -1,7 +1,7 @@
-"""A mini-batch: its vertices or links, and the in-edges drawn, hop by hop from the last (GSplit, sections 3 and 4).
+"""Mini-batch: its vertices or links, and the in-edges sampled hop by hop from the last (GSplit, sections 3 and 4).
 
-A rank draws for its own vertices alone, and tells the owners of the sources that it has not: they draw for those at the
-next hop. What is drawn is keyed by seed, step, hop and vertex, so it is the same on any number of ranks.
+A rank samples only for its own vertices. It sends the ids of other sources to their owners, which sample for them at
+the next hop. Samples are keyed by seed, step, hop and vertex, and so are the same on any number of ranks.
 """
 
 from __future__ import annotations
@@ -35,21 +35,22 @@ Value = TypeVar("Value")
 
 
 class Requests(NamedTuple):
-    """Vertices whose rows a rank asks others for, or is asked for by them."""
+    """Vertices whose rows a rank requests from others, or that others request from it."""
 
     vertices: Tensor
-    """int64 [h], by the other rank, ascending for each."""
+    """Vertices sorted by the other rank, ascending for each, int64 [h]."""
     counts: list[int]
-    """How many of them are of each rank."""
+    """Number of them for each rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampledHop(Hop):
-    """A hop over some of the in-edges."""
+    """One hop over the sampled in-edges of some vertices."""
 
     sample: SampledEdges
+    """The sampled edges."""
     route: Route | None
-    """Which rows go where before it; None: no rank asks for any."""
+    """Rows that ranks exchange before the hop; None if no rank requests any."""
 
     @cached_property
     def edge_ids(self) -> Tensor:
@@ -58,95 +59,102 @@ class SampledHop(Hop):
 
 @dataclass(frozen=True, kw_only=True)
 class SampledBatch(Dependencies):
-    """A rank's share of a batch."""
+    """Part of a mini-batch of one rank."""
 
     hops: tuple[SampledHop, ...]
+    """Sampled blocks, in the order of the model's aggregates."""
     links: CandidateLinks | None
-    """What it scores, in a batch of links."""
+    """Links that the rank scores, in a batch of links."""
 
     @property
     def level_counts(self) -> list[int]:
-        """Its vertices at each level."""
+        """Number of the rank's vertices at each layer boundary."""
         return [*(hop.num_inputs for hop in self.hops), self.num_own]
 
     @property
     def routes(self) -> list[Route]:
-        """Which rows go where, as ranks ask for them."""
-        found = [self.links.route if self.links else None, *(hop.route for hop in reversed(self.hops))]
-        return [route for route in found if route]
+        """Rows that ranks exchange, in the order in which they request them."""
+        routes = [self.links.route if self.links else None, *(hop.route for hop in reversed(self.hops))]
+        return [route for route in routes if route]
 
     @property
     def counts(self) -> dict[str, int]:
-        """How much it is, as the record says it."""
+        """Size of the batch, for the record."""
         edges = sum(hop.block.num_edges for hop in self.hops)
         return {"edges": edges, "vertices": sum(self.level_counts), "rows_loaded": len(self.rows)}
 
 
 class RowLookup(NamedTuple):
-    """Where vertices are that a rank reads."""
+    """Location of the rows of vertices that a rank reads."""
 
     inputs: Tensor
-    """int64 [n]: targets, and then those that it has for itself, or for other ranks; ascending behind the targets."""
+    """Input rows, int64 [n]: the targets, then vertices that the rank has for itself or for others, ascending."""
     fetched: Tensor
-    """int64 [h], those that other ranks have, by owner, ascending in each."""
+    """Vertices of other ranks, int64 [h], by owner, ascending for each."""
     received: tuple[int, ...]
-    """How many of them are of each rank."""
-    places: Tensor
-    """int32 [E], where each that was asked for stands among the inputs and then the fetched."""
+    """Number of them for each rank."""
+    positions: Tensor
+    """Position of each requested vertex among the inputs and then the fetched, int32 [E]."""
     route: Route | None
-    """Which rows go where; None: no rank asks for any."""
+    """Rows that ranks exchange; None if no rank requests any."""
 
 
-Asking = Generator[Requests, Requests, Value]
-"""Yields what a rank asks the others for, and is sent what they ask of it."""
+RequestGenerator = Generator[Requests, Requests, Value]
+"""Generator that yields the requests of a rank to others, and is sent the requests of others to this rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSampler:
-    """Draws mini-batches of a graph's training vertices, or of its links."""
+    """Sampler of mini-batches of a graph's training vertices or links."""
 
     graph: Graph
+    """The graph."""
     size: int
-    """Ranks."""
+    """Number of ranks."""
     part: Tensor | None
-    """int32 [N], who draws for each vertex; None: each rank for all sources of its own share of the batch."""
+    """Rank that samples for each vertex, int32 [N].
+
+    None: each rank samples for all sources of its own part of the batch.
+    """
     fanouts: Sequence[Fanout]
-    """In-edges that are drawn for a vertex, from the batch's own vertices outward."""
+    """Number of in-edges sampled per vertex at each hop, from the batch outwards."""
     batch_size: int | None
-    """Vertices of a batch on all ranks, or links; None: all."""
+    """Vertices (or links) of a batch on all ranks; None: all."""
     method: str
+    """Method by which edges are sampled."""
     seed: int
+    """Seed of all samples."""
     dependency: int = 1
-    """Batches over which the draws of `labor` change; 1: each draws anew."""
+    """Number of batches over which the samples of `labor` change; 1: independent samples."""
     links: Links | None = None
-    """What batches are of; None: of vertices."""
+    """Links that batches consist of; None: batches of vertices."""
     num_negatives: int = 1
-    """Pairs drawn for each link."""
+    """Negative samples of each link."""
 
     @cached_property
     def training_vertices(self) -> Tensor:
-        """Those with a label to learn from: int64, ascending."""
+        """Labelled training vertices, int64, ascending."""
         labelled = self.graph.labelled("train")
         assert labelled is not None
         return labelled.nonzero().view(-1)
 
     @property
     def examples(self) -> Tensor:
-        """What is trained: int64 [t], vertices, or [t, 3], links."""
+        """Training examples: vertices, int64 [t], or links, int64 [t, 3]."""
         return self.training_vertices if self.links is None else self.links.train
 
     @property
     def same_every_step(self) -> bool:
-        """Whether every step is on the same vertices, all that train, and whole neighbourhoods. Negatives change."""
+        """True if each step has all training vertices and whole neighbourhoods, so that all steps are alike."""
         return self.links is None and self.batch_size is None and self.takes_all_edges
 
     @property
     def takes_all_edges(self) -> bool:
-        """Whether neighbourhoods are whole."""
-        return all(one == ALL if isinstance(one, int) else set(one) == {ALL} for one in self.fanouts)
+        """True if neighbourhoods are whole."""
+        return all(fanout == ALL if isinstance(fanout, int) else set(fanout) == {ALL} for fanout in self.fanouts)
 
     def batches(self, epoch: int) -> list[Tensor]:
-        """The examples of each batch of an epoch, in their order."""
+        """Return the examples of each batch of an epoch, in order."""
         return epoch_batches(self.examples, self._size, seed=self.seed, epoch=epoch, ids=self.graph.ids)
 
     @property
@@ -154,50 +162,68 @@ class BatchSampler:
         return self.batch_size or len(self.examples)
 
     def rank_examples(self, examples: Tensor, rank: int) -> Tensor:
-        """Those of a batch's vertices that a rank answers for, or its links whose sources it answers for."""
+        """Return the part of a batch that a rank answers for: vertices that it owns, or links whose source it owns.
+
+        Args:
+            examples: Examples of the batch.
+            rank: The rank.
+        """
         first = examples if self.links is None else examples[:, 0]
         return examples[rank :: self.size] if self.part is None else examples[self.part[first] == rank]
 
-    def sample(self, examples: Tensor, rank: int, epoch: int, number: int) -> Asking[SampledBatch]:
-        """A rank's share of a batch, all of whose ranks draw at once."""
-        own, links = self.rank_examples(examples, rank), None
+    def sample(self, examples: Tensor, rank: int, epoch: int, number: int) -> RequestGenerator[SampledBatch]:
+        """Sample a rank's part of a batch, as a generator; all ranks must run it at the same time.
+
+        Args:
+            examples: Examples of the batch on all ranks.
+            rank: The rank.
+            epoch: Number of the epoch.
+            number: Number of the batch in the epoch.
+
+        Yields:
+            The vertices that the rank requests from others; it must be sent those that others request from it.
+
+        Returns:
+            The rank's part of the batch.
+        """
+        owned, links = self.rank_examples(examples, rank), None
         if self.links is not None:
-            pairs = self.links.candidates_of(own, negative_key(self.seed, epoch), self.num_negatives)
-            own, _, _, places, route = yield from self._find(own.new_empty(0), pairs[:, :2].reshape(-1), rank)
-            links = CandidateLinks(pairs=torch.cat([places.view(-1, 2), pairs[:, 2:]], 1), route=route)
-        rows, hops = own, list[SampledHop]()
+            pairs = self.links.candidates_of(owned, negative_key(self.seed, epoch), self.num_negatives)
+            owned, _, _, positions, route = yield from self._find(owned.new_empty(0), pairs[:, :2].reshape(-1), rank)
+            links = CandidateLinks(pairs=torch.cat([positions.view(-1, 2), pairs[:, 2:]], 1), route=route)
+        rows, hops = owned, list[SampledHop]()
         for hop, fanout in enumerate(self.fanouts):
-            made, rows = yield from self._hop(rows, rank, fanout, *self._keys(epoch, number, hop))
-            hops.insert(0, made)
-        return SampledBatch(rows=rows, num_own=len(own), hops=tuple(hops), links=links)
+            sampled, rows = yield from self._hop(rows, rank, fanout, *self._keys(epoch, number, hop))
+            hops.insert(0, sampled)
+        return SampledBatch(rows=rows, num_own=len(owned), hops=tuple(hops), links=links)
 
     def _keys(self, epoch: int, number: int, hop: int) -> tuple[int, KeyTransition | None]:
-        """What a hop's draws are keyed by, and how far dependent ones are on the way to the next key."""
+        """Return the random key of a hop's samples, and for dependent samples the progress to the next key."""
         if self.dependency == 1:
             return layer_key(self.seed, epoch, number, hop), None
         batch = epoch * -(-len(self.examples) // self._size) + number
         return dependent_batch_key(self.seed, DRAW, hop, batch=batch, kappa=self.dependency)
 
     def _hop(
-        self, targets: Tensor, rank: int, fanout: Fanout, drawn: int, transition: KeyTransition | None
-    ) -> Asking[tuple[SampledHop, Tensor]]:
-        """The block of one aggregate, and the vertices of its inputs."""
+        self, targets: Tensor, rank: int, fanout: Fanout, random_key: int, transition: KeyTransition | None
+    ) -> RequestGenerator[tuple[SampledHop, Tensor]]:
+        """Sample the block of one aggregate, and return it with the vertices of its inputs."""
         graph, edges = self.graph, self.graph.in_edges
         sample = sample_layer(
             edges,
             targets,
             fanout,
-            key=drawn,
+            key=random_key,
             method=self.method,
             transition=transition,
             ids=graph.ids,
             edge_type=graph.edge_type,
         )
-        inputs, fetched, received, places, route = yield from self._find(targets, sample.sources, rank)
+        inputs, fetched, received, positions, route = yield from self._find(targets, sample.sources, rank)
         hop = SampledHop(
             block=Adjacency(
                 indptr=sample.indptr,
-                indices=places,
+                indices=positions,
                 num_sources=len(inputs) + len(fetched),
                 weight=self._weight(sample),
             ),
@@ -210,34 +236,43 @@ class BatchSampler:
         )
         return hop, inputs
 
-    def _find(self, targets: Tensor, vertices: Tensor, rank: int) -> Asking[RowLookup]:
-        """Where vertices are that a rank reads: among its targets, others of its own, or with other ranks, as it asks.
+    def _find(self, targets: Tensor, vertices: Tensor, rank: int) -> RequestGenerator[RowLookup]:
+        """Locate the rows of vertices: among the targets, other vertices of the rank, or on other ranks.
 
-        targets: int64, distinct. vertices: int32 or int64 [E].
+        Args:
+            targets: Distinct vertices, int64.
+            vertices: Vertices that the rank reads, int32 or int64 [E].
+            rank: The rank.
         """
-        places, found = self._relabeller.relabel(targets, vertices)
+        positions, new_vertices = self._relabeller.relabel(targets, vertices)
         if self.part is None:
-            return RowLookup(torch.cat([targets, found]), found[:0], (0,) * self.size, places, None)
-        owner = self.part[found]
-        here, others = owner == rank, (owner != rank).nonzero().view(-1)
+            return RowLookup(torch.cat([targets, new_vertices]), new_vertices[:0], (0,) * self.size, positions, None)
+        # 1. Request the vertices of other ranks from their owners; get those that the others request.
+        # 2. Number the inputs: targets, own vertices, requested vertices. Fetched vertices follow.
+        # 3. Translate the vertices that are read into these positions.
+        owner = self.part[new_vertices]
+        is_own, others = owner == rank, (owner != rank).nonzero().view(-1)
         others = others[owner[others].argsort(stable=True)]
-        fetched = Requests(found[others], torch.bincount(owner[others], minlength=self.size).tolist())
-        asked = yield fetched
-        rows, more = self._relabeller.relabel(targets, torch.cat([found[here], asked.vertices]))
-        own_rows, asked_rows = rows.split([len(found) - len(others), len(asked.vertices)])
-        inputs, received = torch.cat([targets, more]), tuple(fetched.counts)
-        place = torch.arange(len(targets) + len(found), dtype=torch.int32)
-        place[len(targets) :][here] = own_rows
-        place[len(targets) :][others] = torch.arange(len(others), dtype=torch.int32) + len(inputs)
-        route = Route(rows=asked_rows.long(), sent=tuple(asked.counts), received=received, num_rows=len(inputs))
-        return RowLookup(inputs, fetched.vertices, received, place[places], route)
+        requests = Requests(new_vertices[others], torch.bincount(owner[others], minlength=self.size).tolist())
+        requested = yield requests
+        rows, more_inputs = self._relabeller.relabel(targets, torch.cat([new_vertices[is_own], requested.vertices]))
+        own_rows, requested_rows = rows.split([len(new_vertices) - len(others), len(requested.vertices)])
+        inputs, received = torch.cat([targets, more_inputs]), tuple(requests.counts)
+        position = torch.arange(len(targets) + len(new_vertices), dtype=torch.int32)
+        position[len(targets) :][is_own] = own_rows
+        position[len(targets) :][others] = torch.arange(len(others), dtype=torch.int32) + len(inputs)
+        route = Route(rows=requested_rows.long(), sent=tuple(requested.counts), received=received, num_rows=len(inputs))
+        return RowLookup(inputs, requests.vertices, received, position[positions], route)
 
     @cached_property
     def _relabeller(self) -> Relabeller:
         return Relabeller(self.graph.num_vertices)
 
     def _weight(self, sample: SampledEdges) -> Tensor | None:
-        """The weights of the edges, by one over the chance of each to be drawn where that differs in a row."""
+        """Return the weights of sampled edges.
+
+        If the sampling probability differs within a row, weights are divided by it.
+        """
         weight = self.graph.in_edges.weight
         weight = None if weight is None else weight[sample.edge_ids]
         if sample.edge_scale is None:
@@ -245,36 +280,45 @@ class BatchSampler:
         return sample.edge_scale if weight is None else weight * sample.edge_scale.to(weight.dtype)
 
 
-def exchange_requests(asking: Asking[Value], group: Group) -> Value:
-    """Runs one rank's generator, whose requests go to the other ranks; all of them call it."""
+def exchange_requests(generator: RequestGenerator[Value], group: Group) -> Value:
+    """Run the sampling generator of this rank and exchange its requests with other ranks; all ranks must call it.
+
+    Args:
+        generator: The generator.
+        group: The ranks.
+
+    Returns:
+        The result of the generator.
+    """
     one_each = [1] * group.size
     reply: Requests | None = None
     while True:
         try:
-            wanted = next(asking) if reply is None else asking.send(reply)
+            requests = next(generator) if reply is None else generator.send(reply)
         except StopIteration as done:
             value: Value = done.value
             return value
-        counts = group.all_to_all(torch.tensor(wanted.counts), one_each, one_each, tag="sampling").tolist()
-        vertices = group.all_to_all(wanted.vertices, wanted.counts, counts, tag="sampling")
+        counts = group.all_to_all(torch.tensor(requests.counts), one_each, one_each, tag="sampling").tolist()
+        vertices = group.all_to_all(requests.vertices, requests.counts, counts, tag="sampling")
         reply = Requests(vertices, counts)
 
 
-def exchange_requests_locally(asking: Sequence[Asking[Value]]) -> list[Value]:
-    """Runs the generators of all ranks in one process."""
-    found: dict[int, Value] = {}
-    replies: list[Requests | None] = [None] * len(asking)
-    while len(found) < len(asking):
-        wanted = []
-        for rank, (one, reply) in enumerate(zip(asking, replies, strict=True)):
+def exchange_requests_locally(generators: Sequence[RequestGenerator[Value]]) -> list[Value]:
+    """Run the sampling generators of all ranks in one process, and return their results."""
+    results: dict[int, Value] = {}
+    replies: list[Requests | None] = [None] * len(generators)
+    while len(results) < len(generators):
+        requests = []
+        for rank, (generator, reply) in enumerate(zip(generators, replies, strict=True)):
             try:
-                wanted.append(next(one) if reply is None else one.send(reply))
+                requests.append(next(generator) if reply is None else generator.send(reply))
             except StopIteration as done:
-                found[rank] = done.value
-        replies = [_asked_of(wanted, rank) for rank in range(len(wanted))] if wanted else replies
-    return [found[rank] for rank in range(len(asking))]
+                results[rank] = done.value
+        replies = [_requests_to(requests, rank) for rank in range(len(requests))] if requests else replies
+    return [results[rank] for rank in range(len(generators))]
 
 
-def _asked_of(wanted: Sequence[Requests], rank: int) -> Requests:
-    parts = [one.vertices.split(one.counts)[rank] for one in wanted]
+def _requests_to(requests: Sequence[Requests], rank: int) -> Requests:
+    """Return the requests of all ranks to one rank."""
+    parts = [request.vertices.split(request.counts)[rank] for request in requests]
     return Requests(torch.cat(parts), [len(part) for part in parts])

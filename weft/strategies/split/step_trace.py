@@ -1,4 +1,4 @@
-"""What a step on a mini-batch does on each rank, by what has been drawn."""
+"""Trace of a step on a mini-batch, from the batch that was sampled for each rank."""
 
 from __future__ import annotations
 
@@ -15,23 +15,26 @@ from weft.strategies.vertex.plan import VertexPlan
 
 
 class BatchPlan(VertexPlan):
-    """One step on a mini-batch that is drawn already, of which everything on all ranks is known.
+    """Plan of one step on a mini-batch that is already sampled.
 
-    drawn: the batch on each rank. draws: whether the step draws, or has been drawn once for all. prefetched: whether a
-    thread draws.
+    Args:
+        work: The workload.
+        batches: Part of the batch of each rank.
+        includes_sampling: True if the step samples; False if the batch was sampled once for all steps.
+        prefetched: True if a background thread samples.
     """
 
     name = "batch"
-    optimisations = ()  # no cover: a matching for every step is not made
+    optimisations = ()  # no cover, which would need a matching for every step
     traits = SPREAD._replace(shrinks_rows=True)
     ratio = 0.0
     whole_graph = (True,)
 
     def __init__(
-        self, work: Workload, drawn: Sequence[SampledBatch], *, includes_sampling: bool, prefetched: bool = False
+        self, work: Workload, batches: Sequence[SampledBatch], *, includes_sampling: bool, prefetched: bool = False
     ) -> None:
-        super().__init__(work, len(drawn))
-        self.rank_batches, self.includes_sampling, self.prefetched = drawn, includes_sampling, prefetched
+        super().__init__(work, len(batches))
+        self.rank_batches, self.includes_sampling, self.prefetched = batches, includes_sampling, prefetched
 
     def dependencies(self, rank: int) -> SampledBatch:
         return self.rank_batches[rank]
@@ -41,12 +44,14 @@ class BatchPlan(VertexPlan):
         return replace(super().block(rank, op, number), exchanged=exchanged)
 
     def layer_sizes(self, rank: int) -> LayerSizes:
-        levels, types = super().layer_sizes(rank), self.work.graph.edge_type
+        sizes, types = super().layer_sizes(rank), self.work.graph.edge_type
         if types is None:
-            return levels
-        ends = [(hop.block.edges()[1], types[hop.edge_ids.long()]) for hop in self.rank_batches[rank].hops]
-        pairs = [(targets * len(self.work.graph.relations) + relation).unique() for targets, relation in ends]
-        return replace(levels, relation_rows=tuple(len(one) for one in pairs))
+            return sizes
+        endpoints = [(hop.block.edges()[1], types[hop.edge_ids.long()]) for hop in self.rank_batches[rank].hops]
+        relation_rows = [
+            (targets * len(self.work.graph.relations) + relation).unique() for targets, relation in endpoints
+        ]
+        return replace(sizes, relation_rows=tuple(len(rows) for rows in relation_rows))
 
     def embedding_exchange(self, rank: int) -> BlockStats:
         del rank
@@ -59,25 +64,35 @@ class BatchPlan(VertexPlan):
         return operations(op, blocks, self.work.itemsize, constants=True)
 
     def trace(self, rank: int = 0, *, training: bool) -> Trace:
-        """And how the batch is made: what is drawn and read, and who asks whom for what, hop by hop from the last."""
+        """Return the operations of the step, preceded by those that sample the batch and read its features.
+
+        Args:
+            rank: The rank.
+            training: True for a training step.
+        """
         step = super().trace(rank, training=training)
         if not self.includes_sampling:
             return step
-        drawn = self.rank_batches[rank]
-        made = [Operation(kind="dense", calls=self._drawing(drawn))]
+        batch = self.rank_batches[rank]
+        sampling = [Operation(kind="dense", calls=self._sampling_calls(batch))]
+        # Hop by hop from the last: how many vertices each rank requests from each other, then their ids.
         if self.size > 1:
-            for route in drawn.routes:
-                asking, wanted, asked = (8 * count for count in (self.size - 1, sum(route.received), sum(route.sent)))
-                made += [
-                    Operation(kind="collective", tag="sampling", bytes_sent=asking, bytes_received=asking),
-                    Operation(kind="collective", tag="sampling", bytes_sent=wanted, bytes_received=asked),
+            for route in batch.routes:
+                count_bytes, request_bytes, requested_bytes = (
+                    8 * count for count in (self.size - 1, sum(route.received), sum(route.sent))
+                )
+                sampling += [
+                    Operation(kind="collective", tag="sampling", bytes_sent=count_bytes, bytes_received=count_bytes),
+                    Operation(
+                        kind="collective", tag="sampling", bytes_sent=request_bytes, bytes_received=requested_bytes
+                    ),
                 ]
-            made.append(all_reduce("sampling", len(drawn.level_counts), 8, self.size))
-        made = [replace(one, prefetched=self.prefetched) for one in made]
-        return Trace(operations=(*made, *step.operations))
+            sampling.append(all_reduce("sampling", len(batch.level_counts), 8, self.size))
+        sampling = [replace(operation, prefetched=self.prefetched) for operation in sampling]
+        return Trace(operations=(*sampling, *step.operations))
 
-    def _drawing(self, drawn: SampledBatch) -> tuple[KernelCall, ...]:
-        """The kernels that draw a batch, and the pass that reads its features."""
-        calls = [KernelCall("draw", (hop.block.num_edges, hop.block.num_targets)) for hop in drawn.hops]
-        read = int(feature_bytes(self.work.graph, self.work.itemsize)[drawn.rows].sum())
+    def _sampling_calls(self, batch: SampledBatch) -> tuple[KernelCall, ...]:
+        """Return the kernels that sample a batch, and the pass that reads its features."""
+        calls = [KernelCall("draw", (hop.block.num_edges, hop.block.num_targets)) for hop in batch.hops]
+        read = int(feature_bytes(self.work.graph, self.work.itemsize)[batch.rows].sum())
         return *calls, KernelCall("pass", (2 * read,))
