@@ -104,7 +104,7 @@ def test_mistakes(tmp_path: Path) -> None:
     for callbacks in (3, [3], print):
         with pytest.raises(InputError, match="callbacks: pass a list of functions"):
             weft.train("digits", out=tmp_path / "run", callbacks=callbacks)
-    with pytest.raises(InputError, match=r"the callback 0 cannot be sent to local ranks .*: define it by def or class"):
+    with pytest.raises(InputError, match=r"the callback 0 cannot be sent to local ranks .*: define it with def or class"):
         weft.train(
             "digits", out=tmp_path / "run", strategy="tensor", workers=2, callbacks=[lambda record: print(record)]
         )

@@ -65,8 +65,8 @@ def train_unlike(group: Group, out: Path, what: str) -> str:
     [
         ("edges", "rank 1 has a graph of vertices and edges"),
         ("features", "rank 1 has rows x with digest"),
-        ("lr", "rank 1 has --lr 0.02, and rank 0 0.01: "),
-        ("hidden", "rank 1 has --hidden 17, and rank 0 16: "),
+        ("lr", "rank 1 has --lr 0.02, but rank 0 has 0.01: "),
+        ("hidden", "rank 1 has --hidden 17, but rank 0 has 16: "),
     ],
 )
 def test_what_is_not_the_same_is_said_by_every_rank(tmp_path: Path, what: str, said: str) -> None:
@@ -96,7 +96,7 @@ def test_what_one_host_lacks_is_said_by_every_rank(tmp_path: Path) -> None:
 
 
 def test_the_mistakes_of_several_hosts_are_one_line() -> None:
-    told = [{"host": host, "mistake": mistake} for host, mistake in (("a", ""), ("b", "x"), ("b", "x"), ("c", "y"))]
+    told = [{"host": host, "error": mistake} for host, mistake in (("a", ""), ("b", "x"), ("b", "x"), ("c", "y"))]
     assert combined_errors(told) == "on b (ranks 1, 2): x; on c (rank 3): y"
     assert combined_errors(told[1:3]) == "x"
     assert combined_errors(told[:1]) == ""

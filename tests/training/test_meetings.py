@@ -79,7 +79,7 @@ def test_ranks_meet_again(ranks: Callable[[Path, Path], list[list[str]]], tmp_pa
     assert one[1].startswith("RunError rank 1 lost rank 0 in")
     assert zero[2] == one[2] == "done"
     assert zero[3] == one[3]
-    assert "rank 1 has the call weft.train, and rank 0 weft.predict, logits: let all ranks make the same" in one[3]
+    assert "rank 1 has the call weft.train, but rank 0 has weft.predict, logits: use the same calls" in one[3]
     assert zero[4] == one[4] == "done"
     assert losses(tmp_path / "first") == losses(tmp_path / "second")
     assert (tmp_path / "rows.npy").exists()

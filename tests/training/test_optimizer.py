@@ -234,7 +234,7 @@ def test_mistakes(options: dict[str, Any], said: str, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("in_a_script")
 def test_what_cannot_be_sent_to_ranks(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"the scheduler cannot be sent to local ranks .* define it by def or class"):
+    with pytest.raises(InputError, match=r"the scheduler cannot be sent to local ranks .* define it with def or class"):
         weft.train(
             "digits", out=tmp_path / "run", strategy="tensor", workers=2, scheduler=lambda one: MultiStepLR(one, [2])
         )

@@ -51,7 +51,7 @@ def test_what_cells_define_goes_by_value(session: ModuleType, monkeypatch: pytes
     assert layer.double() == 42
     assert shorten("accuracy") == "acc"
     assert load is weft.load, "what ranks can import goes by name"
-    with pytest.raises(InputError, match="local ranks do not find what they are sent"):  # planted: by name
+    with pytest.raises(InputError, match="local ranks cannot import an object of the run"):  # planted: by name
         received(pickle.dumps(session.Layer()), monkeypatch)
 
 
@@ -60,7 +60,7 @@ def test_without_cloudpickle_one_line_says_what_to_do(
     name: str, session: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(payload, "find_spec", lambda _: None)
-    said = rf"^local ranks do not have {'<lambda>' if name == 'shorten' else name}, which this session defines: "
+    said = rf"^local ranks cannot import {'<lambda>' if name == 'shorten' else name}, which this session defines: "
     with pytest.raises(InputError, match=said + r"pip install 'weft\[notebook\]', or write it to a file \(%%writefile"):
         pickled({"part": [getattr(session, name)]})
     assert received(pickled(weft.load), monkeypatch) is weft.load
@@ -71,7 +71,7 @@ def test_a_script_goes_by_name() -> None:
     """Ranks import it, so a class of a test module is the same one there."""
     assert not in_session()
     assert Received(pickled(Path)).open() is Path
-    said = r"^the loss cannot be sent to local ranks .*: define it by def or class in a module"
+    said = r"^the loss cannot be sent to local ranks .*: define it with def or class in a module"
     with pytest.raises(InputError, match=said), sending("loss"):
         pickled(lambda: 0)
 
@@ -90,7 +90,7 @@ def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, cwd=tmp_path)
     lines = done.stderr.splitlines()
     assert done.returncode == 1
-    said = f"{script} trains when it is imported, which local ranks do: put what it does under `if __name__ =="
+    said = f"{script} trains when it is imported, and local ranks import it: put that code under `if __name__ =="
     assert lines[-1].startswith(f"weft.utils.errors.InputError: {said}")
     assert sum(line.startswith("Traceback") for line in lines) == 1, "ranks say nothing"
     assert not out.exists()
@@ -101,7 +101,7 @@ def test_a_script_that_is_no_file_is_told_so(
 ) -> None:
     """As Python names one that comes by standard input."""
     monkeypatch.setattr(session, "__file__", "<stdin>", raising=False)
-    with pytest.raises(InputError, match=r"^local ranks import the script, and <stdin> is no file: save the script"):
+    with pytest.raises(InputError, match=r"^local ranks import the script, but <stdin> is not a file: save the script"):
         launch(print, (), workers=1, folder=tmp_path)
 
 

@@ -139,7 +139,7 @@ def test_a_full_disk_is_named_before_ranks_start(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(
-        RunError, match=f"^{re.escape(str(tmp_path))}: No space left on device: name a folder with room"
+        RunError, match=f"^{re.escape(str(tmp_path))}: No space left on device: set TMPDIR to a folder"
     ):
         launch(fail, ("nothing",), workers=2, folder=tmp_path)
 

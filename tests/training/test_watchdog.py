@@ -18,15 +18,15 @@ def test_what_takes_too_long_is_named_once(capsys: pytest.CaptureFixture[str]) -
     meter = Meter()
     with Watchdog(meter, 3, 0.2):
         for _ in range(8):  # in time
-            meter.show("epoch 0, training")
+            meter.set_status("epoch 0, training")
             time.sleep(0.05)
-        meter.show("epoch 1, training, all_reduce 'gradients'")
+        meter.set_status("epoch 1, training, all_reduce 'gradients'")
         time.sleep(0.8)
-        meter.show("epoch 2, training")
+        meter.set_status("epoch 2, training")
     said = capsys.readouterr().err
     assert said == (
         f"weft: rank 3 has been in epoch 1, training, all_reduce 'gradients' for 0 s; kill -USR1 {os.getpid()} prints "
-        "where\n"
+        "its stack trace\n"
     )
 
 

@@ -1,1 +1,1 @@
-"""How the ranks of a run start, on this machine or under torchrun."""
+"""Start of the ranks of a run, on this machine or under torchrun."""

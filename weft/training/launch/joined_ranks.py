@@ -1,18 +1,26 @@
-"""Ranks that torchrun started: they join, see that they have the same work, and get rank 0's plan of it."""
+"""Ranks that torchrun started: they connect, check that they have the same work, and receive the plan of rank 0.
+
+If one rank fails, all of them raise its error.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.metadata import version
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor, nn
 
 from weft.comm import Group, join
 from weft.config.config import Config
 from weft.cost import Machine
+from weft.data import Graph
 from weft.nn import Workload
 from weft.runtime.kernel_selection import KernelSelection
 from weft.runtime.meter import Meter
@@ -20,70 +28,98 @@ from weft.strategies import Plan, get_strategy
 from weft.training.artifacts.run_folder import RunFolder
 from weft.training.flag_checks import make_options, partition_of, rows_device, with_partition
 from weft.training.input_checks import require_device
-from weft.training.launch.consistency import check_consistent
 from weft.training.launch.torchrun import under_torchrun
 from weft.training.machine_context import kernels_for_run
-from weft.training.rank import make_plan
+from weft.training.rank import make_plan, named_tensors
 from weft.utils.errors import InputError
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
+
+PATH_FIELDS = ("graph", "partition", "probe", "choices", "scratch")
+"""Fields of Config that name files, whose paths may differ between hosts."""
+DIGEST_ROWS = 4096
+"""Approximate number of rows of each tensor over vertices that are compared between ranks."""
 
 
-def make_on_all_ranks(config: Config, make: Callable[[], Made]) -> Made:
-    """What every rank makes by itself before they work together, of files that each host has.
+def make_on_all_ranks(config: Config, make: Callable[[], Result]) -> Result:
+    """Return what every rank creates for itself, such as a graph that it loads from its host.
 
-    Under torchrun the ranks meet before, so that an InputError of some is everyone's, and says whose it is.
+    Under torchrun, the ranks connect before, so that all of them raise an error of some, which names these.
+
+    Args:
+        config: The run's configuration.
+        make: Creates the result.
+
+    Raises:
+        InputError: `make` has raised it on a rank.
     """
     if not under_torchrun():
         return make()
     require_device(config)
     group = join(timeout_seconds=config.timeout, meter=Meter(), device=rows_device(config))
-    mistake = ""
+    error_text = ""
     with closing_on_error(group):
         try:
-            made = make()
+            result = make()
         except InputError as error:
-            mistake = str(error)
-        told = group.all_gather_object({"host": socket.gethostname(), "mistake": mistake})
-        if text := combined_errors(told):
+            error_text = str(error)
+        reports = group.all_gather_object({"host": socket.gethostname(), "error": error_text})
+        if text := combined_errors(reports):
             raise InputError(text)
-    return made
+    return result
 
 
-def result_of_rank_zero(config: Config, say: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What rank 0 says, in values that JSON knows, on every rank of torchrun; its InputError is every rank's."""
+def result_of_rank_zero(config: Config, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Compute something on rank 0, and return the result on all ranks of torchrun.
+
+    Args:
+        config: The run's configuration.
+        compute: Computes the result, of JSON values.
+
+    Raises:
+        InputError: `compute` has raised it. All ranks raise it.
+    """
     if not under_torchrun():
-        return say()
+        return compute()
     group = join(timeout_seconds=config.timeout, meter=Meter(), device=config.device)
     with closing_on_error(group):
-        told: dict[str, Any] = {}
+        report: dict[str, Any] = {}
         if group.rank == 0:
             try:
-                told = {"said": say()}
+                report = {"result": compute()}
             except InputError as error:
-                told = {"mistake": str(error)}
-        told = group.all_gather_object(told)[0]
-        if "mistake" in told:
-            raise InputError(told["mistake"])
-    return dict(told["said"])
+                report = {"error": str(error)}
+        report = group.all_gather_object(report)[0]
+        if "error" in report:
+            raise InputError(report["error"])
+    return dict(report["result"])
 
 
-def combined_errors(told: Sequence[Mapping[str, str]]) -> str:
-    """The mistakes of all ranks in one line, '' where there is none. told: each rank's, and its host."""
-    found: dict[tuple[str, str], list[int]] = {}
-    for rank, one in enumerate(told):
-        if one["mistake"]:
-            found.setdefault((one["host"], one["mistake"]), []).append(rank)
-    if len({mistake for _, mistake in found}) == 1 and all(one["mistake"] for one in told):
-        return told[0]["mistake"]
+def combined_errors(reports: Sequence[Mapping[str, str]]) -> str:
+    """Return the errors of all ranks in one line, or an empty string. `reports` has the keys host and error."""
+    ranks_by_error: dict[tuple[str, str], list[int]] = {}
+    for rank, report in enumerate(reports):
+        if report["error"]:
+            ranks_by_error.setdefault((report["host"], report["error"]), []).append(rank)
+    if len({error for _, error in ranks_by_error}) == 1 and all(report["error"] for report in reports):
+        return reports[0]["error"]
     return "; ".join(
-        f"on {host} ({'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}): {mistake}"
-        for (host, mistake), ranks in found.items()
+        f"on {host} ({'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}): {error}"
+        for (host, error), ranks in ranks_by_error.items()
     )
 
 
 def join_ranks(call: str, config: Config, work: Workload) -> Group:
-    """The ranks that torchrun started, which have the same work, or this one alone; call: see `agree`."""
+    """Connect the ranks that torchrun started, and check that they have the same work. Otherwise return one rank.
+
+    Args:
+        call: Name of the call, such as "weft.train".
+        config: The run's configuration.
+        work: The model and graph. The model receives the weights of rank 0.
+
+    Raises:
+        InputError: The ranks have different work.
+    """
     if not under_torchrun():
         return Group(device=rows_device(config))
     group = join(timeout_seconds=config.timeout, meter=Meter(), device=rows_device(config))
@@ -92,9 +128,68 @@ def join_ranks(call: str, config: Config, work: Workload) -> Group:
     return group
 
 
+def check_consistent(group: Group, call: str, config: Config, graph: Graph, model: nn.Module) -> None:
+    """Check that all ranks do the same, and copy the weights of rank 0 to all ranks. All ranks must call it.
+
+    Args:
+        group: The ranks.
+        call: Name of the call, such as "weft.train".
+        config: The configuration of this rank.
+        graph: The graph of this rank.
+        model: The model of this rank, updated in place.
+
+    Raises:
+        InputError: Graph, configuration, versions, model structure or call differ. All ranks raise it; the message
+            names a rank and what differs.
+    """
+    facts_of_ranks = group.all_gather_object(_facts_of_rank(call, config, graph, model))
+    for rank, facts in enumerate(facts_of_ranks):
+        for name, value in facts_of_ranks[0].items():
+            if facts[name] != value:
+                raise InputError(
+                    f"rank {rank} has {name} {facts[name]}, but rank 0 has {value}: "
+                    "use the same calls, graph, options, model and versions on all ranks"
+                )
+    with torch.no_grad():
+        for _, tensor in named_tensors(model):
+            values = tensor.to(group.device, copy=True)
+            group.broadcast(values, tag="weights")
+            tensor.copy_(values)
+
+
+def _facts_of_rank(call: str, config: Config, graph: Graph, model: nn.Module) -> dict[str, str]:
+    """Return what must be equal on all ranks, by the name that the error uses for it."""
+    options = {
+        f"--{name.replace('_', '-')}": str(value) for name, value in asdict(config).items() if name not in PATH_FIELDS
+    }
+    rows = {name: getattr(graph, name) for name in ("x", "y", "train_mask", "val_mask", "test_mask", "edge_features")}
+    layout = "".join(f"{name} {tensor.dtype} {list(tensor.shape)};" for name, tensor in named_tensors(model))
+    return {
+        "the call": call,
+        "a graph of vertices and edges": f"{graph.num_vertices:,} and {graph.num_edges:,}",
+        "a graph with fingerprint": graph.fingerprint[:16],
+        **{f"rows {name} with digest": _digest(tensor) for name, tensor in rows.items()},
+        **options,
+        "a model with parameters of digest": hashlib.sha256(layout.encode()).hexdigest()[:16],
+        **{name: version(name) for name in ("weft", "torch")},
+    }
+
+
+def _digest(rows: Tensor | None) -> str:
+    """Return a digest of evenly spaced rows of a tensor."""
+    if rows is None:
+        return "none"
+    sample = rows[:: max(1, len(rows) // DIGEST_ROWS)].contiguous()
+    content = f"{rows.dtype} {list(rows.shape)}".encode() + sample.numpy().tobytes()
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
 @contextmanager
 def closing_on_error(group: Group) -> Iterator[None]:
-    """Ranks part if what is done while entered fails on one: others hear of it, and the next meeting is a new one."""
+    """Disconnect this rank if the with block fails.
+
+    The other ranks then notice it, and a later call in the same script connects all of them anew.
+    """
     try:
         yield
     except BaseException:
@@ -105,47 +200,63 @@ def closing_on_error(group: Group) -> Iterator[None]:
 def plan_with_kernels(
     config: Config, work: Workload, group: Group, resumed: RunFolder | None = None
 ) -> tuple[Plan, KernelSelection]:
-    """The plan that rank 0 makes, and the implementations that it is to use, on every rank; see `plan_together`.
+    """Return the plan and the kernel selection of rank 0 on all ranks. All ranks must call it.
 
-    resumed: the folder of the run that goes on, or predicts.
+    Args:
+        config: The run's configuration.
+        work: The model and graph.
+        group: The ranks.
+        resumed: Folder of the run that is resumed, or that predicts.
+
+    Raises:
+        InputError: Rank 0 has raised it.
     """
 
     def lead() -> tuple[Plan, str]:
         return make_plan(config, work, resumed), kernels_for_run(config, resumed).text()
 
-    plan, said = plan_together(config, work, group, lead)
-    return plan, KernelSelection.from_record(json.loads(said))
+    plan, kernels = plan_together(config, work, group, lead)
+    return plan, KernelSelection.from_record(json.loads(kernels))
 
 
 def plan_together(
     config: Config, work: Workload, group: Group, lead: Callable[[], tuple[Plan, str]]
 ) -> tuple[Plan, str]:
-    """The plan that rank 0 makes, and what it says besides, on every rank; its InputError is every rank's.
+    """Return the plan of rank 0, and a text from it, on all ranks. All ranks must call it.
 
-    lead: what rank 0 does.
+    Args:
+        config: The run's configuration.
+        work: The model and graph.
+        group: The ranks.
+        lead: Makes the plan and the text on rank 0.
+
+    Raises:
+        InputError: `lead` has raised it. All ranks raise it.
     """
     if group.size == 1:
         return lead()
-    said: dict[str, Any] = {}
+    # Rank 0 plans. Of its plan, it sends the state, the cost factors and the partition, from which the other ranks
+    # create the same plan without a search.
+    message: dict[str, Any] = {}
     part = torch.empty(work.graph.num_vertices, dtype=torch.int32)
     if group.rank == 0:
         try:
-            plan, besides = lead()
-            given = partition_of(plan.options)
-            part = part if given is None else given
-            said = {"besides": besides, "parted": given is not None, "decisions": plan.state()}
-            said["machine"] = plan.machine.record() if plan.machine else None
+            plan, extra = lead()
+            planned_part = partition_of(plan.options)
+            part = part if planned_part is None else planned_part
+            message = {"extra": extra, "has_partition": planned_part is not None, "state": plan.state()}
+            message["machine"] = plan.machine.record() if plan.machine else None
         except InputError as error:
-            said = {"mistake": str(error)}
-    said = group.all_gather_object(said)[0]
-    if "mistake" in said:
-        raise InputError(said["mistake"])
-    if said["parted"]:
+            message = {"error": str(error)}
+    message = group.all_gather_object(message)[0]
+    if "error" in message:
+        raise InputError(message["error"])
+    if message["has_partition"]:
         part = part.to(group.device)
         group.broadcast(part, tag="partition")
     if group.rank:
         options = make_options(config)
-        options = with_partition(options, part.cpu()) if said["parted"] else options
-        machine = Machine.from_record(said["machine"]) if said["machine"] else None
-        plan = get_strategy(config.strategy)(work, config.workers, options, machine, said["decisions"])
-    return plan, said["besides"]
+        options = with_partition(options, part.cpu()) if message["has_partition"] else options
+        machine = Machine.from_record(message["machine"]) if message["machine"] else None
+        plan = get_strategy(config.strategy)(work, config.workers, options, machine, message["state"])
+    return plan, message["extra"]

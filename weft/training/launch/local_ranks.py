@@ -1,4 +1,7 @@
-"""Local ranks that work on a plan: they share the graph through the page cache, and get the model and its weights."""
+"""Local ranks that execute a plan.
+
+They share the graph through the page cache, and receive the model's structure and weights from the launching process.
+"""
 
 from __future__ import annotations
 
@@ -27,56 +30,77 @@ from weft.runtime.forkserver import temporary_folder
 from weft.runtime.meter import Meter, has_status
 from weft.strategies import Options, Plan, get_strategy
 from weft.training.flag_checks import partition_of, rows_device, with_partition
-from weft.training.launch.processes import NO_ROOM, STOPPED, Meeting, launch
+from weft.training.launch.processes import NO_SPACE, STOPPED, Meeting, launch
 from weft.training.progress import waiting
-from weft.training.rank import Ended, prepare_process, named_tensors
+from weft.training.rank import Ended, named_tensors, prepare_process
 from weft.utils.errors import InputError, RunError
 from weft.utils.tensor_file import save_tensors
 
 RankWork = Callable[[Plan, Group], Ended]
-"""What a rank does with a plan: the signal that stopped it, or values that JSON knows, of which rank 0's are told."""
+"""Work of a rank on a plan. Returns the number of the signal that stopped it, or JSON values, of which those of rank 0
+count."""
 
-ENDED = "ended.json"
-"""Where rank 0's values are told."""
+RESULT_FILE = "ended.json"
+"""Name of the file to which rank 0 writes its JSON values."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A plan as it is handed to another process, which has the graph and the model."""
+    """Plan in a form to send to another process, which has the graph and the model."""
 
     options: Options
+    """Options of the strategy, without the partition."""
     machine: Machine | None
-    decisions: Any
+    """Cost factors of the plan."""
+    state: Any
+    """State of the plan, see `Plan.state`."""
     optimisations: Optimisations
+    """Optimisations of the workload."""
     num_classes: int | None
-    """See Workload."""
+    """Number of outputs per vertex, see Workload."""
     outlines: Outlines
+    """Outlines of the model, which need not be traced again."""
 
     @classmethod
     def of(cls, plan: Plan) -> Planned:
-        """That of a plan. A partition, which is large, goes by a file."""
+        """Return a plan in this form. A partition, which is large, is sent in a file instead."""
         return cls(
             options=with_partition(plan.options, None),
             machine=plan.machine,
-            decisions=plan.state(),
+            state=plan.state(),
             optimisations=plan.work.optimisations,
             num_classes=plan.work.num_classes,
             outlines=plan.work.outlines,
         )
 
     def plan(self, config: Config, graph: Graph, model: nn.Module, part: Tensor | None) -> Plan:
-        """The same plan, made without a search."""
+        """Return the same plan in the other process, without a search.
+
+        Args:
+            config: The run's configuration.
+            graph: The graph.
+            model: The model.
+            part: Rank of every vertex, int32 [N], or None.
+        """
         options = with_partition(self.options, part)
         work = Workload(model, graph, self.optimisations, num_classes=self.num_classes, outlines=self.outlines)
-        return get_strategy(config.strategy)(work, config.workers, options, self.machine, self.decisions)
+        return get_strategy(config.strategy)(work, config.workers, options, self.machine, self.state)
 
 
 def on_local_ranks(config: Config, work: RankWork, plan: Plan, *, quiet: bool = False) -> Ended:
-    """Has local ranks work on a plan, which is let go of here; the signal that stopped them, or rank 0's values.
+    """Start local ranks that work on a plan, and wait for them. The plan is released in this process.
 
-    quiet: does not show that they start.
+    Args:
+        config: The run's configuration.
+        work: Work of each rank.
+        plan: The plan.
+        quiet: Do not show that the ranks start.
 
-    RunError, see `launch`, and where there is no room for what they share.
+    Returns:
+        The number of the signal that stopped the ranks, or the JSON values of rank 0.
+
+    Raises:
+        RunError: A rank failed, see `launch`, or there is no space for the files that the ranks share.
     """
     graph, model = plan.work.graph, plan.work.model
     with tempfile.TemporaryDirectory(prefix="weft-", dir=temporary_folder()) as scratch:
@@ -89,7 +113,7 @@ def on_local_ranks(config: Config, work: RankWork, plan: Plan, *, quiet: bool = 
             if part is not None:
                 save_tensors({"part": part}, Path(scratch) / "part.safetensors")
         except (OSError, InputError) as error:
-            raise RunError(NO_ROOM.format(scratch, error)) from error
+            raise RunError(NO_SPACE.format(scratch, error)) from error
         skeleton, planned = copy.deepcopy(model).to("meta"), Planned.of(plan)
         plan.release()
         arguments = (config, work, store, skeleton, weights, planned)
@@ -97,7 +121,7 @@ def on_local_ranks(config: Config, work: RankWork, plan: Plan, *, quiet: bool = 
         starting = f"starting {config.workers} {'rank' if config.workers == 1 else 'ranks'}"
         with waiting(starting, quiet=quiet, until=lambda: has_status(meeting.status, 0)):
             stopped_by = launch(local_rank, arguments, workers=config.workers, folder=meeting.folder)
-        return stopped_by or dict(json.loads((Path(scratch) / ENDED).read_text()))
+        return stopped_by or dict(json.loads((Path(scratch) / RESULT_FILE).read_text()))
 
 
 def local_rank(
@@ -109,10 +133,20 @@ def local_rank(
     planned: Planned,
     meeting: Meeting,
 ) -> None:
-    """What each process of the launcher runs."""
+    """Run one local rank. The launcher calls it in each of its processes.
+
+    Args:
+        config: The run's configuration.
+        work: Work of the rank.
+        store: Folder of the graph.
+        skeleton: The model without data, on the meta device.
+        weights: File of parameters and buffers. The other shared files are next to it.
+        planned: The plan.
+        meeting: Files over which the ranks connect.
+    """
     prepare_process(config)
     meter = Meter()
-    meter.show_in(meeting.status, int(os.environ["RANK"]))
+    meter.write_status_to(meeting.status, int(os.environ["RANK"]))
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(cores_per_rank(config.workers))
     graph = Graph.open(store, verify=False)
@@ -131,4 +165,4 @@ def local_rank(
     if isinstance(ended, int):
         sys.exit(STOPPED + ended)
     if group.rank == 0:
-        weights.with_name(ENDED).write_text(json.dumps(ended))
+        weights.with_name(RESULT_FILE).write_text(json.dumps(ended))

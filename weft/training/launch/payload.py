@@ -1,6 +1,6 @@
-"""What a process sends to its local ranks: by name what they can import, by value what a notebook's cells define.
+"""Objects sent to local ranks: pickled by reference if the ranks can import them, by value if a notebook defines them.
 
-Both ends are processes of one person's, and what goes between them is a pipe; no file is ever read so.
+Both ends are processes of the same user, connected by a pipe. No file is ever unpickled.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from weft.utils.errors import InputError, cause
 
 
 class Sent:
-    """An object on its way to a rank, which finds a `Received` in its place."""
+    """Object to send to a rank, which receives a `Received` in its place.
+
+    Args:
+        value: The object.
+    """
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -29,24 +33,37 @@ class Sent:
 
 
 class Received:
-    """An object that has come to a rank, in bytes."""
+    """Pickled object that a rank has received.
+
+    Args:
+        data: The bytes.
+    """
 
     def __init__(self, data: bytes) -> None:
         self._data = data
 
     def open(self) -> Any:
-        """The object. InputError where the rank does not find what it is made of."""
+        """Unpickle the object.
+
+        Raises:
+            InputError: This process cannot import something that the object refers to.
+        """
         try:
             return pickle.loads(self._data)
         except (AttributeError, ImportError) as error:
             raise InputError(
-                f"local ranks do not find what they are sent ({cause(error)}): define it by def or class at the top of "
-                "the script, or in a module"
+                f"local ranks cannot import an object of the run ({cause(error)}): define it with def or class at the "
+                "top "
+                "level of the script, or in a module"
             ) from error
 
 
 def pickled(value: Any) -> bytes:
-    """An object in bytes for local ranks. Whatever pickling raises; InputError see `ByName`."""
+    """Pickle an object for local ranks. Raises whatever pickling raises.
+
+    Raises:
+        InputError: A session defines the object, and cloudpickle is not installed.
+    """
     if in_session() and find_spec("cloudpickle"):
         return bytes(import_module("cloudpickle").dumps(value))
     file = io.BytesIO()
@@ -55,32 +72,32 @@ def pickled(value: Any) -> bytes:
 
 
 class ByName(pickle.Pickler):
-    """InputError for what a session defines, which ranks cannot import."""
+    """Pickler that raises InputError for objects of a session, which ranks cannot import."""
 
-    def reducer_override(self, one: Any) -> Any:
-        if isinstance(one, type | FunctionType) and one.__module__ == "__main__":
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
             raise InputError(
-                f"local ranks do not have {one.__qualname__}, which this session defines: pip install "
+                f"local ranks cannot import {value.__qualname__}, which this session defines: pip install "
                 "'weft[notebook]', or write it to a file (%%writefile model.py) and import it"
             )
         return NotImplemented
 
 
 def in_session() -> bool:
-    """Whether this process's own definitions are in no file that ranks could import: in a notebook, or at a prompt."""
+    """Return True if this process defines objects in no file that ranks could import: in a notebook or at a prompt."""
     main = sys.modules["__main__"]
     return getattr(main, "__spec__", None) is None and not hasattr(main, "__file__")
 
 
 @contextmanager
-def sending(what: str) -> Iterator[None]:
-    """InputError, which names it, for something that cannot be sent to local ranks."""
+def sending(name: str) -> Iterator[None]:
+    """Turn any exception while an object is pickled into an InputError that names it."""
     try:
         yield
     except InputError:
         raise
-    except Exception as error:  # an object of a person's own may raise anything here
+    except Exception as error:  # a user's object may raise anything here
         raise InputError(
-            f"the {what} cannot be sent to local ranks ({cause(error)}): define it by def or class in a module, and "
-            "open files and connections at its first call"
+            f"the {name} cannot be sent to local ranks ({cause(error)}): define it with def or class in a module, and "
+            "open files and connections only when it is first called"
         ) from error

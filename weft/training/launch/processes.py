@@ -1,4 +1,4 @@
-"""How local ranks start and end: processes of this one, which meet by a file. How they work is elsewhere."""
+"""Processes of local ranks: how they start, connect through a file, receive signals, and end."""
 
 from __future__ import annotations
 
@@ -28,98 +28,133 @@ from weft.utils.errors import InputError, RunError
 from weft.utils.explain import explained
 
 RANK = "weft rank"
-"""What local ranks are called."""
+"""Name of the processes of local ranks."""
 STOPPED = 128
+"""Exit code of a rank that a signal stopped, minus the number of the signal."""
 GRACE_SECONDS = 2.0
-"""How long ranks may go on when one has failed; a rank that hangs does not hear of it otherwise."""
+"""Time for ranks to end after one has failed, before they are killed. A rank may be waiting for the failed one."""
 UNGUARDED = 99
-"""The exit code of a rank whose script trains when the rank imports it."""
+"""Exit code of a rank whose script starts training when the rank imports it."""
 UNKNOWN = 255
-"""What `multiprocessing` says of a rank when the process that it was forked from, which would tell, is gone."""
+"""Exit code that `multiprocessing` reports if the fork server, which knows the exit codes of ranks, is gone."""
 NO_GUARD = (
-    '{} trains when it is imported, which local ranks do: put what it does under `if __name__ == "__main__":`, and '
+    '{} trains when it is imported, and local ranks import it: put that code under `if __name__ == "__main__":`, and '
     "leave functions and classes above"
 )
-SERVER_KILLED = "the process that ranks are forked from was killed in {}; they were stopped"
-NO_ROOM = "{}: {}: name a folder with room in TMPDIR"
+"""Error for a script that trains when it is imported."""
+SERVER_KILLED = "the process from which ranks are forked was killed in {}; the ranks were stopped"
+"""Error for a fork server that was killed."""
+NO_SPACE = "{}: {}: set TMPDIR to a folder with more free space"
+"""Error for a folder of shared files that cannot be written."""
 ENDING_SECONDS = 1.0
-"""What a launcher takes at most to end when it has let go of its ranks; one that goes on removes its files itself."""
-AGAIN_SECONDS = 1.0
-"""How often ranks are told to stop until they have."""
+"""Longest time for the launcher to end after it has let go of its ranks. If it lives longer, it removes its files
+itself."""
+RETRY_SECONDS = 1.0
+"""Interval in which a signal is sent to the ranks again until they have ended."""
 
 
 class Meeting(NamedTuple):
-    """What ranks of one launch share: files in folders that nobody else may open."""
+    """Files through which the ranks of one launch connect, in a folder that only this user may open."""
 
     folder: Path
+    """The folder."""
 
     @property
     def status(self) -> Path:
-        """Where each rank shows what it does, see `weft.runtime.meter`."""
+        """File in which each rank shows its current operation, see `weft.runtime.meter`."""
         return self.folder / "status"
 
     @property
     def init_method(self) -> str:
-        """How their process group finds together."""
+        """URL with which torch.distributed connects the ranks."""
         return f"file://{self.folder / 'store'}"
 
 
 def launch(entry: Callable[..., None], arguments: tuple[Any, ...], *, workers: int, folder: Path) -> int:
-    """Runs `entry(*arguments, meeting)` on `workers` local ranks; the signal that they were told to stop by, or 0.
+    """Run `entry(*arguments, meeting)` on local ranks, and wait until all have ended.
 
-    folder: for what they share, which only this user may open; the ranks remove it if this process is killed.
-    A rank that stops as it was told exits with STOPPED + the signal. SIGNALS are passed on to the ranks; the
-    second ends them at once. One that fails or is killed stops the others; RunError then names it and what it was
-    doing, InputError if the caller's mistake made it fail. Ranks end when this process is gone.
+    Signals in SIGNALS are passed on to the ranks; a second signal kills them. A rank that stops after a signal exits
+    with STOPPED + signal. If a rank fails or is killed, the others are stopped. Ranks end when this process is gone.
+
+    Args:
+        entry: Function that each rank calls.
+        arguments: Its arguments, which are pickled.
+        workers: Number of ranks.
+        folder: Folder for the files that the ranks share, which only this user may open. The ranks remove it if this
+            process is killed.
+
+    Returns:
+        The number of the signal that stopped the ranks, or 0.
+
+    Raises:
+        RunError: A rank was killed or failed. The message names it and its operation.
+        InputError: A rank failed because of a mistake of the caller.
     """
     script = getattr(sys.modules["__main__"], "__file__", None)
     if script is not None and sys.modules["__main__"].__spec__ is None and not Path(script).exists():
-        raise InputError(f"local ranks import the script, and {script} is no file: save the script as one")
+        raise InputError(f"local ranks import the script, but {script} is not a file: save the script to a file")
     meeting = Meeting(folder)
     try:
         meeting.status.write_bytes(bytes(workers * STATUS_BYTES))
     except OSError as error:
-        raise RunError(NO_ROOM.format(folder, error.strerror)) from error
+        raise RunError(NO_SPACE.format(folder, error.strerror)) from error
     with Ranks(entry, arguments, meeting, workers) as ranks:
         return ranks.wait()
 
 
 def require_guard() -> None:
-    """InputError in a process of `multiprocessing` that still imports its script; a rank's launcher says it instead."""
+    """Refuse to train in a process of `multiprocessing` that is still importing its script.
+
+    A local rank exits instead, so that its launcher reports the error.
+
+    Raises:
+        InputError: The script lacks `if __name__ == "__main__":`.
+    """
     process = multiprocessing.current_process()
-    if getattr(process, "_inheriting", False):  # as multiprocessing asks it, before it refuses to start another
+    if getattr(process, "_inheriting", False):  # the check by which multiprocessing refuses to start a process
         if process.name == RANK:
             os._exit(UNGUARDED)
         raise InputError(NO_GUARD.format("the script"))
 
 
 class Ranks:
-    """The processes of a launch; while entered, they hear the signals that this process is told."""
+    """Processes of a launch. Within the with block, signals to this process are passed on to them.
+
+    Args:
+        entry: Function that each rank calls.
+        arguments: Its arguments, without the meeting.
+        meeting: Files through which the ranks connect.
+        workers: Number of ranks.
+    """
 
     def __init__(self, entry: Callable[..., None], arguments: tuple[Any, ...], meeting: Meeting, workers: int) -> None:
-        context: Any = multiprocessing.get_context(start_method())  # of two types without a common one
+        context: Any = multiprocessing.get_context(
+            start_method()
+        )  # typed Any, since the possible contexts have no common type
         pipes = [context.Pipe(duplex=False) for _ in range(workers)]
         self._meeting = meeting
-        self._reports = [ours for ours, _ in pipes]
-        self._theirs = [theirs for _, theirs in pipes]
+        self._reports = [our_end for our_end, _ in pipes]
+        self._rank_ends = [rank_end for _, rank_end in pipes]
         self._processes: list[BaseProcess] = [
-            context.Process(name=RANK, target=_run_rank, args=(rank, workers, theirs, meeting, entry, Sent(arguments)))
-            for rank, theirs in enumerate(self._theirs)
+            context.Process(
+                name=RANK, target=_run_rank, args=(rank, workers, rank_end, meeting, entry, Sent(arguments))
+            )
+            for rank, rank_end in enumerate(self._rank_ends)
         ]
-        self._said: dict[int, dict[str, str]] = {}
-        self._before: dict[signal.Signals, Any] = {}
-        self._told = 0
+        self._errors: dict[int, dict[str, str]] = {}
+        self._former_handlers: dict[signal.Signals, Any] = {}
+        self._stop_signal = 0
 
     def __enter__(self) -> Ranks:
         if threading.current_thread() is threading.main_thread():
-            self._before = handle_signals(self._pass_on)
+            self._former_handlers = handle_signals(self._pass_on)
         try:
-            resource_tracker.ensure_running()  # which unblocks signals when it starts
-            for process, theirs in zip(self._processes, self._theirs, strict=True):
-                with blocked_signals():  # what a rank imports first would answer Ctrl-C with a traceback
+            resource_tracker.ensure_running()  # start it now, because its start unblocks signals
+            for process, rank_end in zip(self._processes, self._rank_ends, strict=True):
+                with blocked_signals():  # Ctrl-C during the first imports of a rank would print a traceback
                     process.start()
-                theirs.close()
-                if self._told:
+                rank_end.close()
+                if self._stop_signal:
                     break
         except BaseException as error:
             self.__exit__()
@@ -129,48 +164,61 @@ class Ranks:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end()
-        for number, handler in self._before.items():
+        self._terminate()
+        for number, handler in self._former_handlers.items():
             signal.signal(number, handler)
 
     def wait(self) -> int:
-        """Until all have ended, or one has failed."""
+        """Wait until all ranks have ended.
+
+        Returns:
+            The number of the signal that stopped the ranks, or 0.
+
+        Raises:
+            InputError: A rank failed because of a mistake of the caller.
+            RunError: A rank failed or was killed.
+        """
         running, stopped = dict(enumerate(self._started())), 0
         while running:
-            waited_for = [one for rank in running for one in (running[rank].sentinel, self._reports[rank])]
-            ready = wait(waited_for, AGAIN_SECONDS)
-            if self._told:
-                self._tell(self._told)  # again: one that was just starting may have missed it
+            sources = [source for rank in running for source in (running[rank].sentinel, self._reports[rank])]
+            ready = wait(sources, RETRY_SECONDS)
+            if self._stop_signal:
+                self._send(self._stop_signal)  # again: a rank that was starting may have missed it
             for rank in running:
-                if self._reports[rank] in ready:  # at once: what is said may be more than a pipe holds
-                    self._hear(rank)
-            ended = {rank: _exit_code(one) for rank, one in running.items() if one.sentinel in ready}
-            for rank in sorted(ended, key=lambda rank: ended[rank]):  # killed ones first: others lost them
+                if self._reports[rank] in ready:  # at once: an error may be larger than the buffer of the pipe
+                    self._read_error(rank)
+            ended = {rank: _exit_code(process) for rank, process in running.items() if process.sentinel in ready}
+            # Exit codes of killed ranks are negative: report these first, because the others failed as a result.
+            for rank in sorted(ended, key=lambda rank: ended[rank]):
                 running.pop(rank)
                 if ended[rank] - STOPPED in SIGNALS:
                     stopped = ended[rank] - STOPPED
-                elif ended[rank] and self._told:  # it was told before it listened, and others may wait for it
-                    return self._told
+                elif ended[rank] and self._stop_signal:
+                    # The signal came before the rank had set its handler, and other ranks may wait for this one.
+                    return self._stop_signal
                 elif ended[rank]:
-                    raise self._explained(rank, ended[rank])
-        return self._told or stopped
+                    raise self._error_of(rank, ended[rank])
+        return self._stop_signal or stopped
 
     def _started(self) -> Sequence[BaseProcess]:
+        """Return the processes that have been started."""
         return [process for process in self._processes if process.pid is not None]
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
-        again, self._told = bool(self._told), number
-        self._tell(signal.SIGKILL if again else self._told)
+        """Pass a signal on to the ranks; from the second signal on, kill them."""
+        again, self._stop_signal = bool(self._stop_signal), number
+        self._send(signal.SIGKILL if again else self._stop_signal)
 
-    def _tell(self, number: int) -> None:
-        number = signal.SIGTERM if number == signal.SIGHUP else number  # ranks do not hear of terminals
+    def _send(self, number: int) -> None:
+        """Send a signal to all ranks that live."""
+        number = signal.SIGTERM if number == signal.SIGHUP else number  # ranks do not handle SIGHUP
         for process in self._started():
             if process.is_alive():
-                with suppress(ProcessLookupError):  # it has just ended
+                with suppress(ProcessLookupError):  # it ended meanwhile
                     os.kill(process.pid or 0, number)
 
-    def _end(self) -> None:
-        """Ends those that still run."""
+    def _terminate(self) -> None:
+        """End the ranks that still live: terminate them, and kill them after GRACE_SECONDS."""
         for process in self._started():
             if process.is_alive():
                 process.terminate()
@@ -184,35 +232,38 @@ class Ranks:
                 process.kill()
                 process.join()
 
-    def _hear(self, rank: int) -> None:
-        """Keeps what a rank tells of its error; nothing if it ended without a word."""
+    def _read_error(self, rank: int) -> None:
+        """Store the error that a rank has sent, if it has sent one."""
         with suppress(EOFError, OSError):
             if self._reports[rank].poll():
-                self._said[rank] = json.loads(self._reports[rank].recv_bytes())
+                self._errors[rank] = json.loads(self._reports[rank].recv_bytes())
 
-    def _explained(self, rank: int, code: int) -> InputError | RunError:
-        where = read_status(self._meeting.status, rank)
+    def _error_of(self, rank: int, code: int) -> InputError | RunError:
+        """Return the error to raise for a rank that ended with an exit code other than 0."""
+        operation = read_status(self._meeting.status, rank)
         pid = self._processes[rank].pid
         if code < 0:
             name = signal.Signals(-code).name
             hint = " (out of memory?)" if name == "SIGKILL" else ""
-            return RunError(f"rank {rank} (pid {pid}) was killed by {name}{hint} in {where}; the others were stopped")
+            return RunError(
+                f"rank {rank} (pid {pid}) was killed by {name}{hint} in {operation}; the others were stopped"
+            )
         if code == UNGUARDED:
             return InputError(NO_GUARD.format(getattr(sys.modules["__main__"], "__file__", "the script")))
         if code == UNKNOWN:
-            return RunError(SERVER_KILLED.format(where))
-        self._hear(rank)
-        report = self._said.get(rank)
+            return RunError(SERVER_KILLED.format(operation))
+        self._read_error(rank)
+        report = self._errors.get(rank)
         if report is None:
-            return RunError(f"rank {rank} (pid {pid}) ended with exit code {code} in {where}")
+            return RunError(f"rank {rank} (pid {pid}) ended with exit code {code} in {operation}")
         for kind in (InputError, RunError):
             if report["kind"] == kind.__name__:
                 return kind(report["message"])
-        return RunError(f"rank {rank} failed in {where}: {report['message']}")
+        return RunError(f"rank {rank} failed in {operation}: {report['message']}")
 
 
 def _exit_code(process: BaseProcess) -> int:
-    """That of a process whose end has been seen, which the system may tell a moment later."""
+    """Return the exit code of a process that has ended. The system may report it a moment later."""
     process.join()
     assert process.exitcode is not None
     return process.exitcode
@@ -226,25 +277,26 @@ def _run_rank(
     entry: Callable[..., None],
     arguments: Received,
 ) -> None:
-    """`entry` on a rank, which tells the launcher of its error, and ends with it."""
-    for number in (signal.SIGTERM, signal.SIGINT):  # ignored where a rank is forked from; until the run listens
+    """Call `entry` in the process of a rank. If it fails, send the error to the launcher and exit."""
+    for number in (signal.SIGTERM, signal.SIGINT):  # the fork server ignores them; the run sets its handlers later
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    faulthandler.register(signal.SIGUSR1, file=os.dup(sys.stderr.fileno()))  # also while gloo's lines are left out
+    # Stack traces go to a copy of stderr, because stderr is redirected while gloo prints.
+    faulthandler.register(signal.SIGUSR1, file=os.dup(sys.stderr.fileno()))
     threading.Thread(target=_end_with_parent, args=(meeting,), daemon=True).start()
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(workers), LOCAL_WORLD_SIZE=str(workers))
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # ranks of one host listen to nobody else
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # ranks of one host accept no connections from others
     try:
         entry(*arguments.open(), meeting)
     except Exception as error:
-        said = str(error) if isinstance(error, InputError | RunError) else explained(error)
-        report.send_bytes(json.dumps({"kind": type(error).__name__, "message": said}).encode())
+        message = str(error) if isinstance(error, InputError | RunError) else explained(error)
+        report.send_bytes(json.dumps({"kind": type(error).__name__, "message": message}).encode())
         sys.stderr.flush()
-        os._exit(1)  # at once: gloo would wait for the peer that is lost
+        os._exit(1)  # without cleanup: gloo would wait for the lost peer
 
 
 def _end_with_parent(meeting: Meeting) -> None:
-    """Ends this rank at once when the launcher has let go of it; where that is gone, with what it has left."""
+    """End this rank at once when the launcher closes its pipe or ends. If the launcher is gone, remove its files."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
@@ -255,7 +307,7 @@ def _end_with_parent(meeting: Meeting) -> None:
 
 
 def _is_gone(pid: int) -> bool:
-    """Whether a process has ended, or does in a moment: its files are closed before it ends."""
+    """Return True if a process has ended or ends in a moment. Its pipes are closed before it ends."""
     if not hasattr(os, "pidfd_open"):  # not Linux
         return True
     try:

@@ -1,5 +1,5 @@
-"""What local ranks have from the start: imported by the process that they are forked from, and by nothing else."""
+"""Imports that local ranks need. Only the process from which they are forked imports this module, once for all."""
 
-import torch._dynamo  # noqa: F401  # which PyTorch's optimisers import when the first is made
+import torch._dynamo  # noqa: F401  # imported by PyTorch when the first optimizer is created
 
 import weft.training  # noqa: F401

@@ -1,4 +1,4 @@
-"""What the environment says of ranks that torchrun, or a scheduler, started."""
+"""Environment of ranks that torchrun or a scheduler started."""
 
 from __future__ import annotations
 
@@ -8,46 +8,48 @@ from dataclasses import replace
 from weft.config.config import Config
 from weft.utils.errors import InputError
 
-TASKS = {"SLURM_STEP_NUM_TASKS": "srun", "OMPI_COMM_WORLD_SIZE": "mpirun", "PMI_SIZE": "mpiexec"}
-"""The environment's names of how many tasks a scheduler has started, and what starts them."""
+SCHEDULERS = {"SLURM_STEP_NUM_TASKS": "srun", "OMPI_COMM_WORLD_SIZE": "mpirun", "PMI_SIZE": "mpiexec"}
+"""Commands that start several tasks, by the environment variable with the number of tasks."""
 
 
 def under_torchrun() -> bool:
-    """Whether this process is a rank that torchrun started."""
+    """Return True if this process is a rank that torchrun started."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def on_present_ranks(config: Config) -> Config:
-    """A configuration whose workers are the ranks that torchrun started, if it did.
+    """Return the configuration, under torchrun with the number of its ranks as workers.
 
-    InputError for a task among several of a scheduler, each of which would be a run by itself.
+    Raises:
+        InputError: A scheduler has started several tasks without torchrun, each of which would be a run by itself.
     """
-    for name, starter in TASKS.items():
+    for name, starter in SCHEDULERS.items():
         number = os.environ.get(name, "1")
         if not under_torchrun() and number.isdigit() and int(number) > 1:
             raise InputError(
-                f"{starter} started {number} tasks, and each would train by itself: let it start torchrun, one task a "
-                f"node, or unset {name} if this is to be a run of its own"
+                f"{starter} started {number} tasks, and each would train by itself: let it start torchrun, with one "
+                "task "
+                f"per node, or unset {name} if this is an independent run"
             )
     return replace(config, workers=int(os.environ["WORLD_SIZE"])) if under_torchrun() else config
 
 
 def is_main_process() -> bool:
-    """Whether this process is the one that writes and prints: any but a rank of torchrun other than 0."""
+    """Return True if this process writes and prints: unless it is a rank of torchrun other than 0."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def on_first_host() -> bool:
-    """Whether this process is on rank 0's host, since torchrun numbers the ranks host by host."""
+    """Return True if this process is on the host of rank 0. torchrun numbers the ranks host by host."""
     return os.environ.get("LOCAL_RANK", "0") == os.environ.get("RANK", "0")
 
 
 def on_one_host() -> bool:
-    """Whether all ranks are on this host."""
+    """Return True if all ranks are on this host."""
     size = os.environ.get("WORLD_SIZE")
     return os.environ.get("LOCAL_WORLD_SIZE", size) == size
 
 
 def restarted() -> bool:
-    """Whether torchrun has started the ranks again after one was lost."""
+    """Return True if torchrun has restarted the ranks after one was lost."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0

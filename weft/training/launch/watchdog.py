@@ -1,4 +1,4 @@
-"""Says what a rank is at when it is at it for too long: a collective, or anything else that does not return."""
+"""Watchdog that reports which operation a rank has been in for too long, such as a collective that does not return."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from weft.runtime.meter import Meter
 
 
 class Watchdog:
-    """While entered, prints a line when a rank has been at the same thing for so many seconds; once for each."""
+    """Prints a line when a rank has been in the same operation for too long, once for each operation.
+
+    Args:
+        meter: The meter, which knows the current operation.
+        rank: Number of the rank.
+        seconds: Duration after which the line is printed.
+    """
 
     def __init__(self, meter: Meter, rank: int, seconds: float) -> None:
         self._meter, self._rank, self._seconds = meter, rank, seconds
@@ -27,14 +33,15 @@ class Watchdog:
         self._thread.join()
 
     def _watch(self) -> None:
-        said = 0.0
+        """Compare the duration of the current operation with the limit until the watchdog ends."""
+        reported = 0.0
         while not self._ended.wait(min(1.0, self._seconds / 4)):
-            shown, since = self._meter.shown
-            if since != said and time.monotonic() - since > self._seconds:
-                said = since
+            operation, since = self._meter.status
+            if since != reported and time.monotonic() - since > self._seconds:
+                reported = since
                 print(
-                    f"weft: rank {self._rank} has been in {shown} for {self._seconds:.0f} s; "
-                    f"kill -USR1 {os.getpid()} prints where",
+                    f"weft: rank {self._rank} has been in {operation} for {self._seconds:.0f} s; "
+                    f"kill -USR1 {os.getpid()} prints its stack trace",
                     file=sys.stderr,
                     flush=True,
                 )
