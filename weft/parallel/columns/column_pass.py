@@ -299,7 +299,7 @@ class ColumnPass:
         def start(number: int, rows: RowSet, values: Tensor) -> ColsToRows:
             return ColsToRows(values, rows, layout, self.group, Key(f"{self.name} {content} gather", number))
 
-        return Sends(start, like.new_zeros(num_rows, layout.num_columns), behind=self._in_flight)
+        return Sends(start, like.new_zeros(num_rows, layout.num_columns), max_pending=self._in_flight)
 
 
 class _Chunked(Function):

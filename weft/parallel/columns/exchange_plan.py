@@ -166,18 +166,18 @@ class Receives:
 
 
 class Sends:
-    """Sets of rows that leave one after the other, and the rows that arrive here in exchange.
+    """Sets of rows that leave one after the other, and the rows that arrive from other ranks.
 
     Args:
         start: Starts the exchange of a set, given its number, its rows and their columns.
         result: Destination of the rows that arrive.
-        behind: Number of sets that may be under way; None: all.
+        max_pending: Number of sets that may be under way; None: all.
     """
 
     def __init__(
-        self, start: Callable[[int, RowSet, Tensor], ColsToRows], result: Tensor, *, behind: int | None
+        self, start: Callable[[int, RowSet, Tensor], ColsToRows], result: Tensor, *, max_pending: int | None
     ) -> None:
-        self._start, self._result, self._behind = start, result, behind
+        self._start, self._result, self._max_pending = start, result, max_pending
         self._numbers = count()
         self._under_way: deque[tuple[RowSet, ColsToRows]] = deque()
 
@@ -188,8 +188,8 @@ class Sends:
             rows: Rows of the set; None: the chunk sends none.
             columns: Returns this rank's columns of given vertices.
         """
-        if self._behind is not None:
-            self._wait(self._behind - 1)
+        if self._max_pending is not None:
+            self._wait(self._max_pending - 1)
         number = next(self._numbers)
         if rows is not None:
             self._under_way.append((rows, self._start(number, rows, columns(rows.ids))))

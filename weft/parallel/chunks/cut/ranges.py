@@ -28,7 +28,7 @@ class RankHop(NamedTuple):
     rows: Tensor
     """Vertex of each local row, int64; the first `hop.num_inputs` rows are inputs of the aggregate."""
 
-    def places(self, vertices: Tensor) -> Tensor:
+    def rows_of(self, vertices: Tensor) -> Tensor:
         """Return the local row of each given vertex, int64 [k]. All vertices must be on this rank."""
         sorted_vertices, order = self.rows[: self.hop.num_inputs].sort()
         return order[torch.searchsorted(sorted_vertices, vertices)]

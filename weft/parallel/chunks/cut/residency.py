@@ -92,7 +92,7 @@ class ChunkSources:
         for part, cuts, order, begins in zip(parts, bounds, self.orders, starts, strict=True):
             sources = chunk_sources(part.hop.block, cuts, loops=loops)
             rows_at_owner = [
-                owner.places(part.hop.fetched[first:end])
+                owner.rows_of(part.hop.fetched[first:end])
                 for owner, (first, end) in zip(parts, pairwise(begins), strict=True)
             ]
             self._ranks.append(

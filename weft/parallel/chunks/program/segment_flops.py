@@ -164,7 +164,7 @@ class SegmentFlops:
             self.counter,
             [type(op.layer).__name__],
             num_relations=self.work.stats.typed.num_relations,
-            levels=levels,
+            sizes=levels,
         )
         view = OutlineView(CHUNK, 0, notes, self.twin.topology, Inputs())
         read = [segment.live[port] for port in (*segment.sources.values(), *segment.targets.values())]
@@ -185,8 +185,10 @@ class SegmentFlops:
         """
         if self.training:
             backward_flops(self.counter, 0, results)
-        noted = [(place.backward, calls) for place, calls in self.counter.calls.items()]
-        both = (merged(chain(*(calls for back, calls in noted if back == backward))) for backward in (False, True))
+        by_position = [(position.backward, calls) for position, calls in self.counter.calls.items()]
+        both = (
+            merged(chain(*(calls for back, calls in by_position if back == backward))) for backward in (False, True)
+        )
         return DenseFlops(forward, self.counter.total - start - forward, *both)
 
     def _start(self) -> int:

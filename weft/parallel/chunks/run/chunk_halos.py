@@ -47,19 +47,19 @@ class HaloPlan:
     @property
     def num_sent(self) -> int:
         """Number of rows sent before an aggregate, one for each rank that reads it."""
-        return sum(len(places) for each in self.sends for places in each)
+        return sum(len(rows) for by_rank in self.sends for rows in by_rank)
 
     @property
     def num_received(self) -> int:
         """Number of rows received before an aggregate."""
-        return sum(span.stop - span.start for each in self.receives for span in each)
+        return sum(span.stop - span.start for by_chunk in self.receives for span in by_chunk)
 
     @property
     def num_messages(self) -> int:
         """Number of messages sent and received before an aggregate."""
-        leave = [rows for each in self.sends for rows in each if len(rows)]
-        come = [span for each in self.receives for span in each if span.stop > span.start]
-        return len(leave) + len(come)
+        sent = [rows for by_rank in self.sends for rows in by_rank if len(rows)]
+        received = [span for by_chunk in self.receives for span in by_chunk if span.stop > span.start]
+        return len(sent) + len(received)
 
     @property
     def num_chunks(self) -> int:

@@ -207,23 +207,23 @@ class PlacedRound:
     def _topology(self, layout: SlotLayout, to_device: Callable[[Tensor], Tensor], way: Way) -> SlotTopology:
         edges, get, transpose = self._edges[layout], self.array_file.get, None
 
-        def bring(stored: ArrayRef) -> Tensor:
+        def load(stored: ArrayRef) -> Tensor:
             return to_device(get(stored))
 
-        left_out = to_device(torch.empty(0, dtype=edges.indices.dtype)) if way == "back" else None
+        no_edges = to_device(torch.empty(0, dtype=edges.indices.dtype)) if way == "back" else None
         if way != "forward":
             indptr, indices, ids, weight = edges.transpose
             transpose = Transpose(
-                indptr=bring(indptr),
-                indices=bring(indices),
-                edge_ids=bring(ids) if left_out is None else left_out,
-                weight=None if weight is None else bring(weight),
+                indptr=load(indptr),
+                indices=load(indices),
+                edge_ids=load(ids) if no_edges is None else no_edges,
+                weight=None if weight is None else load(weight),
             )
         adjacency = Adjacency(
-            indptr=bring(edges.indptr),
-            indices=bring(edges.indices) if left_out is None else left_out,
+            indptr=load(edges.indptr),
+            indices=load(edges.indices) if no_edges is None else no_edges,
             num_sources=edges.num_sources,
-            weight=None if edges.weight is None or left_out is not None else bring(edges.weight),
+            weight=None if edges.weight is None or no_edges is not None else load(edges.weight),
             known_transpose=transpose,
         )
         sources, targets = get(self._sources).long(), get(self._targets).long()
