@@ -29,7 +29,7 @@ from kernels import save
 
 from weft.autotune import Cluster
 from weft.config.config import Config
-from weft.cost.datasheets import BYTES, GATHERED, NUMBER_BYTES, PASSES_BY_HEAD, STREAMED
+from weft.cost.datasheets import BYTES, GATHER_EFFICIENCY, NUMBER_BYTES, PASSES_PER_HEAD, STREAM_EFFICIENCY
 from weft.data import DescribedGraph
 from weft.nn import GraphOperation
 from weft.runtime.kernel_call import KernelCall
@@ -38,7 +38,7 @@ from weft.strategies.vertex.blocks import BlockStats
 from weft.strategies.vertex.plan import CommunicatedPlan
 from weft.training.planning.machine_list import Machines, clusters_on
 from weft.training.planning.plan_subject import DescribedSubject
-from weft.training.planning.search import StrategyEstimate, attempts, first_fitting, foreseen, too_little
+from weft.training.planning.search import StrategyEstimate, candidate_configs, first_fitting, estimate_config, misfit_reason
 from weft.training.run import prepared_workload
 
 RESULTS = Path(__file__).parent / "results"
@@ -95,7 +95,7 @@ class SancusPlan(CommunicatedPlan):
     name = "sancus"
 
     def block(self, rank: int, op: GraphOperation, number: int) -> BlockStats:
-        own = [len(one.own) for one in self.everyone]
+        own = [len(one.owned) for one in self.all_dependencies]
         others = sum(own) - own[rank]
         return replace(super().block(rank, op, number), num_sent=own[rank] * (len(own) - 1), num_received=others)
 
@@ -318,16 +318,16 @@ def simulate(cell: Cell, name: str, tables: Path) -> StrategyEstimate:
         cluster = with_messages(cluster, on_host=system.on_host)
     asked = replace(config, workers=cluster.ranks)
     subject = described(tables, cell.paper, cell.dataset, replace(config, strategy="single", partition=""))
-    whole, *in_chunks = attempts(asked, subject, cluster)
+    whole, *in_chunks = candidate_configs(asked, subject, cluster)
     if system.on_host:
-        found = foreseen(whole, asked, subject, cluster)
+        found = estimate_config(whole, asked, subject, cluster)
         found = replace(found, fits=True) if found.epoch_seconds else found
     else:
         found = first_fitting(in_chunks if system.chunked else [whole, *in_chunks], asked, subject, cluster)
     if system.feature_gradients and found.fits:
         more_bytes = NUMBER_BYTES * int(graph["vertices"]) * int(graph["features"]) // cluster.ranks
         held = MemoryUse(found.device_bytes + more_bytes, found.host_bytes, found.disk_bytes)
-        reason = too_little(held, whole, cluster)
+        reason = misfit_reason(held, whole, cluster)
         found = replace(found, device_bytes=held.device, fits=not reason, reason=reason)
     more = scoring_seconds(graph, cluster) if cell.links and found.epoch_seconds else 0.0
     return replace(found, epoch_seconds=found.epoch_seconds + more)
@@ -354,11 +354,11 @@ def scoring_seconds(graph: Mapping[str, str], cluster: Cluster) -> float:
 def with_edge_softmax(cluster: Cluster) -> Cluster:
     """A cluster where attention is made by several kernels over numbers by edge and head, see EDGE_SOFTMAX_PASSES."""
     (prices,) = cluster.profile.prices
-    gathered = prices.tables["pass"].at((BYTES[-1],)) * STREAMED / GATHERED
+    gathered = prices.tables["pass"].at((BYTES[-1],)) * STREAM_EFFICIENCY / GATHER_EFFICIENCY
     tables = dict(prices.tables)
     for name, table in prices.tables.items():
         if name.startswith("Attend"):
-            passes = (EDGE_SOFTMAX_PASSES - PASSES_BY_HEAD) * (1 + name.endswith("_backward"))
+            passes = (EDGE_SOFTMAX_PASSES - PASSES_PER_HEAD) * (1 + name.endswith("_backward"))
             added = (passes * heads / width * NUMBER_BYTES * gathered for *_, width, heads in product(*table.axes))
             tables[name] = replace(table, seconds=tuple(map(sum, zip(table.seconds, added, strict=True))))
     return replace(cluster, profile=replace(cluster.profile, prices=[replace(prices, tables=tables)]))

@@ -63,7 +63,7 @@ class Rank:
         caching = Caching(costs=torch.ones(2, 5, dtype=torch.float64), ratio=ratio)
         self.needed: Dependencies = make_dependencies(self.adj, part, group.rank, SIZE, caching)
         self.hop = hop = self.needed.hops[0]
-        self.route = make_route(hop.fetched, hop.received, self.needed.own, hop.num_inputs, group)
+        self.route = make_route(hop.fetched, hop.received, self.needed.owned, hop.num_inputs, group)
         self.inputs = self.needed.rows[: hop.num_inputs]
         self.sources = torch.cat([self.inputs, hop.fetched])
         random = torch.Generator().manual_seed(3)
@@ -123,7 +123,7 @@ class Rank:
             check_counts(self.group.meter.take("setup"), len(self.hop.fetched), len(self.route.rows))
             assert x.grad is not None
             due = summed(self.group, self.grad[: len(fetched)], self.hop.fetched)
-            torch.testing.assert_close(x.grad[: self.needed.num_own], due[self.needed.own])
+            torch.testing.assert_close(x.grad[: self.needed.num_own], due[self.needed.owned])
             assert not x.grad[self.needed.num_own :].any()  # those computed again are nobody else's
 
 

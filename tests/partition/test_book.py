@@ -70,7 +70,7 @@ def test_replaces_nothing_but_books(graph: Graph, tmp_path: Path) -> None:
     book = make_book(graph, 2, method="range")
     (tmp_path / "notes").write_text("mine")
     save_file({"part": book.part}, tmp_path / "tensors")
-    for name, said in (("notes", "is no book"), ("tensors", "is no book"), ("", "is a folder")):
+    for name, said in (("notes", "is no partition book"), ("tensors", "is no partition book"), ("", "is a folder")):
         with pytest.raises(InputError) as error:
             book.save(tmp_path / name)
         assert_one_line(error, tmp_path / name, said)
@@ -156,7 +156,7 @@ def other_seconds(path: Path) -> None:
         (flip_a_bit, "is damaged"),
         (other_seconds, "is damaged"),
         (lambda path: rewrite(path, version="2"), "is of version 2, and this weft reads up to version 1: upgrade weft"),
-        (lambda path: rewrite(path, format="weft-graph"), "is no book"),
+        (lambda path: rewrite(path, format="weft-graph"), "is no partition book"),
         (lambda path: save_file({"parts": torch.zeros(60)}, path), "cannot be read"),
     ],
 )

@@ -128,7 +128,7 @@ def check_rows(needed: Dependencies, reference: Reference) -> list[list[int]]:
     again = sorted((v for v, level in enumerate(levels) if level >= 0), key=lambda v: -levels[v])
     rows = needed.rows.tolist()
     assert rows == mine + again
-    assert needed.own.tolist() == mine
+    assert needed.owned.tolist() == mine
     inputs = [rows[: hop.num_inputs] for hop in needed.hops]
     for hop, these in enumerate(inputs):
         assert set(these) == set(mine) | {v for v in again if levels[v] >= max(hop, first)}
@@ -179,7 +179,7 @@ def test_nothing_and_everything_cached(problem: tuple[Adjacency, Tensor, int, Ca
     everything = make_dependencies(adj, part, own, NUM_PARTS, replace(caching, ratio=1.0))
     reference = Reference(adj=adj, part=part.tolist(), own=own, caching=replace(caching, ratio=0.0))
     rows = set(reference.mine)
-    assert nothing.rows.tolist() == everything.own.tolist() == reference.mine
+    assert nothing.rows.tolist() == everything.owned.tolist() == reference.mine
     assert (nothing.cached_bytes, nothing.limited, everything.limited) == (0, False, False)
     for level in reversed(range(caching.first, len(caching.costs))):
         rows |= {u for v in rows for u in reference.sources[v]}

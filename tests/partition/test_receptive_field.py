@@ -38,7 +38,7 @@ def test_each_level_has_the_sources_of_the_one_behind_it(num_vertices: int, num_
         levels_of(adj, vertices, num_hops),
     )
     for level, members in enumerate(expected):
-        assert set((reach.levels >= level).nonzero().view(-1).tolist()) == members
+        assert set((reach.last_boundary >= level).nonzero().view(-1).tolist()) == members
     assert reach.rows == tuple(map(len, expected))
     assert reach.edges == tuple(sum(int(adj.degree[v]) for v in members) for members in expected[1:])
 
@@ -51,18 +51,18 @@ def test_parts_compute_what_is_reached_and_what_they_then_need(ratio: float) -> 
     reach = ReceptiveField.of(adj, torch.tensor([3, 50, 81]), 3)
     caching = replace(CACHING, ratio=ratio)
     for own in range(NUM_PARTS):
-        needed = make_dependencies(adj, part, own, NUM_PARTS, caching, reach=reach.levels)
+        needed = make_dependencies(adj, part, own, NUM_PARTS, caching, last_read=reach.last_boundary)
         whole = make_dependencies(adj, part, own, NUM_PARTS, caching)
-        assert needed.own.tolist() == [v for v in (3, 50, 81) if part[v] == own]
+        assert needed.owned.tolist() == [v for v in (3, 50, 81) if part[v] == own]
         for level, hop in enumerate(needed.hops):
             inputs = needed.rows[: hop.num_inputs]
             targets, read = inputs[: hop.block.num_targets], set(read_by(adj, inputs[: hop.block.num_targets]))
-            mine = ((part == own) & (reach.levels >= level)).nonzero().view(-1)
+            mine = ((part == own) & (reach.last_boundary >= level)).nonzero().view(-1)
             assert set(inputs[part[inputs] == own].tolist()) == set(mine.tolist())
             assert set(inputs[part[inputs] != own].tolist()) <= read | set(targets.tolist())
             assert set(inputs.tolist()) <= set(whole.rows[: whole.hops[level].num_inputs].tolist())
             assert set(hop.fetched.tolist()) == read - set(inputs.tolist())
-            assert (reach.levels[hop.fetched] >= level).all()
+            assert (reach.last_boundary[hop.fetched] >= level).all()
             sources = torch.cat([inputs, hop.fetched])
             assert torch.equal(sources[hop.block.indices.long()], adj.indices.long()[hop.edge_ids])
         assert ratio < 1 or not any(len(hop.fetched) for hop in needed.hops)

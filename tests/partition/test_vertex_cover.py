@@ -44,10 +44,10 @@ def check_cover(hop: Hop) -> None:
     cover = hop.cover
     ends = [0, *torch.tensor(hop.received).cumsum(0).tolist()]
     assert cover.received == tuple(matched(hop, *span) for span in pairwise(ends))
-    sizes = torch.bincount(cover.asked.edges()[1], minlength=cover.asked.num_targets)
+    sizes = torch.bincount(cover.requested.edges()[1], minlength=cover.requested.num_targets)
     assert bool((sizes > 0).all())
     assert sum(cover.summed) == int(sizes[sizes > 1].sum())  # what is a row of its own sums no edge
-    assert sum(cover.edges_asked) == cover.asked.num_edges
+    assert sum(cover.requested_edges) == cover.requested.num_edges
     if sum(cover.received) == sum(hop.received):
         assert not any(cover.summed)  # of equal covers the one of sources
 
@@ -55,7 +55,7 @@ def check_cover(hop: Hop) -> None:
     x = torch.randn(hop.block.num_sources, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     weighted = hop.block.weight is not None
     inputs, fetched = x[: hop.num_inputs], x[hop.num_inputs :]
-    brought = torch.cat([inputs, spmm(cover.asked, fetched, weighted=weighted)])
+    brought = torch.cat([inputs, spmm(cover.requested, fetched, weighted=weighted)])
     expected = spmm(hop.block, x, weighted=weighted)
     torch.testing.assert_close(spmm(cover.block, brought, weighted=weighted), expected, rtol=1e-12, atol=1e-12)
     check_owners(hop)
@@ -67,7 +67,7 @@ def check_owners(hop: Hop) -> None:
         torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
         for counts in (hop.received, hop.cover.received)
     )
-    source, row = hop.cover.asked.edges()
+    source, row = hop.cover.requested.edges()
     assert torch.equal(owner[source], rows[row])
 
 
@@ -103,7 +103,7 @@ def test_covers_of_a_larger_graph_are_least_and_the_same(threads: int) -> None:
         check_cover(hop)
         again = Cover.of(hop.block, hop.received, num_threads=threads)
         assert torch.equal(again.block.indices, hop.cover.block.indices)
-        assert torch.equal(again.asked.indices, hop.cover.asked.indices)
+        assert torch.equal(again.requested.indices, hop.cover.requested.indices)
 
 
 @pytest.mark.parametrize("name", ["tolokers", "cora", "topo_soc-Slashdot0902"])

@@ -1,4 +1,4 @@
-"""Which part every vertex belongs to, and what a part then lacks. Knows graphs, no ranks and no models."""
+"""Partitions of a graph's vertices, and what each part needs from the others. Independent of ranks and models."""
 
 from weft.config.config import PartitionOptions
 from weft.partition.assign import METHODS, metis

@@ -1,4 +1,7 @@
-"""The methods: each gives the part of every vertex, int32 [N]. The result depends on graph, parts and options alone."""
+"""Partition methods.
+
+Each returns the part of every vertex, int32 [N], which depends on graph, parts and options only.
+"""
 
 from __future__ import annotations
 
@@ -14,45 +17,82 @@ from weft.partition.dependencies import range_parts
 from weft.runtime import native
 from weft.utils.errors import InputError
 
-# How far the remote vertices of a balanced part may be from their mean: least/most is then above 0.96.
 REMOTE_SLACK = 0.02
+"""Largest deviation of a balanced part's remote vertices from their mean, so that min / max is above 0.96."""
 
-# Of each stage of balanced; bounds the time where no partition keeps to the slack.
 MAX_PASSES = 60
+"""Largest number of passes of each stage of `balanced`, which may find no partition within the slack."""
 
 
 def by_range(graph: Graph, num_parts: int, options: PartitionOptions) -> Tensor:
-    """Contiguous ids, with about the same sum of in-edges and weighted vertices in each part (NeutronStar, Gemini)."""
+    """Partition into contiguous ids with similar sums of in-edges and weighted vertices (NeutronStar, Gemini).
+
+    Args:
+        graph: the graph.
+        num_parts: number of parts.
+        options: `vertex_weight` is used.
+    """
     return range_parts(graph.in_edges, num_parts, options.vertex_weight)
 
 
 def at_random(graph: Graph, num_parts: int, options: PartitionOptions) -> Tensor:
-    """Each vertex anywhere; the parts' vertices differ by at most one."""
+    """Assign vertices to parts at random; the sizes of the parts differ by at most one.
+
+    Args:
+        graph: the graph.
+        num_parts: number of parts.
+        options: `seed` is used.
+    """
     return shuffled(graph, options.seed).to(torch.int32) % num_parts
 
 
 def by_metis(graph: Graph, num_parts: int, options: PartitionOptions) -> Tensor:
-    """Few cut edges and even vertices (Karypis and Kumar 1998), on the graph without directions, loops, duplicates.
+    """Partition with METIS (Karypis and Kumar 1998): few cut edges, equal numbers of vertices.
 
-    Raises InputError where pymetis is missing or the graph exceeds its integers.
+    METIS sees the graph without directions, self-loops and duplicate edges.
+
+    Args:
+        graph: the graph.
+        num_parts: number of parts.
+        options: `seed` is used.
+
+    Raises:
+        InputError: if pymetis is missing, or the graph has too many edges for it.
     """
     return metis(graph, num_parts, options.seed)
 
 
 def by_fennel(graph: Graph, num_parts: int, options: PartitionOptions) -> Tensor:
-    """One pass over the vertices, each to where most of its neighbours are (Tsourakakis et al. 2014, gamma = 1.5)."""
+    """Partition with FENNEL (Tsourakakis et al. 2014, gamma = 1.5): one pass in which a vertex joins its neighbours.
+
+    Args:
+        graph: the graph.
+        num_parts: number of parts.
+        options: `stream` (order of the pass), `seed` and `slack` are used.
+    """
     by_id = torch.arange(graph.num_vertices)
     order = by_id if options.stream == "id" else shuffled(graph, options.seed)
     out = graph.in_edges.transpose
-    most = math.ceil(graph.num_vertices / num_parts * (1 + min(options.slack, num_parts)))
-    return native.fennel(graph.in_edges.indptr, graph.in_edges.indices, out.indptr, out.indices, order, num_parts, most)
+    max_vertices = math.ceil(graph.num_vertices / num_parts * (1 + min(options.slack, num_parts)))
+    return native.fennel(
+        graph.in_edges.indptr, graph.in_edges.indices, out.indptr, out.indices, order, num_parts, max_vertices
+    )
 
 
 def balanced(graph: Graph, num_parts: int, options: PartitionOptions) -> Tensor:
-    """Even vertices, in-edges and remote vertices, with few of the last (G3, section 4.2).
+    """Partition with equal numbers of vertices, in-edges and remote vertices, and few remote ones (G3, section 4.2).
 
-    Starts from METIS by in-edges, since it knows one weight and those are the hardest to even out afterwards. Stage 1
-    moves vertices until their number is even too, stage 2 until the remote vertices are.
+    1. METIS balances in-edges, which are the hardest to balance later; it takes one weight only.
+    2. Vertices are moved until their numbers are balanced too.
+    3. Vertices are moved until the remote vertices are balanced too.
+
+    Args:
+        graph: the graph.
+        num_parts: number of parts.
+        options: `seed` and `slack` are used.
+
+    Raises:
+        InputError: as from `by_metis`.
     """
     part, _, _ = native.refine(
         graph.in_edges.indptr,
@@ -75,17 +115,30 @@ METHODS: dict[str, Callable[[Graph, int, PartitionOptions], Tensor]] = {
     "fennel": by_fennel,
     "balanced": balanced,
 }
+"""Partition methods by name."""
 
 
 def shuffled(graph: Graph, seed: int) -> Tensor:
-    """The vertices in a random order, int64 [N]."""
+    """Return the vertices in a random order, int64 [N].
+
+    Args:
+        graph: the graph.
+        seed: seed of the order.
+    """
     return torch.randperm(graph.num_vertices, generator=torch.Generator().manual_seed(seed))
 
 
 def metis(graph: Graph, num_parts: int, seed: int, weight: Tensor | None = None) -> Tensor:
-    """METIS's parts, with even sums of weights, int64 [N] (None: even vertices). By ids where no edge is to be cut.
+    """Return METIS's parts; parts of `by_range` if there is nothing to cut.
 
-    Raises InputError where pymetis is missing or the graph exceeds its integers.
+    Args:
+        graph: the graph.
+        num_parts: number of parts.
+        seed: seed of METIS.
+        weight: weights whose sums are balanced, int64 [N]; None: numbers of vertices are balanced.
+
+    Raises:
+        InputError: if pymetis is missing, or the graph has too many edges for it.
     """
     try:
         import pymetis
@@ -96,7 +149,9 @@ def metis(graph: Graph, num_parts: int, seed: int, weight: Tensor | None = None)
         return by_range(graph, num_parts, PartitionOptions())
     dtype = pymetis.zero_copy_dtype()
     if len(indices) >= 2 ** (8 * dtype.itemsize - 1):
-        raise InputError(f"{graph.name} has too many edges for this pymetis ({dtype}): choose fennel, range or random")
+        raise InputError(
+            f"{graph.name} has too many edges for pymetis, which uses {dtype} here: choose fennel, range or random"
+        )
     adjacency = pymetis.CSRAdjacency(indptr.numpy().astype(dtype), indices.numpy().astype(dtype))
     weights = None if weight is None else weight.numpy().astype(dtype)
     settings = pymetis.Options(seed=seed % 2**31)
@@ -105,15 +160,19 @@ def metis(graph: Graph, num_parts: int, seed: int, weight: Tensor | None = None)
 
 
 def neighbours(in_edges: Adjacency) -> tuple[Tensor, Tensor]:
-    """Each vertex's distinct neighbours other than itself, in or out, ascending: indptr int64 [N + 1], indices."""
+    """Return the distinct in- and out-neighbours of each vertex, ascending, without itself, as CSR.
+
+    Returns:
+        Row pointers, int64 [N + 1], and neighbours.
+    """
     num_vertices = in_edges.num_targets
     ids = torch.arange(num_vertices, dtype=in_edges.indices.dtype)
     target = ids.repeat_interleave(in_edges.degree, output_size=in_edges.num_edges)
     rows, cols = torch.cat([target, in_edges.indices]), torch.cat([in_edges.indices, target])
     indptr, cols, _ = native.coo_to_csr(rows, cols, num_vertices, num_vertices)
     rows = ids.repeat_interleave(indptr.diff(), output_size=len(cols))
-    kept = rows != cols
-    kept[1:] &= (rows[1:] != rows[:-1]) | (cols[1:] != cols[:-1])
-    before = torch.zeros(len(cols) + 1, dtype=torch.int64)
-    torch.cumsum(kept, 0, out=before[1:])
-    return before[indptr], cols[kept]
+    is_new = rows != cols
+    is_new[1:] &= (rows[1:] != rows[:-1]) | (cols[1:] != cols[:-1])
+    num_before = torch.zeros(len(cols) + 1, dtype=torch.int64)
+    torch.cumsum(is_new, 0, out=num_before[1:])
+    return num_before[indptr], cols[is_new]

@@ -1,4 +1,4 @@
-"""`PartitionBook`: the part of every vertex of one graph, made by a method, kept in a file and bound to that graph."""
+"""`PartitionBook`: a partition of one graph's vertices, stored in a file and bound to that graph by its fingerprint."""
 
 from __future__ import annotations
 
@@ -29,26 +29,30 @@ REMEDY = "make it again with 'weft partition'"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PartitionBook:
-    """Who has which vertex. Parts without any are legal.
-
-    part: int32 [N], within [0, num_parts). fingerprint: that of the graph. options: of the method, by name.
-    """
+    """The part of every vertex. Empty parts are legal."""
 
     part: Tensor
+    """int32 [N]: part of each vertex, within [0, num_parts)."""
     num_parts: int
+    """Number of parts."""
     method: str
+    """Name of the partition method."""
     fingerprint: str
+    """Fingerprint of the graph."""
     quality: Quality
+    """Balance and cut of the partition."""
     options: dict[str, Any] = field(default_factory=dict)
+    """Options of the method by name."""
 
     def members(self, part: int) -> Tensor:
-        """The vertices of one part, ascending, int64."""
+        """Return the vertices of one part, int64, ascending."""
         return (self.part == part).nonzero()[:, 0]
 
     def save(self, path: str | Path) -> None:
-        """Writes the book as one safetensors file, whole or not at all; one that is there already gives way.
+        """Write the book as one safetensors file, completely or not at all. Replaces an existing book.
 
-        Raises InputError if `path` is something else than a book.
+        Raises:
+            InputError: if `path` exists and is no book.
         """
         path = Path(path).absolute()
         require_writable(path)
@@ -76,29 +80,37 @@ class PartitionBook:
 
     @classmethod
     def open(cls, path: str | Path, graph: Graph) -> PartitionBook:
-        """The book in a file. Raises InputError if it is damaged, newer, none at all, or of another graph."""
+        """Return the book in a file.
+
+        Args:
+            path: the file.
+            graph: the graph that it partitions.
+
+        Raises:
+            InputError: if it is damaged, of a later version, no book, or a book of another graph.
+        """
         path = Path(path)
         if not path.is_file():
             raise InputError(f"{path}: no such file: check the path, or make a book with 'weft partition'")
         with readable(path, REMEDY):
             metadata, part = read(path)
             if metadata.get("format") != FORMAT:
-                raise InputError(f"{path}: is no book: give a file written by 'weft partition'")
+                raise InputError(f"{path}: is no partition book: give a file written by 'weft partition'")
             metadata = migrate.book(metadata, path)
             if metadata.get("sha256") != checksum(metadata.get("about", ""), part):
-                raise InputError(f"{path}: is damaged, its checksum is another: {REMEDY}")
+                raise InputError(f"{path}: is damaged, since its checksum differs: {REMEDY}")
             about = json.loads(metadata["about"])
             book = cls(part=part, **about | {"quality": Quality.from_record(about["quality"])})
             if book.fingerprint != graph.fingerprint:
                 raise InputError(
                     f"{path}: divides another graph than {graph.name} (fingerprint {str(book.fingerprint)[:12]}, not "
-                    f"{graph.fingerprint[:12]}): give the graph it was made for, in the same --order, or {REMEDY}"
+                    f"{graph.fingerprint[:12]}): give the graph of the book, in the same --order, or {REMEDY}"
                 )
             book.require_parts(graph.num_vertices)
         return book
 
     def require_parts(self, num_vertices: int) -> None:
-        """Raises ValueError unless each of as many vertices is in one part that there is."""
+        """Raise ValueError unless each of `num_vertices` vertices has a valid part."""
         part = self.part
         if part.dtype != torch.int32 or part.shape != (num_vertices,):
             raise ValueError(f"'part' is {part.dtype} of shape {list(part.shape)}, not int32 of [{num_vertices}]")
@@ -111,9 +123,16 @@ class PartitionBook:
 def make_book(
     graph: Graph, num_parts: int, *, method: str = "metis", options: PartitionOptions | None = None
 ) -> PartitionBook:
-    """Divides a graph's vertices by one of METHODS (docs/partition.md says what each does).
+    """Partition a graph's vertices; docs/partition.md describes the methods.
 
-    Raises InputError for an unknown method, fewer than one part, or more parts than vertices.
+    Args:
+        graph: the graph.
+        num_parts: number of parts.
+        method: name of a method in METHODS.
+        options: options of the method.
+
+    Raises:
+        InputError: for an unknown method, fewer than one part, or more parts than vertices.
     """
     if method not in METHODS:
         raise unknown("method", method, METHODS)
@@ -135,15 +154,15 @@ def make_book(
 
 
 def require_writable(path: Path) -> None:
-    """Raises InputError if a path is taken by anything but a book."""
+    """Raise InputError if a path exists and is no book."""
     if path.is_dir():
         raise InputError(f"{path}: is a folder: give a file's name")
     if path.exists() and not is_book(path):
-        raise InputError(f"{path}: exists and is no book: choose another file")
+        raise InputError(f"{path}: exists and is no partition book: choose another file")
 
 
 def is_book(path: Path) -> bool:
-    """Whether a file is a book, of any version."""
+    """Return whether a file is a book, of any version."""
     try:
         return read(path)[0].get("format") == FORMAT
     except InputError:
@@ -151,13 +170,22 @@ def is_book(path: Path) -> bool:
 
 
 def read(path: Path) -> tuple[dict[str, str], Tensor]:
-    """Metadata and parts of a file, as they are. Raises InputError if it is no whole safetensors file with parts."""
+    """Return metadata and parts of a file, unchecked.
+
+    Raises:
+        InputError: if it is no complete safetensors file with parts.
+    """
     with readable(path, REMEDY), safe_open(path, framework="pt") as file:
         return file.metadata() or {}, file.get_tensor("part")
 
 
 def checksum(about: str, part: Tensor) -> str:
-    """sha256 over a book's description and its parts, 64 hex digits."""
+    """Return the sha256 of a book's description and parts, 64 hex digits.
+
+    Args:
+        about: description of the book, as JSON.
+        part: part of each vertex.
+    """
     digest = hashlib.sha256(about.encode())
     digest.update(part.contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()

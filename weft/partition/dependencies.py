@@ -1,6 +1,8 @@
-"""What a part needs of the others: the vertices that it computes again, and the block that each aggregate runs on.
+"""Dependencies of a part on the others: the vertices that it recomputes, and the block of each aggregate.
 
-(NeutronStar, sections 2.2 and 3.) A model's aggregates are its hops; the inputs of hop h are the rows of level h.
+Source: NeutronStar, sections 2.2 and 3. Layer boundary h are the rows before aggregate h of the model (here called hop
+h); the last boundary are the results. A remote source of an aggregate is either fetched, or cached: the part recomputes
+the source's row, for which it needs the rows of all its sources at the boundary before.
 """
 
 from __future__ import annotations
@@ -20,137 +22,172 @@ from weft.runtime import native
 
 @dataclass(frozen=True, kw_only=True)
 class Caching:
-    """How the remote sources of a part are to be had: computed again (cached) or fetched, level by level.
-
-    costs: float64 [levels, 5], one level for every hop: seconds of a row, of an in-edge in the aggregate before it, of
-    fetching a row; bytes of a cached row, of its in-edge. first: the lowest level that costs anything.
-    ratio: the share of the remote sources to cache at each level, those that cost least; None: where it costs less.
-    max_bytes: of all that is cached; None: no limit.
-    """
+    """Costs and limits by which a part decides which remote sources to cache and which to fetch."""
 
     costs: Tensor
+    """float64 [hops, 5]: costs at the boundary before each aggregate.
+
+    Columns: seconds to compute a row; seconds per in-edge of the aggregate before it; seconds to fetch a row; bytes of
+    a cached row; bytes of each of its in-edges.
+    """
     first: int = 0
+    """First layer boundary at which rows cost anything."""
     ratio: float | None = None
+    """Fraction of the remote sources to cache at each boundary, cheapest first; None: wherever caching costs less."""
     max_bytes: int | None = None
+    """Limit of all cached rows and in-edges in bytes; None: no limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hop:
-    """One aggregate's block on one part: the first rows of its inputs as targets, inputs and fetched rows as sources.
-
-    block: in-edges of the targets, here all, in the whole graph's order. Its first `num_inputs` sources are the inputs.
-    fetched: int64 [h], the vertices of the other sources, by owner, ascending in each. received: how many of each part.
-    first_edges: int64 [targets], where each target's in-edges begin in the whole graph.
-    """
+    """Block of one aggregate on one part: the first input rows are targets; inputs and fetched rows are sources."""
 
     block: Adjacency
+    """All in-edges of the targets, in the order of the whole graph. Its first `num_inputs` sources are the inputs."""
     num_inputs: int
+    """Number of input rows of this part."""
     fetched: Tensor
+    """int64 [h]: vertices of the fetched rows, by owner, ascending for each owner."""
     received: tuple[int, ...]
+    """Number of fetched rows from each part."""
     first_edges: Tensor
+    """int64 [targets]: position of each target's first in-edge in the whole graph."""
 
     @cached_property
     def edge_ids(self) -> Tensor:
-        """Where each edge of the block stands in the whole graph: int64 [E]."""
+        """Position of each edge of the block in the whole graph, int64 [E]."""
         return edge_positions(self.block.indptr, self.first_edges)
 
     @cached_property
     def cover(self) -> Cover:
-        """The same edges over the fewest rows of others, where partial results add."""
+        """Minimum cover of the block, for sums: the fewest rows from other parts, some of which are partial results."""
         return Cover.of(self.block, self.received)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dependencies:
-    """One part's share of the work.
-
-    rows: int64, the inputs of the model, the longest needed first: the `num_own` vertices that the part answers for,
-    ascending, then the others of its own and those that it computes again. So the rows of every level are the first of
-    those of the level below.
-    cached_bytes: what the vertices that are computed again take. limited: whether a limit kept their number down.
-    choice_seconds: what choosing them took.
-    """
+    """Rows that one part computes, and the block of each aggregate."""
 
     rows: Tensor
+    """int64: vertices of the part's input rows, sorted by the last boundary at which their rows are needed.
+
+    The latest boundary comes first, so the rows at each boundary are the first rows of those at the boundary before.
+    The first `num_own` vertices are those whose results the part computes, ascending; other owned vertices and cached
+    ones follow.
+    """
     num_own: int
+    """Number of vertices whose results the part computes."""
     hops: tuple[Hop, ...]
+    """Block of each aggregate."""
     cached_bytes: int = 0
+    """Bytes of the cached vertices' rows and in-edges."""
     limited: bool = False
+    """True if a limit of bytes reduced the number of cached vertices."""
     choice_seconds: float = 0.0
+    """Seconds spent on choosing the cached vertices."""
 
     @property
-    def own(self) -> Tensor:
-        """The vertices that the part answers for: int64 [n]."""
+    def owned(self) -> Tensor:
+        """Vertices whose results the part computes, int64 [n], ascending."""
         return self.rows[: self.num_own]
 
 
 def range_bounds(adj: Adjacency, parts: int, vertex_weight: int = 1) -> tuple[int, ...]:
-    """Bounds of contiguous parts with about the same sum of in-edges and weighted vertices; some may be empty.
+    """Return bounds of contiguous parts with similar sums of in-edges and weighted vertices; parts can be empty.
 
-    vertex_weight: in-edges that a vertex counts for, at least 1.
+    Args:
+        adj: in-edges of the whole graph.
+        parts: number of parts.
+        vertex_weight: number of in-edges that a vertex counts as, at least 1.
     """
     cost = adj.indptr + vertex_weight * torch.arange(adj.num_targets + 1)
-    wanted = torch.arange(parts + 1) * int(cost[-1]) // parts
-    return tuple(torch.searchsorted(cost, wanted).tolist())
+    quantiles = torch.arange(parts + 1) * int(cost[-1]) // parts
+    return tuple(torch.searchsorted(cost, quantiles).tolist())
 
 
 def range_parts(adj: Adjacency, parts: int, vertex_weight: int = 1) -> Tensor:
-    """The part of every vertex, int32 [N], by `range_bounds`."""
+    """Return the part of every vertex, int32 [N], by `range_bounds`.
+
+    Args:
+        adj: in-edges of the whole graph.
+        parts: number of parts.
+        vertex_weight: number of in-edges that a vertex counts as, at least 1.
+    """
     bounds = torch.tensor(range_bounds(adj, parts, vertex_weight))
     return torch.arange(parts, dtype=torch.int32).repeat_interleave(bounds.diff())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Which remote vertices a part computes again."""
+    """Remote vertices that a part caches."""
 
-    levels: Tensor
-    """int8 [N]: the highest level up to which it computes a vertex again, -1: none."""
+    last_boundary: Tensor
+    """int8 [N]: last layer boundary up to which the part recomputes each vertex; -1: none."""
     num_bytes: float
-    """What they take."""
+    """Bytes of the cached vertices' rows and in-edges."""
     limited: bool
-    """Whether a limit kept their number down."""
+    """True if a limit of bytes reduced their number."""
     seconds: float
-    """What choosing them took."""
+    """Seconds spent on choosing them."""
 
     @classmethod
-    def of(cls, adj: Adjacency, part: Tensor, own: int, caching: Caching) -> Choice:
-        """That of part `own`. part: int32 [N], the part of every vertex."""
+    def of(cls, adj: Adjacency, part: Tensor, own_part: int, caching: Caching) -> Choice:
+        """Choose the remote vertices that a part caches.
+
+        Args:
+            adj: in-edges of the whole graph.
+            part: part of each vertex, int32 [N].
+            own_part: number of the part.
+            caching: costs and limits.
+        """
         start = time.perf_counter()
-        chosen = torch.full((len(part),), -1, dtype=torch.int8), 0.0, False
+        result = torch.full((len(part),), -1, dtype=torch.int8), 0.0, False
         if caching.ratio != 0:
-            chosen = choose_cached(adj, part, own, caching)
-        levels, num_bytes, limited = chosen
-        return cls(levels=levels, num_bytes=num_bytes, limited=limited, seconds=time.perf_counter() - start)
+            result = choose_cached(adj, part, own_part, caching)
+        last_boundary, num_bytes, limited = result
+        return cls(
+            last_boundary=last_boundary, num_bytes=num_bytes, limited=limited, seconds=time.perf_counter() - start
+        )
 
 
 def make_dependencies(
     adj: Adjacency,
     part: Tensor,
-    own: int,
+    own_part: int,
     num_parts: int,
     caching: Caching,
     *,
     choice: Choice | None = None,
-    reach: Tensor | None = None,
+    last_read: Tensor | None = None,
 ) -> Dependencies:
-    """What part `own` computes and what it fetches. part: int32 [N], the part of every vertex.
+    """Return the rows that a part computes, and the block of each aggregate.
 
-    choice: of what it computes again, where that is made already. reach: int16 [N], up to which level each vertex is
-    read by anyone (Reach.levels); None: all of them in the end.
-    Reads the in-edges of the part's vertices and of those that it computes again.
+    Reads the in-edges of the part's vertices and of the vertices that it caches.
+
+    Args:
+        adj: in-edges of the whole graph.
+        part: part of each vertex, int32 [N].
+        own_part: number of the part.
+        num_parts: number of parts.
+        caching: costs and limits, with one row of costs per aggregate.
+        choice: the vertices to cache, if they have been chosen already.
+        last_read: int16 [N], last layer boundary at which any part reads each vertex (ReceptiveField.last_boundary);
+            None: all results are read.
     """
+    # 1. Find the last boundary at which each row is computed; sort rows by it, latest first.
+    # 2. The first rows up to one count are then the inputs of an aggregate, and those up to the next its targets.
+    #    Aggregates with the same counts share a block.
     num_hops = len(caching.costs)
-    choice = choice or Choice.of(adj, part, own, caching)
-    levels = _levels(adj, part == own, choice, num_hops, reach)
-    rows = (levels >= 0).nonzero().view(-1)
-    rows = rows[levels[rows].argsort(descending=True, stable=True)]
-    counts = [int((levels >= level).sum()) for level in range(num_hops + 1)]
+    choice = choice or Choice.of(adj, part, own_part, caching)
+    last_boundary = _last_boundaries(adj, part == own_part, choice, num_hops, last_read)
+    rows = (last_boundary >= 0).nonzero().view(-1)
+    rows = rows[last_boundary[rows].argsort(descending=True, stable=True)]
+    counts = [int((last_boundary >= boundary).sum()) for boundary in range(num_hops + 1)]
     blocks: dict[tuple[int, int], Hop] = {}
     hops = []
     for sizes in pairwise(counts):
         if sizes not in blocks:
-            blocks[sizes] = _hop(adj, part, num_parts, rows[: sizes[0]], sizes[1])
+            blocks[sizes] = _make_hop(adj, part, num_parts, rows[: sizes[0]], sizes[1])
         hops.append(blocks[sizes])
     return Dependencies(
         rows=rows,
@@ -162,35 +199,57 @@ def make_dependencies(
     )
 
 
-def _levels(adj: Adjacency, mine: Tensor, choice: Choice, num_hops: int, reach: Tensor | None) -> Tensor:
-    """The highest level of each vertex that a part computes, int16 [N], -1: none. mine: bool [N], its own vertices.
+def _last_boundaries(
+    adj: Adjacency, is_owned: Tensor, choice: Choice, num_hops: int, last_read: Tensor | None
+) -> Tensor:
+    """Return the last layer boundary at which a part computes each vertex's row, int16 [N]; -1: none.
 
-    Of the vertices that were chosen to be computed again, those that its rows are made of.
+    If only some results are read, a cached vertex is computed only as far as rows that the part computes depend on it.
+
+    Args:
+        adj: in-edges of the whole graph.
+        is_owned: vertices of the part, bool [N].
+        choice: vertices to cache.
+        num_hops: number of aggregates.
+        last_read: see `make_dependencies`.
     """
-    chosen = choice.levels.to(torch.int16)
-    if reach is None:
-        return torch.where(mine, num_hops, chosen)
-    levels = torch.where(mine, reach, -1)
-    part = torch.zeros(len(mine), dtype=torch.int32)
-    for level in reversed(range(num_hops if (chosen >= 0).any() else 0)):
-        targets = (levels > level).nonzero().view(-1)
+    chosen = choice.last_boundary.to(torch.int16)
+    if last_read is None:
+        return torch.where(is_owned, num_hops, chosen)
+    last_boundary = torch.where(is_owned, last_read, -1)
+    part = torch.zeros(len(is_owned), dtype=torch.int32)
+    # From the last aggregate to the first: cached sources of its targets are computed up to the boundary before it.
+    for boundary in reversed(range(num_hops if (chosen >= 0).any() else 0)):
+        targets = (last_boundary > boundary).nonzero().view(-1)
         sources = native.gather_block(adj.indptr, adj.indices, part, targets, len(targets))[2]
-        levels[sources[~mine[sources] & (chosen[sources] >= level)]] = level
-    return levels
+        last_boundary[sources[~is_owned[sources] & (chosen[sources] >= boundary)]] = boundary
+    return last_boundary
 
 
 def choose_cached(
-    adj: Adjacency, part: Tensor, own: int, caching: Caching, num_threads: int | None = None
+    adj: Adjacency, part: Tensor, own_part: int, caching: Caching, num_threads: int | None = None
 ) -> tuple[Tensor, float, bool]:
-    """The level that a part computes each vertex again up to, int8 [N], or -1; their bytes; whether a limit was met."""
-    mine = (part == own).nonzero().view(-1)
-    wanted = native.gather_block(adj.indptr, adj.indices, part, mine, len(mine))[2]
+    """Choose the vertices that a part caches.
+
+    Args:
+        adj: in-edges of the whole graph.
+        part: part of each vertex, int32 [N].
+        own_part: number of the part.
+        caching: costs and limits.
+        num_threads: number of threads. Default: PyTorch's.
+
+    Returns:
+        Last layer boundary up to which the part recomputes each vertex, int8 [N], or -1; bytes of the cached rows and
+        edges; whether a limit reduced their number.
+    """
+    owned = (part == own_part).nonzero().view(-1)
+    remote_sources = native.gather_block(adj.indptr, adj.indices, part, owned, len(owned))[2]
     return native.cache_levels(
         adj.indptr,
         adj.indices,
         part,
-        own,
-        wanted,
+        own_part,
+        remote_sources,
         caching.costs,
         first=caching.first,
         ratio=-1.0 if caching.ratio is None else caching.ratio,
@@ -199,7 +258,8 @@ def choose_cached(
     )
 
 
-def _hop(adj: Adjacency, part: Tensor, num_parts: int, inputs: Tensor, num_targets: int) -> Hop:
+def _make_hop(adj: Adjacency, part: Tensor, num_parts: int, inputs: Tensor, num_targets: int) -> Hop:
+    """Return the block of an aggregate whose targets are the first `num_targets` of `inputs`."""
     indptr, indices, fetched = native.gather_block(adj.indptr, adj.indices, part, inputs, num_targets)
     first_edges = adj.indptr[inputs[:num_targets]]
     weight = None if adj.weight is None else adj.weight[edge_positions(indptr, first_edges)]
@@ -213,6 +273,11 @@ def _hop(adj: Adjacency, part: Tensor, num_parts: int, inputs: Tensor, num_targe
 
 
 def edge_positions(indptr: Tensor, first_edges: Tensor) -> Tensor:
-    """The positions of rows' edges elsewhere, where each row's begin at `first_edges` and stand side by side."""
+    """Return the positions in the whole graph of the edges of some rows, int64 [E].
+
+    Args:
+        indptr: row pointers of these rows, int64 [n + 1].
+        first_edges: position of each row's first edge in the whole graph, int64 [n].
+    """
     shift = (first_edges - indptr[:-1]).repeat_interleave(indptr.diff(), output_size=int(indptr[-1]))
     return shift + torch.arange(len(shift))

@@ -1,4 +1,4 @@
-"""What a partition is worth: how even the loads of its parts are, and how much lies between them."""
+"""Quality of a partition: balance of the parts, and number of edges and vertices between them."""
 
 from __future__ import annotations
 
@@ -13,23 +13,31 @@ from weft.runtime import native
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """The loads of P parts, one entry a part each, and what they are together.
-
-    in_edges: edges into the part's vertices. remote: distinct sources of these that lie in other parts.
-    cut: edges between parts. replication: vertices that a part needs, its own and remote ones, summed over the parts
-    and divided by N (1 at best; 0 of an empty graph). seconds: what finding the parts took, the measuring not counted.
-    """
+    """Loads of P parts, with one entry per part, and totals."""
 
     vertices: tuple[int, ...]
+    """Number of vertices of each part."""
     in_edges: tuple[int, ...]
+    """Number of edges into the vertices of each part."""
     remote: tuple[int, ...]
+    """Number of distinct sources of these edges that are in other parts."""
     cut: int
+    """Number of edges between parts."""
     replication: float
+    """Vertices that the parts need, own and remote ones, divided by N: 1 at best, 0 for an empty graph."""
     seconds: float
+    """Seconds that the partition method took, without measuring the quality."""
 
     @classmethod
     def measure(cls, graph: Graph, part: Tensor, num_parts: int, seconds: float) -> Quality:
-        """Counts a partition, int32 [N], anew."""
+        """Count the loads of a partition.
+
+        Args:
+            graph: the graph.
+            part: part of each vertex, int32 [N].
+            num_parts: number of parts.
+            seconds: seconds that the partition method took.
+        """
         counts, cut = native.count_parts(graph.in_edges.indptr, graph.in_edges.indices, part, num_parts)
         vertices, in_edges, remote = (tuple(row) for row in counts.tolist())
         return cls(
@@ -43,10 +51,10 @@ class Quality:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Quality:
-        """The inverse of `record`, after a trip through JSON."""
+        """Return the quality from a dict that `record` has returned, also after a round trip through JSON."""
         loads = {name: tuple(record[name]) for name in ("vertices", "in_edges", "remote")}
         return cls(**(record | loads))
 
     def record(self) -> dict[str, Any]:
-        """These figures by name, for JSON and for weft.reporting."""
+        """Return the fields as a dict, for JSON and for reports."""
         return asdict(self)

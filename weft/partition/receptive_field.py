@@ -1,6 +1,6 @@
-"""What of a graph a step reads: the rows that its results, and so its gradients, depend on, level by level.
+"""Receptive field of a step: rows that its results, and therefore its gradients, depend on, at each layer boundary.
 
-A model's aggregates are its hops; level h are the rows before hop h, and the last level the results.
+Layer boundary h are the rows before aggregate h of the model; the last boundary are the results.
 """
 
 from __future__ import annotations
@@ -16,36 +16,45 @@ from weft.runtime import native
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReceptiveField:
-    """The rows that some vertices' results are made of: of the last level theirs, before that also all their sources'.
+    """Rows that the results of some vertices depend on.
 
-    So each level has the rows of the level behind it, and a vertex's highest level tells all.
+    At the last layer boundary these are the rows of the vertices; at each earlier one also those of all their sources.
+    So a boundary's rows include those of the boundary after it, and one number per vertex describes all boundaries.
     """
 
     vertices: Tensor
-    """int64, ascending: whose results are read."""
-    levels: Tensor
-    """int16 [N]: the highest level of each vertex that is read, -1: none."""
+    """int64, ascending: vertices whose results are used."""
+    last_boundary: Tensor
+    """int16 [N]: last layer boundary at which each vertex's row is read; -1: none."""
     rows: tuple[int, ...]
-    """How many there are of each level."""
+    """Number of rows that are read at each layer boundary."""
     edges: tuple[int, ...]
-    """How many in-edges each hop goes over."""
+    """Number of in-edges of each aggregate."""
 
     @classmethod
     def of(cls, adj: Adjacency, vertices: Tensor, num_hops: int) -> ReceptiveField:
-        """That of some vertices by so many hops; reads each in-edge that any hop goes over once."""
-        levels = torch.full((adj.num_targets,), -1, dtype=torch.int16)
-        levels[vertices] = num_hops
+        """Return the receptive field of some vertices. Reads each in-edge that any aggregate needs once.
+
+        Args:
+            adj: in-edges of the whole graph.
+            vertices: int64, ascending.
+            num_hops: number of aggregates of the model.
+        """
+        last_boundary = torch.full((adj.num_targets,), -1, dtype=torch.int16)
+        last_boundary[vertices] = num_hops
         part = torch.zeros(adj.num_targets, dtype=torch.int32)
-        found, new = vertices, vertices
-        for level in reversed(range(num_hops)):
-            new = native.gather_block(adj.indptr, adj.indices, part, found, len(new))[2]
-            levels[new] = level
-            found = torch.cat([new, found])
-        rows = tuple(int((levels >= level).sum()) for level in range(num_hops + 1))
-        edges = tuple(int(adj.degree[levels > hop].sum()) for hop in range(num_hops))
-        return cls(vertices=vertices, levels=levels, rows=rows, edges=edges)
+        # Breadth-first search against the edges, one aggregate at a time: only the rows that were new at the boundary
+        # after an aggregate can add sources that are new before it. They come first in `reached`.
+        reached, new = vertices, vertices
+        for boundary in reversed(range(num_hops)):
+            new = native.gather_block(adj.indptr, adj.indices, part, reached, len(new))[2]
+            last_boundary[new] = boundary
+            reached = torch.cat([new, reached])
+        rows = tuple(int((last_boundary >= boundary).sum()) for boundary in range(num_hops + 1))
+        edges = tuple(int(adj.degree[last_boundary > hop].sum()) for hop in range(num_hops))
+        return cls(vertices=vertices, last_boundary=last_boundary, rows=rows, edges=edges)
 
     @property
     def counts(self) -> dict[str, tuple[int, ...]]:
-        """The rows of each level and the edges of each hop, as a record has them."""
+        """Rows at each layer boundary and edges of each aggregate, for records."""
         return {"rows": self.rows, "edges": self.edges}

@@ -110,7 +110,7 @@ class VertexPlan(ResidentPlan):
                 self._choices[rank] = Choice.of(edges, self.part, rank, caching)
             options = {
                 "choice": self._choices[rank],
-                "reach": self.receptive_field.levels if self.receptive_field else None,
+                "last_read": self.receptive_field.last_boundary if self.receptive_field else None,
             }
             self._dependencies[rank] = self._dependencies_by(self.caching, rank, **options)
         return self._dependencies[rank]
@@ -222,7 +222,7 @@ class VertexPlan(ResidentPlan):
 
     def layer_rows(self, rank: int) -> Sequence[Tensor]:
         needed = self.dependencies(rank)
-        return [*(needed.rows[: hop.num_inputs] for hop in needed.hops), needed.own]
+        return [*(needed.rows[: hop.num_inputs] for hop in needed.hops), needed.owned]
 
     def layer_blocks(self, rank: int) -> Sequence[BlockSize]:
         return [BlockSize.of(hop.block) for hop in self.dependencies(rank).hops]
@@ -353,7 +353,7 @@ class VertexStepInputs(StepInputs):
             exchanges=[
                 Halos(stage_blocks, whole, row_ids, needed.num_own, group, embedded_halo) for stage_blocks in blocks
             ],
-            vertices=needed.own,
+            vertices=needed.owned,
             needed=needed,
             blocks=blocks,
         )

@@ -70,6 +70,6 @@ def least_halo_route(hop: Hop, inputs: Tensor, placed: ResidentPlaced) -> Route:
         placed: The plan on this rank.
     """
     cover = hop.cover
-    requested = cover.asked.cast(placed.work.dtype)
-    edges, num_rows = cover.edges_asked, len(inputs)
+    requested = cover.requested.cast(placed.work.dtype)
+    edges, num_rows = cover.requested_edges, len(inputs)
     return make_sum_route(requested, hop.fetched, cover.received, edges, inputs, num_rows, placed.group)
