@@ -23,11 +23,11 @@ from typing import Any
 
 from kernels import save
 
-from weft.autotune import Cluster, bytes_held
+from weft.autotune import Cluster, plan_memory
 from weft.config.config import Config
 from weft.cost import Profile
 from weft.nn import Workload
-from weft.runtime.process_memory import Seen, watch
+from weft.runtime.process_memory import ProcessUsage, watch
 from weft.strategies import MemoryUse, get_strategy
 from weft.training.planning.plan_subject import Parts
 from weft.training.planning.search import command
@@ -85,10 +85,10 @@ def measured(config: Config, work: Workload, machine: Profile, *, limits: bool) 
         "seen": seen.memory,
         "told_disk": told.disk,
         "seen_disk": seen.disk,
-        "failed": seen.said if seen.code else "",
+        "failed": seen.last_line if seen.exit_code else "",
     }
     if limits:
-        row["within"] = {str(share): run(config, int(share * told.host)).code == 0 for share in LIMITS}
+        row["within"] = {str(share): run(config, int(share * told.host)).exit_code == 0 for share in LIMITS}
     return row
 
 
@@ -97,10 +97,10 @@ def foretold(config: Config, work: Workload, machine: Profile) -> MemoryUse:
     made = Parts(work.graph).options(config)
     plan = get_strategy(config.strategy)(work, config.workers, made)
     cluster = Cluster(profile=machine, ranks=config.workers, hosts=1, threads=1, memory_bytes=0)
-    return bytes_held(plan, cluster)
+    return plan_memory(plan, cluster)
 
 
-def run(config: Config, limit: int | None = None) -> Seen:
+def run(config: Config, limit: int | None = None) -> ProcessUsage:
     """A run as a person would start it."""
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder) / "scratch"

@@ -274,14 +274,14 @@ def test_sums_of_half_precision(device: str, kernels: ModuleType) -> None:
     for run, rows in ((kernels.spmm, x), (kernels.spmm_transposed, grad)):
         wanted, wide, found = (
             run(adj, rows.float(), scale, True),
-            run(adj, rows, scale, True, wide=True),
+            run(adj, rows, scale, True, in_sum_dtype=True),
             run(adj, rows, scale, True),
         )
         assert torch.equal(wide, wanted)
         torch.testing.assert_close(found.float(), wanted, rtol=2**-7, atol=1e-6)
     into = torch.ones(19, 8, device=device)
     found = kernels.spmm_transposed(adj, grad, scale, True, into)
-    wanted = kernels.spmm_transposed(adj, grad, scale, True, wide=True) + 1
+    wanted = kernels.spmm_transposed(adj, grad, scale, True, in_sum_dtype=True) + 1
     # A GPU multiplies by the scale and adds in one instruction, which rounds once instead of twice.
     torch.testing.assert_close(found, wanted, rtol=2**-23, atol=2**-22)
 

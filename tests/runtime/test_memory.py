@@ -11,7 +11,7 @@ from weft.runtime import memory
 from weft.runtime.memory import memory_limit_bytes, check_fits_memory
 from weft.utils.errors import InputError
 
-OWN_CGROUPS = {"v2": "0::/user/job", "v1": "5:cpu,cpuacct:/user/job\n4:memory:/user/job\n0::/"}
+PROCESS_CGROUPS = {"v2": "0::/user/job", "v1": "5:cpu,cpuacct:/user/job\n4:memory:/user/job\n0::/"}
 LIMITS = {"v2": Path("memory.max"), "v1": Path("memory/memory.limit_in_bytes")}
 
 
@@ -19,7 +19,7 @@ LIMITS = {"v2": Path("memory.max"), "v1": Path("memory/memory.limit_in_bytes")}
 def machine_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> int:
     """Memory of the machine, without limits of the process or a container."""
     monkeypatch.setattr(memory, "CGROUPS", tmp_path)
-    monkeypatch.setattr(memory, "OWN_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(memory, "PROCESS_CGROUPS", tmp_path / "own")
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     return memory_limit_bytes()
 
@@ -32,7 +32,7 @@ def test_a_container_has_less(machine_bytes: int, tmp_path: Path, version: str, 
     limit.parent.mkdir(parents=True, exist_ok=True)
     limit.write_text(f"{machine_bytes // 2}\n")
     assert memory_limit_bytes() == machine_bytes
-    memory.OWN_CGROUPS.write_text(OWN_CGROUPS[version])
+    memory.PROCESS_CGROUPS.write_text(PROCESS_CGROUPS[version])
     assert memory_limit_bytes() == machine_bytes // 2
     for stated in ("max", str(2 * machine_bytes)):
         limit.write_text(f"{stated}\n")
@@ -46,5 +46,5 @@ def test_a_process_may_take_less(machine_bytes: int, monkeypatch: pytest.MonkeyP
 
 def test_what_does_not_fit_is_refused(machine_bytes: int) -> None:
     check_fits_memory(machine_bytes, "x", "give less")
-    with pytest.raises(InputError, match=r"^x would take .* of memory, and there are .*: give less$"):
+    with pytest.raises(InputError, match=r"^x would need .* of memory, but only .* are available: give less$"):
         check_fits_memory(machine_bytes + 1, "x", "give less")

@@ -34,7 +34,7 @@ class FakeEvent:
 def use_fake_events(meter: Meter) -> list[str]:
     """What the clock that the meter then has is asked, in order."""
     log: list[str] = []
-    meter.use(EventClock(partial(FakeEvent, log, count()), lambda: "present", lambda: log.append("wait")))
+    meter.set_clock(EventClock(partial(FakeEvent, log, count()), lambda: "present", lambda: log.append("wait")))
     return log
 
 

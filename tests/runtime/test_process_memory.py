@@ -82,10 +82,10 @@ def test_files_without_a_name_count(tmp_path: Path) -> None:
 def test_a_limit_ends_what_takes_more(tmp_path: Path) -> None:
     takes = "held = b'x' * (128 << 20)"
     over = seen(tmp_path / "over", takes, limit=100 * MEBIBYTE)
-    assert over.code < 0
-    assert seen(tmp_path / "under", takes, limit=200 * MEBIBYTE).code == 0
+    assert over.exit_code < 0
+    assert seen(tmp_path / "under", takes, limit=200 * MEBIBYTE).exit_code == 0
 
 
 def test_how_it_ended(tmp_path: Path) -> None:
     found = seen(tmp_path / "failed", "print('no good', file=sys.stderr); sys.exit(3)")
-    assert (found.code, found.said) == (3, "no good")
+    assert (found.exit_code, found.last_line) == (3, "no good")

@@ -256,9 +256,9 @@ def test_what_is_not_there_is_not_used(
     [
         ("", "JSONDecodeError"),
         ('{"origin": "x"}', "KeyError: 'kinds'"),
-        (DEFAULT.text().replace('"onednn"', '"veclib"', 1), "veclib is no implementation of map"),
-        (DEFAULT.text().replace('["torch", "onednn"]', '["torch"]'), "classes of map that do not have a name each"),
-        (DEFAULT.text().replace("[0, 262144]", "[262144, 0]"), "classes of map that do not ascend"),
+        (DEFAULT.text().replace('"onednn"', '"veclib"', 1), "veclib is not an implementation of map"),
+        (DEFAULT.text().replace('["torch", "onednn"]', '["torch"]'), "the number of implementations of map does not match its size classes"),
+        (DEFAULT.text().replace("[0, 262144]", "[262144, 0]"), "the size classes of map do not ascend"),
     ],
 )
 def test_a_file_that_has_none_is_refused(tmp_path: Path, content: str, reason: str) -> None:
@@ -269,7 +269,7 @@ def test_a_file_that_has_none_is_refused(tmp_path: Path, content: str, reason: s
     assert reason in str(caught.value)
     with pytest.raises(weft.InputError, match=re.escape(reason)):
         weft.plan("digits", choices=str(path), machines="1xT4")
-    assert "give a run's choices.json, or a profile of weft probe" in str(caught.value)
+    assert "give the choices.json of a run, or a profile of weft probe" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 

@@ -41,7 +41,7 @@ def test_memory_is_as_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     while not peaks or (len(peaks) < 3 and ratio() > 1 + NEAR):
         seen = watch([*run, "--out", str(tmp_path / f"run-{len(peaks)}")], tmp_path)
-        assert seen.code == 0, seen.said
+        assert seen.exit_code == 0, seen.last_line
         peaks.append(seen.memory)
     told = ratio()
     assert told == pytest.approx(1, abs=NEAR)

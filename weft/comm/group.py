@@ -63,7 +63,7 @@ class Group:
         """Streams of the device, for copies between it and the host."""
         self.meter = meter or Meter()
         if self.device.type == "cuda":
-            self.meter.use(EventClock.of(self.device))
+            self.meter.set_clock(EventClock.of(self.device))
         self.under_way: set[int] = set()
         """Slots of the exchanges that this rank has started and not finished."""
         self._num_keys: Counter[str] = Counter()
@@ -230,7 +230,7 @@ class Group:
         Raises:
             RunError: The collective failed because a peer did not answer. The message names the rank and the phase.
         """
-        self.meter.show(f"{self.meter.where}, {operation} '{tag}'")
+        self.meter.set_status(f"{self.meter.activity}, {operation} '{tag}'")
         start = time.perf_counter()
         try:
             yield
@@ -239,10 +239,10 @@ class Group:
             reason = str(error).splitlines()[0].partition(". ")[0]
             lost = missing_ranks(self.rank, self.size)
             raise RunError(
-                f"rank {self.rank} lost {lost} in {self.meter.where}, {operation} '{tag}', "
+                f"rank {self.rank} lost {lost} in {self.meter.activity}, {operation} '{tag}', "
                 f"after {seconds:.1f} s ({reason})"
             ) from error
-        self.meter.show(self.meter.where)
+        self.meter.set_status(self.meter.activity)
 
 
 class Pending(Protocol):

@@ -157,7 +157,7 @@ class Messages:
 
     def _note(self, stream: str, key: Key, values: Tensor, since: Any, **peer: int) -> None:
         message = f"{key.what} {key.number}"
-        self._group.meter.ended(stream, self._tag, since, message=message, bytes=values.nbytes, **peer)
+        self._group.meter.note_since(stream, self._tag, since, message=message, bytes=values.nbytes, **peer)
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

@@ -1,1 +1,1 @@
-"""What a process needs while it runs: cores, memory, clocks, streams, and the native extension."""
+"""Services of a running process: cores, memory, clocks, streams, and the native extension."""

@@ -1,4 +1,4 @@
-"""Clocks that a meter reads: the host's, or a GPU's events, for which nothing waits until their seconds are asked."""
+"""Clocks of a meter: the host's clock, and GPU events, which do not block the host until their seconds are read."""
 
 from __future__ import annotations
 
@@ -11,39 +11,48 @@ import torch
 
 
 class Clock(Protocol):
-    """Gives stamps; the seconds between two of them are known once the clock has been waited for."""
+    """Source of time stamps. The seconds between two stamps are known after `wait`."""
 
     def now(self) -> Any:
-        """A stamp of this moment."""
+        """Return a stamp of the current moment."""
         ...
 
     def wait(self) -> None:
-        """Returns when all that was stamped has happened."""
+        """Wait until everything before the stamps has happened."""
         ...
 
     def seconds(self, start: Any, stop: Any) -> float:
-        """Between two stamps."""
+        """Return the seconds between two stamps.
+
+        Args:
+            start: The earlier stamp.
+            stop: The later stamp.
+        """
         ...
 
 
 class HostClock:
-    """Seconds of the process."""
+    """Clock of the host process."""
 
     def now(self) -> float:
         return time.perf_counter()
 
     def wait(self) -> None:
-        """Nothing is under way."""
+        """Return at once: the host is never behind its clock."""
 
     def seconds(self, start: float, stop: float) -> float:
         return stop - start
 
 
 class EventClock:
-    """Seconds of a GPU: events take their place in its stream, so that neither it nor the host stands still.
+    """Clock of a GPU: it records events in a stream, so that neither the GPU nor the host waits.
 
-    make: an event such as `torch.cuda.Event(enable_timing=True)`. stream: the one in whose order the event happens.
-    wait_for_all: returns when the GPU has done all. Not measured on a GPU yet.
+    Not measured on a GPU yet.
+
+    Args:
+        make: Function that creates an event, such as `torch.cuda.Event(enable_timing=True)`.
+        stream: Function that returns the stream in which the event is recorded.
+        wait_for_all: Function that waits until the GPU has finished all work.
     """
 
     def __init__(self, make: Callable[[], Any], stream: Callable[[], Any], wait_for_all: Callable[[], None]) -> None:
@@ -51,7 +60,7 @@ class EventClock:
 
     @classmethod
     def of(cls, device: torch.device) -> EventClock:
-        """Of a CUDA device's current streams, in whichever thread: others' present device may be another."""
+        """Return a clock for the current streams of a CUDA device, in any thread, whatever its current device."""
         cuda = torch.cuda
         make, stream = partial(cuda.Event, enable_timing=True), partial(cuda.current_stream, device)
         return cls(make, stream, partial(cuda.synchronize, device))

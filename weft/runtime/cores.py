@@ -1,4 +1,4 @@
-"""The processor's cores that this process may use, and a rank's share of them."""
+"""CPU cores that this process may use, and each rank's part of them."""
 
 from __future__ import annotations
 
@@ -12,32 +12,45 @@ TOPOLOGY = Path("/sys/devices/system/cpu")
 
 @cache
 def cores() -> tuple[int, ...]:
-    """Numbers of those that were given to this process, by socket, and a core's threads one after the other."""
+    """Return the numbers of the cores that this process may use.
+
+    They are ordered by socket, with the hardware threads of a core next to each other.
+    """
     return tuple(sorted(os.sched_getaffinity(0), key=_place))
 
 
 def num_cores() -> int:
-    """How many were given to this process."""
+    """Return the number of cores that this process may use."""
     return len(cores())
 
 
 def cores_per_rank(parts: int) -> int:
-    """How many each of so many ranks has, at least 1."""
+    """Return the number of cores for each of `parts` ranks, at least 1."""
     return max(1, num_cores() // parts)
 
 
 def rank_cores(part: int, parts: int) -> tuple[int, ...]:
-    """Those of one of so many ranks: at least one, which others have as well where there are more ranks than cores."""
+    """Return the cores of a rank: at least one, which ranks share if there are more ranks than cores.
+
+    Args:
+        part: Number of the rank on this host.
+        parts: Number of ranks on this host.
+    """
     first = part * num_cores() // parts
     return cores()[first : max(first + 1, (part + 1) * num_cores() // parts)]
 
 
 def pin_to_rank_cores(part: int, parts: int) -> None:
-    """From now on, all threads of this process run on its share: a rank that waits leaves its cores to its own network.
+    """Restrict all threads of this process to the cores of its rank.
 
-    Nothing, where this process has other cores than the one that started it: somebody has given it some already.
+    A waiting rank then leaves its cores to its own network threads. Does nothing if the cores of this process differ
+    from those of its parent: somebody has already assigned cores to it.
+
+    Args:
+        part: Number of the rank on this host.
+        parts: Number of ranks on this host.
     """
-    with suppress(OSError):  # a parent that is gone, or cores that were taken away meanwhile
+    with suppress(OSError):  # the parent has ended, or cores were taken away in the meantime
         if os.sched_getaffinity(0) != os.sched_getaffinity(os.getppid()):
             return
         for thread in os.listdir("/proc/self/task"):
@@ -46,7 +59,7 @@ def pin_to_rank_cores(part: int, parts: int) -> None:
 
 
 def _place(core: int) -> tuple[int, ...]:
-    """Its socket, its core in there, and its thread; where the system does not tell, cores are alike."""
+    """Return socket, core and hardware thread of a core number; without this information all cores count alike."""
     folder = TOPOLOGY / f"cpu{core}" / "topology"
     try:
         return (*(int((folder / name).read_text()) for name in ("physical_package_id", "core_id")), core)

@@ -1,4 +1,4 @@
-"""What sees PyTorch's operations as they run."""
+"""Base class for modes that observe every PyTorch operation."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class DispatchMode(TorchDispatchMode):
-    """A TorchDispatchMode that PyTorch does not guard against its compiler.
+    """TorchDispatchMode without PyTorch's guard for torch.compile.
 
-    For that it imports the compiler at the first operation: two seconds and 150 MB in each process.
+    The guard imports the compiler at the first operation, which costs two seconds and 150 MB in each process.
     """
 
     @classmethod

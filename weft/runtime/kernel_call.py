@@ -1,4 +1,4 @@
-"""A call of a kernel by what its time depends on, for whoever prices it."""
+"""Kernel calls, described by the sizes on which their time depends, for cost estimates."""
 
 from __future__ import annotations
 
@@ -9,30 +9,38 @@ from typing import NamedTuple
 
 
 class KernelCall(NamedTuple):
-    """So many calls of a kernel on tensors of the same sizes."""
+    """Calls of a kernel on tensors of the same sizes."""
 
     kernel: str
-    """linear, linear_weights, product, sparse, pass, gather, exponential, dropout, update, loss, draw; an aggregate's
-    kind; with _backward where it is that of one. round: what a round of chunks takes beside its kernels, without sizes.
+    """Name of the kernel. The backward pass of a kernel has the suffix `_backward`. Besides kernels, `round` stands
+    for the overhead of a round of chunks, without sizes.
     """
     sizes: tuple[int, ...]
-    """linear: rows, columns in, columns out, also of the weights' gradient. product: flops, of whatever shape. sparse:
-    nonzeros, rows, columns in and out. pass: bytes read and written. gather: rows moved by index, bytes of
-    one. exponential, dropout, update: numbers. loss: rows, classes, with its gradient. draw: edges drawn, targets, of a
-    hop of a mini-batch. An aggregate: edges, targets, sources, edges whose source has to be brought from memory, width,
-    heads."""
+    """Sizes of one call, by kernel.
+
+    - linear, linear_weights (gradient of weights): rows, columns in, columns out.
+    - product: FLOPs, whatever the shape.
+    - sparse: nonzeros, rows, columns in, columns out.
+    - pass: bytes read and written.
+    - gather: rows that are moved by index, bytes of a row.
+    - exponential, dropout, update: elements.
+    - loss (with its gradient): rows, classes.
+    - draw (sampling of a hop of a mini-batch): sampled edges, targets.
+    - kinds of aggregates: edges, targets, sources, edges whose source is read from memory, width, heads.
+    """
     number: int = 1
+    """Number of calls."""
 
     @property
     def flops(self) -> int:
-        """Those of matrix products, of all its calls."""
+        """FLOPs of matrix products in all calls."""
         if self.kernel in ("linear", "linear_weights"):
             return 2 * math.prod(self.sizes) * self.number
         return self.sizes[0] * self.number if self.kernel == "product" else 0
 
 
 def merged(calls: Iterable[KernelCall]) -> tuple[KernelCall, ...]:
-    """The same calls, those that are alike counted together."""
+    """Return the same calls, with calls of the same kernel and sizes counted together."""
     counts: Counter[tuple[str, tuple[int, ...]]] = Counter()
     for call in calls:
         counts[call.kernel, call.sizes] += call.number
@@ -40,5 +48,5 @@ def merged(calls: Iterable[KernelCall]) -> tuple[KernelCall, ...]:
 
 
 def backward_of(call: KernelCall) -> KernelCall:
-    """The call of the backward pass; of what moves rows, as many bytes, and a round is one."""
+    """Return the call of the backward pass. Kernels that move rows move as many bytes backward."""
     return call if call.kernel in ("pass", "gather", "round") else call._replace(kernel=f"{call.kernel}_backward")

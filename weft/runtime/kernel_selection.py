@@ -1,6 +1,6 @@
-"""Which of several implementations serves a kernel, by class of sizes: as measured on a machine, or the default.
+"""Selection of an implementation for each kernel by the sizes of a call: the fastest one measured, or a default.
 
-A run keeps the ones that it has, since other implementations round in other ways.
+A run never changes its selection, since implementations round differently.
 """
 
 from __future__ import annotations
@@ -23,83 +23,118 @@ IMPLEMENTATIONS = {
     "map_weights": ("mkl", "onednn", "onednn_transposed"),
     "sum": ("torch_sparse", "triton"),
 }
-"""By kind, those that there may be.
+"""Implementations by kind of kernel.
 
-map: of rows of float32 on the CPU, with the rows' gradient: PyTorch's own as a whole, or a function of ours by MKL's
-product or oneDNN's inner one. map_weights: the gradient of its weights in that function, by MKL's product, the narrower
-side first, or as oneDNN's convolution has it, or the transposed one. sum: over in-edges on a GPU, both ways, by
-cuSPARSE or our kernels.
+- map: linear transform of float32 rows on the CPU, with the gradient of the rows. By PyTorch, or by weft with MKL's
+  matrix product or oneDNN's inner product.
+- map_weights: gradient of the weights of weft's linear transform. By MKL's product with the narrower side first, or by
+  oneDNN's convolution, direct or transposed.
+- sum: sum over in-edges on a GPU, forward and backward. By cuSPARSE through PyTorch, or by weft's Triton kernels.
 """
 SIZES = {"map": 4, "map_weights": 4, "sum": 1}
-"""By kind, of how many sizes: threads, multiplications, columns in and out; of a sum, columns."""
-REMEDY = "give a run's choices.json, or a profile of weft probe"
+"""Number of sizes by kind of kernel. Linear transforms: threads, multiplications, columns in, columns out. Sums:
+columns.
+"""
+REMEDY = "give the choices.json of a run, or a profile of weft probe"
+"""Remedy in errors about a file that contains no kernel selection."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SizeClasses:
-    """Implementations by class of sizes."""
+    """Implementation for each class of sizes."""
 
     floors: tuple[tuple[float, ...], ...]
-    """By size, ascending: where its classes begin; one below the first belongs to that."""
+    """Lower bounds of the classes of each size, ascending. Sizes below the first bound belong to the first class."""
     names: tuple[str, ...]
-    """Of each class, the last size fastest."""
+    """Implementation of each combination of classes; the class of the last size changes fastest."""
 
     def at(self, sizes: Sequence[float]) -> str:
-        """That of some sizes."""
-        place = 0
+        """Return the implementation for these sizes."""
+        position = 0
         for floors, size in zip(self.floors, sizes, strict=True):
-            place = place * len(floors) + max(bisect_right(floors, size) - 1, 0)
-        return self.names[place]
+            position = position * len(floors) + max(bisect_right(floors, size) - 1, 0)
+        return self.names[position]
 
     def renamed(self, old: str, new: str) -> SizeClasses:
-        """The same with one implementation in another's place."""
+        """Return a copy with one implementation replaced by another.
+
+        Args:
+            old: Implementation to replace.
+            new: Implementation that replaces it.
+        """
         return replace(self, names=tuple(new if name == old else name for name in self.names))
 
     def with_slice(self, floor: float, names: Sequence[str]) -> SizeClasses:
-        """The same with what was measured at one more class of the first size, or anew."""
+        """Return a copy with a class of the first size added, or its implementations replaced.
+
+        Args:
+            floor: Lower bound of the class.
+            names: Implementation of each combination of classes of the other sizes.
+        """
         each = len(self.names) // len(self.floors[0])
-        slices = {one: self.names[place * each :][:each] for place, one in enumerate(self.floors[0])} | {floor: names}
+        slices = {low: self.names[position * each :][:each] for position, low in enumerate(self.floors[0])} | {
+            floor: names
+        }
         floors = tuple(sorted(slices))
-        return SizeClasses(floors=(floors, *self.floors[1:]), names=tuple(name for one in floors for name in slices[one]))
+        return SizeClasses(
+            floors=(floors, *self.floors[1:]), names=tuple(name for low in floors for name in slices[low])
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelSelection:
-    """What serves each kind of kernel."""
+    """Implementation of each kind of kernel, by sizes."""
 
     origin: str
-    """Who says so: `default`, or the probe and its day; and what has replaced what."""
+    """Source of the selection: `default`, or the probe and its date; and which implementations were replaced since."""
     kinds: Mapping[str, SizeClasses]
-    """By kind of IMPLEMENTATIONS, all of them."""
+    """Implementations of each kind in IMPLEMENTATIONS."""
 
     def replaced(self, kind: str, old: str, new: str) -> KernelSelection:
-        """The same with one implementation of a kind in another's place, if it is one of these."""
+        """Return a copy with one implementation of a kind replaced by another, if it is used.
+
+        Args:
+            kind: Kind of kernel.
+            old: Implementation to replace.
+            new: Implementation that replaces it.
+        """
         if old not in self.kinds[kind].names:
             return self
         origin = f"{self.origin}; {new} for {old} ({kind})"
         return KernelSelection(origin=origin, kinds={**self.kinds, kind: self.kinds[kind].renamed(old, new)})
 
-    def without_onednn(self, maps_by: str = "torch") -> KernelSelection:
-        """The same where PyTorch's product stands for oneDNN; maps_by: `torch`, or `mkl` for a function of ours."""
-        found = self.replaced("map", "onednn", maps_by).replaced("map_weights", "onednn", "mkl")
-        return found.replaced("map_weights", "onednn_transposed", "mkl")
+    def without_onednn(self, linear_by: str = "torch") -> KernelSelection:
+        """Return a copy without oneDNN.
+
+        `linear_by` computes linear transforms instead: `torch`, or `mkl` for weft's function.
+        """
+        selection = self.replaced("map", "onednn", linear_by).replaced("map_weights", "onednn", "mkl")
+        return selection.replaced("map_weights", "onednn_transposed", "mkl")
 
     def record(self) -> dict[str, Any]:
-        """In values that JSON knows."""
+        """Return the selection as values that JSON can represent."""
         return asdict(self)
 
     @classmethod
     def from_record(cls, values: Mapping[str, Any]) -> Self:
-        """Those of a record. KeyError, TypeError or ValueError for what is none."""
+        """Return the selection in a record.
+
+        Raises:
+            KeyError, TypeError, ValueError: The record contains no valid selection.
+        """
         return cls(origin=str(values["origin"]), kinds={kind: _classes(kind, values["kinds"]) for kind in SIZES})
 
     def text(self) -> str:
-        """What `read` takes, as JSON."""
+        """Return the selection as JSON, which `read` accepts."""
         return json.dumps(migrate.versioned("choices", self.record())) + "\n"
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Those in a file; InputError if it holds none."""
+        """Return the selection in a file.
+
+        Raises:
+            InputError: The file contains no valid selection.
+        """
         with readable(path, REMEDY):
             return cls.from_record(migrate.choices(json.loads(path.read_text()), path))
 
@@ -112,26 +147,26 @@ DEFAULT = KernelSelection(
         "sum": SizeClasses(floors=((0,),), names=("triton",)),
     },
 )
-"""Where nothing was measured, as it was good on a few processors.
+"""Selection without measurements, from experience with a few processors.
 
-Below 2^18 multiplications the call of a function costs more than it saves; from 2^22 oneDNN pays for the gradient of
-weights, on several threads and from 16 columns.
+Below 2^18 multiplications, calling weft's function costs more than it saves. From 2^22, oneDNN is faster for the
+gradient of weights, with several threads and at least 16 columns.
 """
 
+_selection = DEFAULT
+"""Selection of this process."""
 
-_used = DEFAULT
 
-
-def select_kernels(choices: KernelSelection) -> None:
-    """Has this process's kernels served so."""
-    global _used
-    _used = choices
+def select_kernels(selection: KernelSelection) -> None:
+    """Set the selection of this process."""
+    global _selection
+    _selection = selection
 
 
 @contextmanager
 def avoid_onednn() -> Iterator[None]:
-    """Leaves oneDNN out where calls differ in their numbers of rows: it compiles a kernel for each, and keeps it."""
-    before = _used
+    """Do not use oneDNN inside. It would compile and cache a kernel for each number of rows."""
+    before = _selection
     select_kernels(before.without_onednn())
     try:
         yield
@@ -140,22 +175,27 @@ def avoid_onednn() -> Iterator[None]:
 
 
 def selected_kernel(kind: str, *sizes: float) -> str:
-    """The implementation that serves a kernel of some sizes in this process, see SIZES."""
-    return _used.kinds[kind].at(sizes)
+    """Return this process's implementation of a kernel.
+
+    Args:
+        kind: Kind of kernel.
+        *sizes: Sizes of the call, see SIZES.
+    """
+    return _selection.kinds[kind].at(sizes)
 
 
 def kernels_in_use(kind: str) -> set[str]:
-    """The implementations that serve a kernel of any size in this process."""
-    return set(_used.kinds[kind].names)
+    """Return all implementations of a kind that this process uses, whatever the sizes."""
+    return set(_selection.kinds[kind].names)
 
 
 def _classes(kind: str, values: Mapping[str, Any]) -> SizeClasses:
-    floors = tuple(tuple(map(float, one)) for one in values[kind]["floors"])
+    floors = tuple(tuple(map(float, bounds)) for bounds in values[kind]["floors"])
     names = tuple(values[kind]["names"])
     if len(floors) != SIZES[kind] or len(names) != math.prod(map(len, floors)) or not names:
-        raise ValueError(f"classes of {kind} that do not have a name each")
+        raise ValueError(f"the number of implementations of {kind} does not match its size classes")
     if unknown := {*names} - {*IMPLEMENTATIONS[kind]}:
-        raise ValueError(f"{', '.join(sorted(map(str, unknown)))} is no implementation of {kind}")
-    if not all(low < high for one in floors for low, high in pairwise(one)):
-        raise ValueError(f"classes of {kind} that do not ascend")
+        raise ValueError(f"{', '.join(sorted(map(str, unknown)))} is not an implementation of {kind}")
+    if not all(low < high for bounds in floors for low, high in pairwise(bounds)):
+        raise ValueError(f"the size classes of {kind} do not ascend")
     return SizeClasses(floors=floors, names=names)

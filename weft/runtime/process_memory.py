@@ -1,4 +1,4 @@
-"""What the processes of a run take, as seen from outside (Linux): memory that is resident, and files."""
+"""Resident memory and files of the processes of a run, measured from another process (Linux)."""
 
 from __future__ import annotations
 
@@ -15,85 +15,97 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-SECONDS, GLANCES = 0.005, 10
-"""Between two looks, and how many see only how much more processes have of their own, which takes no time."""
+SAMPLE_SECONDS, QUICK_SAMPLES = 0.005, 10
+"""Seconds between two samples, and number of quick samples (anonymous memory only) after each complete one."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 KCMP, KCMP_VM = {"x86_64": 312, "aarch64": 272}.get(platform.machine(), -1), 1
-"""The system call that compares what two processes have, and that this is their memory (linux/kcmp.h)."""
+"""Number of the system call kcmp, and of its operation that compares two address spaces (linux/kcmp.h)."""
 MAPPING = re.compile(r"([0-9a-f]+)-[0-9a-f]+ \S+ \S+ \S+ \d+ *(.*)")
-"""The line of /proc/PID/smaps with which a mapping begins: where that is, and its file, if it has one."""
+"""First line of a mapping in /proc/PID/smaps: its address, and its file, if it has one."""
 
 
 class ProcessUsage(NamedTuple):
-    """The most that a command was seen to take, twice in a row, since processes are looked at one after the other."""
+    """Peak use of a command, and how it ended.
+
+    Since processes are measured one after the other, a peak counts only if two consecutive samples reach it.
+    """
 
     memory: int
-    """Bytes resident, of it and all that it started."""
+    """Resident bytes of the command and all processes that it started."""
     disk: int
     """Bytes of temporary files."""
-    code: int
-    """With which it ended."""
-    said: str
-    """Its last line on stderr."""
+    exit_code: int
+    """Exit code; negative if a signal ended the command."""
+    last_line: str
+    """Last line on standard error."""
 
 
 def watch(command: Sequence[str], scratch: Path, *, limit: int | None = None) -> ProcessUsage:
-    """Runs a command to its end, its temporary files in an empty folder.
+    """Run a command to its end, and return its peak use.
 
-    limit: of memory, beyond which it is killed with all that it started; its code is negative then.
+    Args:
+        command: The command and its arguments.
+        scratch: Empty folder for its temporary files.
+        limit: Bytes of memory beyond which the command, with all that it started, is killed; None: no limit.
     """
     environment = os.environ | {"TMPDIR": str(scratch)}
     memory = before = disk = 0
     with (
-        (scratch / "stderr").open("w+b") as said,
-        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said, env=environment) as process,
+        (scratch / "stderr").open("w+b") as stderr_file,
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr_file, env=environment) as process,
     ):
         while process.poll() is None:
             pids = descendants(process.pid)
             others = resident_bytes(pids) - anonymous_bytes(pids)
             disk = max(disk, folder_bytes(scratch) + open_file_bytes(pids))
-            for _ in range(GLANCES):
+            for _ in range(QUICK_SAMPLES):
                 now = others + anonymous_bytes(pids)
                 memory, before = max(memory, min(before, now)), now
                 if limit is not None and memory > limit:
-                    process.kill()  # what it started ends with it
-                time.sleep(SECONDS)
-        said.seek(0)
-        lines = said.read().decode(errors="replace").splitlines()
+                    process.kill()  # processes that it started end with it
+                time.sleep(SAMPLE_SECONDS)
+        stderr_file.seek(0)
+        lines = stderr_file.read().decode(errors="replace").splitlines()
     return ProcessUsage(memory, disk, process.returncode, lines[-1] if lines else "")
 
 
 def descendants(pid: int) -> list[int]:
-    """A process and all that it has started and that run, but for those that are yet in their parent's memory."""
+    """Return a process and all running processes that it started.
+
+    New processes that still share their parent's memory are left out.
+    """
     children = defaultdict[int, list[int]](list)
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             children[parent].append(int(folder.name))
-    found = [pid]
-    for one in found:
-        found += [child for child in children[one] if ctypes.CDLL(None).syscall(KCMP, one, child, KCMP_VM, 0, 0) != 0]
-    return found
+    pids = [pid]
+    for parent in pids:
+        pids += [
+            child for child in children[parent] if ctypes.CDLL(None).syscall(KCMP, parent, child, KCMP_VM, 0, 0) != 0
+        ]
+    return pids
 
 
 def resident_bytes(pids: Sequence[int]) -> int:
-    """The memory that some processes have resident, pages that several of them share counted once.
+    """Return the resident memory of some processes in bytes; pages that several of them share count once.
 
-    Of a file that several map, their shares of it, since each may have another part; but as much as the one that has
-    most of it, since those that processes elsewhere map as well count whole.
+    For a file that several processes map, the result has the sum of their proportional shares, since each may map
+    another part; but at least the resident part of one process, since the shares also go to processes that are not in
+    the list.
     """
-    private, most, shares = 0, Counter[str](), Counter[str]()
+    private, largest, shares = 0, Counter[str](), Counter[str]()
     for pid in pids:
         with suppress(OSError):
             anonymous, mapped, shared = resident_part(Path(f"/proc/{pid}/smaps").read_text())
             private += anonymous
-            most |= mapped
+            largest |= mapped
             shares += shared
-    return private + (most | shares).total()
+    return private + (largest | shares).total()
 
 
 def anonymous_bytes(pids: Sequence[int]) -> int:
-    """The memory of no file that some processes have resident, pages that several of them share counted for each."""
+    """Return the resident anonymous memory of some processes in bytes; shared pages count for each process."""
     total = 0
     for pid in pids:
         with suppress(OSError):
@@ -103,7 +115,7 @@ def anonymous_bytes(pids: Sequence[int]) -> int:
 
 
 def resident_part(smaps: str) -> tuple[int, Counter[str], Counter[str]]:
-    """A process's part of memory that is of no file, and of each file what it has resident, and its share of that."""
+    """Return a process's resident anonymous memory; and by file, its resident bytes and its proportional share."""
     private, files, shares = 0.0, Counter[str](), Counter[str]()
     for name, sizes in _mappings(smaps).values():
         rss, anonymous = sizes["Rss"], sizes["Anonymous"]
@@ -118,30 +130,31 @@ def resident_part(smaps: str) -> tuple[int, Counter[str], Counter[str]]:
 
 
 def _mappings(smaps: str) -> dict[str, tuple[str, dict[str, int]]]:
-    """By where they begin, the file of each mapping and its bytes of each kind.
+    """Return file and sizes of each mapping, by address.
 
-    Linux writes a few at a time, and one that has grown meanwhile, such as a heap, again: the last one counts.
+    Linux writes smaps in portions, and repeats a mapping that grew in the meantime, such as a heap. The last one
+    counts.
     """
-    found: dict[str, tuple[str, dict[str, int]]] = {}
+    mappings: dict[str, tuple[str, dict[str, int]]] = {}
     sizes: dict[str, int] = {}
     for line in smaps.splitlines():
         key, _, value = line.partition(":")
         if begins := MAPPING.match(line):
             sizes = {}
-            found[begins[1]] = begins[2], sizes
+            mappings[begins[1]] = begins[2], sizes
         elif value.endswith(" kB"):
             sizes[key] = int(value.split()[0]) << 10
-    return found
+    return mappings
 
 
 def open_file_bytes(pids: Sequence[int]) -> int:
-    """The room on disk of the files without a name that some processes have open."""
-    found = {}
+    """Return the disk space of the unnamed files that some processes have open."""
+    sizes = {}
     for pid in pids:
-        for one in _open_files(pid):
-            if stat.S_ISREG(one.st_mode) and one.st_nlink == 0:
-                found[one.st_dev, one.st_ino] = one.st_blocks * 512
-    return sum(found.values())
+        for status in _open_files(pid):
+            if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
+                sizes[status.st_dev, status.st_ino] = status.st_blocks * 512
+    return sum(sizes.values())
 
 
 def _open_files(pid: int) -> Iterator[os.stat_result]:
@@ -152,9 +165,9 @@ def _open_files(pid: int) -> Iterator[os.stat_result]:
 
 
 def folder_bytes(folder: Path) -> int:
-    """The room on disk of the files in a folder."""
+    """Return the disk space of the files in a folder."""
     total = 0
-    for path, _, names in os.walk(folder):  # which leaves out folders that are gone meanwhile
+    for path, _, names in os.walk(folder):  # skips folders that were removed in the meantime
         for name in names:
             with suppress(OSError):
                 total += Path(path, name).lstat().st_blocks * 512

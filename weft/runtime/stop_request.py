@@ -1,4 +1,4 @@
-"""SIGTERM, Ctrl-C and a closed terminal as a request that the training loop reads between two epochs."""
+"""Signals that ask a run to stop (SIGTERM, Ctrl-C, a closed terminal), which the training loop reads between epochs."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from typing import Any
 from weft.utils.errors import Stopped
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that ask a run to stop."""
 
 
 def handle_signals(
     handler: Callable[[int, FrameType | None], None] | signal.Handlers,
 ) -> dict[signal.Signals, Any]:
-    """Sets a handler for SIGNALS but a SIGHUP that is ignored, as under nohup; what they had before."""
-    heard = [one for one in SIGNALS if one != signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN]
-    return {number: signal.signal(number, handler) for number in heard}
+    """Set a handler for SIGNALS, and return their former handlers. An ignored SIGHUP (nohup) stays ignored."""
+    handled = [
+        number for number in SIGNALS if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+    ]
+    return {number: signal.signal(number, handler) for number in handled}
 
 
 @contextmanager
 def blocked_signals() -> Iterator[None]:
-    """SIGNALS wait while entered, and in a process that is started meanwhile until that unblocks them."""
+    """Block SIGNALS inside. A process that is started inside has them blocked until it unblocks them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -33,10 +36,11 @@ def blocked_signals() -> Iterator[None]:
 
 
 class StopRequest:
-    """While entered, the first signal is kept in `signal` (0: none yet) for the loop to stop at the next boundary.
+    """Context manager that stores the first signal in `signal` (0: none yet), for the training loop to read.
 
-    impatient: a second signal interrupts at once. A launched rank must not be: it hears of one Ctrl-C from the terminal
-    and from the launcher.
+    Args:
+        impatient: True to stop at once at a second signal. False for a rank of a launcher: it gets one Ctrl-C twice,
+            from the terminal and from the launcher.
     """
 
     def __init__(self, *, impatient: bool) -> None:
@@ -46,15 +50,15 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
-            self._before = handle_signals(self._heard)
+            self._before = handle_signals(self._store_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _heard(self, number: int, _frame: FrameType | None) -> None:
+    def _store_signal(self, number: int, _frame: FrameType | None) -> None:
         if self.signal and self._impatient:
             name = signal.Signals(number).name
-            raise Stopped(f"stopped at once by {name}; --resume goes on from the last checkpoint", number)
+            raise Stopped(f"stopped at once by {name}; --resume continues from the last checkpoint", number)
         self.signal = number

@@ -1,6 +1,7 @@
-"""In which order host, copies and kernels work: a CPU does one thing after the other, a GPU has streams.
+"""Order of work on the host, copies, and kernels: a CPU does one thing after the other, a GPU has streams.
 
-Whoever gives a device work says behind which mark it comes; nothing else orders two streams, or a stream and the host.
+Code that gives work to a device states the mark after which the work may start. Nothing else orders two streams, or a
+stream and the host.
 """
 
 from __future__ import annotations
@@ -15,59 +16,85 @@ from torch import Tensor
 
 T = TypeVar("T")
 COMPUTE, LOAD, STORE = "compute", "load", "store"
-"""The streams: that of kernels and exchanges, in which everything is that says nothing else, and two of copies."""
+"""Names of the streams: the default one, for kernels and exchanges, and two for copies."""
 BUFFERS = 2
-"""Staging buffers that copies are under way from while the host fills another."""
+"""Number of staging buffers from which copies may be under way while the host fills another one."""
 
 
 class StreamMark(NamedTuple):
-    """All that a stream had been given at a time."""
+    """Point in a stream: all work that the stream had been given when the mark was set."""
 
     stream: str
+    """Name of the stream."""
     event: Any
+    """CUDA event in the stream."""
 
 
 class Streams(Protocol):
-    """How a device works."""
+    """Streams of a device."""
 
     asynchronous: bool
-    """Whether it has a memory of its own, and works while the host goes on."""
+    """True if the device has its own memory and works while the host continues."""
 
     def mark(self) -> StreamMark | None:
-        """All that the present stream has been given; None: it is done."""
+        """Return a mark after all work of the current stream; None: all work is done."""
         ...
 
     def join(self, mark: StreamMark | None) -> None:
-        """What the present stream is given from now on comes behind a mark."""
+        """Make later work of the current stream wait for a mark."""
         ...
 
     def finish(self, mark: StreamMark | None) -> None:
-        """The host waits for a mark."""
+        """Make the host wait for a mark."""
         ...
 
-    def on(self, stream: str, behind: StreamMark | None) -> AbstractContextManager[None]:
-        """What this thread gives the device inside goes to a stream, behind a mark."""
+    def on(self, stream: str, after: StreamMark | None) -> AbstractContextManager[None]:
+        """Make a stream the current one inside, for this thread.
+
+        Args:
+            stream: Name of the stream.
+            after: Mark that the stream waits for first.
+        """
         ...
 
     def lend(self, tensor: Tensor, stream: str) -> Tensor:
-        """A tensor that another stream goes on to use: its memory is not used again before that has."""
+        """Return a tensor that another stream will use too.
+
+        Its memory is not reused before that stream is done with it.
+
+        Args:
+            tensor: The tensor.
+            stream: Name of the other stream.
+        """
         ...
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor is in the device's own memory."""
+        """Return True if a tensor is in the device's own memory."""
         ...
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Memory of the host, of any content, that copies reach while the host goes on; see `pinned_bytes`."""
+        """Return uninitialized host memory that asynchronous copies can access; see `pinned_bytes`.
+
+        Args:
+            shape: Shape of the tensor.
+            dtype: Its dtype.
+        """
         ...
 
     def to_device(self, tensor: Tensor) -> Tensor:
-        """A tensor on the device; one that is pinned is not to be changed before the present stream has copied it."""
+        """Return a copy of a tensor on the device.
+
+        A pinned tensor must not change before the current stream has copied it.
+        """
         ...
 
 
 class InOrder:
-    """A device that has done everything when it is told of the next: the CPU, and what stays in a GPU's memory."""
+    """Streams of a device that has finished all work before it gets more: the CPU, or data that stays on a GPU.
+
+    Args:
+        device: The device.
+    """
 
     asynchronous = False
 
@@ -75,7 +102,7 @@ class InOrder:
         self.device = device
 
     def mark(self) -> None:
-        """Everything is done."""
+        """Return None: everything is done."""
 
     def join(self, mark: StreamMark | None) -> None:
         del mark
@@ -83,8 +110,8 @@ class InOrder:
     def finish(self, mark: StreamMark | None) -> None:
         del mark
 
-    def on(self, stream: str, behind: StreamMark | None) -> AbstractContextManager[None]:
-        del stream, behind
+    def on(self, stream: str, after: StreamMark | None) -> AbstractContextManager[None]:
+        del stream, after
         return nullcontext()
 
     def lend(self, tensor: Tensor, stream: str) -> Tensor:
@@ -103,25 +130,29 @@ class InOrder:
 
 
 class CudaStreams:
-    """A GPU's: kernels in the stream that is this thread's present one now, copies in two more. Not measured yet."""
+    """Streams of a GPU: kernels in the thread's current stream at construction, copies in two more. Not measured yet.
+
+    Args:
+        device: The GPU.
+    """
 
     asynchronous = True
 
     def __init__(self, device: torch.device) -> None:
         number = torch.cuda.current_device() if device.index is None else device.index
-        self.device = torch.device("cuda", number)  # in every thread
+        self.device = torch.device("cuda", number)  # with its number, since other threads have other current devices
         self._streams = {COMPUTE: torch.cuda.current_stream(self.device)}
         self._streams |= {name: torch.cuda.Stream(self.device) for name in (LOAD, STORE)}
 
     @property
-    def _present(self) -> str:
+    def _current(self) -> str:
         now = torch.cuda.current_stream(self.device)
         return next((name for name, stream in self._streams.items() if stream == now), COMPUTE)
 
     def mark(self) -> StreamMark:
-        event = torch.cuda.Event(blocking=True)  # who waits for it sleeps
+        event = torch.cuda.Event(blocking=True)  # a host thread that waits for it sleeps
         event.record(torch.cuda.current_stream(self.device))
-        return StreamMark(self._present, event)
+        return StreamMark(self._current, event)
 
     def join(self, mark: StreamMark | None) -> None:
         if mark is not None:
@@ -132,9 +163,9 @@ class CudaStreams:
             mark.event.synchronize()
 
     @contextmanager
-    def on(self, stream: str, behind: StreamMark | None) -> Iterator[None]:
-        with torch.cuda.stream(self._streams[stream]):  # and on its device, which another thread has not set
-            self.join(behind)
+    def on(self, stream: str, after: StreamMark | None) -> Iterator[None]:
+        with torch.cuda.stream(self._streams[stream]):  # also sets the device, which another thread has not set
+            self.join(after)
             yield
 
     def lend(self, tensor: Tensor, stream: str) -> Tensor:
@@ -152,73 +183,86 @@ class CudaStreams:
 
 
 def streams_of(device: torch.device) -> Streams:
-    """Those of a device, for work whose kernels are in this thread's present stream."""
+    """Return the streams of a device, with kernels in this thread's current stream."""
     return CudaStreams(device) if device.type == "cuda" else InOrder(device)
 
 
 class Captured(Protocol):
-    """Kernels that were given to a device, and can be given again, at once."""
+    """Kernels of a CUDA graph, which can run again."""
 
     def replay(self) -> None:
-        """Gives them to the present stream: they read and write the memory that they were captured with."""
+        """Run the kernels in the current stream. They read and write the memory that they were captured with."""
         ...
 
 
 def capture(work: Callable[[], T]) -> tuple[Captured, T]:
-    """The kernels of some work on the present GPU, none of which is run by that, and what it gives.
+    """Capture the kernels of a function on the current GPU without running them, and return them and the result.
 
-    The memory that the work allocates is kept as long as they are. RuntimeError where it waits for the GPU, or copies
-    from memory that is not pinned. Not run on a GPU yet.
+    Memory that the function allocates stays allocated as long as the captured kernels exist. Not run on a GPU yet.
+
+    Raises:
+        RuntimeError: The function waits for the GPU, or copies from memory that is not pinned.
     """
-    graph, present = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     try:
         with torch.cuda.graph(graph):
             return graph, work()
     finally:
-        torch.cuda.set_stream(present)  # which a capture that fails leaves at its own
+        torch.cuda.set_stream(current)  # a failed capture does not restore the stream
 
 
 def pinned_bytes(num_bytes: int) -> int:
-    """What pinned memory takes: PyTorch makes each block a power of two, and keeps it."""
+    """Return the bytes that pinned memory of this size needs.
+
+    PyTorch rounds up to a power of two, and keeps freed blocks.
+    """
     return 1 << (num_bytes - 1).bit_length() if num_bytes else 0
 
 
 def to_host(streams: Streams, tensor: Tensor) -> Tensor:
-    """A tensor on the host, which waits for it; itself where it is there."""
+    """Return a copy of a tensor on the host, and wait for it; return a tensor on the host itself.
+
+    Args:
+        streams: Streams of the device.
+        tensor: The tensor.
+    """
     if not streams.holds(tensor):
         return tensor
-    found = streams.pinned(tensor.shape, tensor.dtype)
-    found.copy_(tensor.detach(), non_blocking=True)
+    copy = streams.pinned(tensor.shape, tensor.dtype)
+    copy.copy_(tensor.detach(), non_blocking=True)
     streams.finish(streams.mark())
-    return found
+    return copy
 
 
 class Guard:
-    """Keeps in order what streams and the host do to one buffer of the host, for whoever says it to the guard.
+    """Order of accesses to a host buffer by streams and by the host.
 
-    A reader comes behind the last writer, a writer also behind the readers. The whole buffer is one. Marks are replaced
-    and not removed, since another thread may read while this one waits to write; to wait again for what is done is
-    nothing.
+    A reader waits for the last writer; a writer also waits for the readers since. The buffer is treated as a whole.
+    Each access must be announced to the guard. Marks are replaced and never removed: another thread may read while this
+    one waits to write, and waiting again for a reached mark costs nothing.
+
+    Args:
+        streams: Streams of the device.
     """
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
         self._written: StreamMark | None = None
         self._read: dict[str, StreamMark] = {}
-        """By stream the last one, which the stream's others come before."""
+        """Last reading mark of each stream; it comes after the earlier ones."""
 
     def host_reads(self) -> None:
-        """The host is about to read."""
+        """Wait until the host may read."""
         self._streams.finish(self._written)
 
     def host_writes(self) -> None:
-        """The host is about to write."""
+        """Wait until the host may write."""
         for mark in (self._written, *self._read.values()):
             self._streams.finish(mark)
 
     @contextmanager
     def stream_reads(self) -> Iterator[None]:
-        """Inside, the present stream is given a copy from the buffer."""
+        """Let the current stream copy from the buffer inside."""
         self._streams.join(self._written)
         yield
         if (mark := self._streams.mark()) is not None:
@@ -226,7 +270,7 @@ class Guard:
 
     @contextmanager
     def stream_writes(self) -> Iterator[None]:
-        """Inside, the present stream is given a copy into the buffer."""
+        """Let the current stream copy into the buffer inside."""
         for mark in (self._written, *self._read.values()):
             self._streams.join(mark)
         yield
@@ -234,7 +278,11 @@ class Guard:
 
 
 class Staging:
-    """Pinned memory that the host fills for copies to the device; what one copies from is filled again behind it."""
+    """Pinned buffers that the host fills for copies to the device. A buffer is reused when its copy is done.
+
+    Args:
+        streams: Streams of the device.
+    """
 
     def __init__(self, streams: Streams) -> None:
         self.streams = streams
@@ -242,7 +290,13 @@ class Staging:
 
     @contextmanager
     def lend(self, num_rows: int, width: int, dtype: torch.dtype) -> Iterator[Tensor]:
-        """Rows [num_rows, width] of any content; inside, the host fills them, and the present stream copies them."""
+        """Yield uninitialized rows, [num_rows, width]; inside, the host fills them and the current stream copies them.
+
+        Args:
+            num_rows: Number of rows.
+            width: Number of columns.
+            dtype: Dtype of the rows.
+        """
         if not self.streams.asynchronous:
             yield torch.empty(num_rows, width, dtype=dtype)
             return
@@ -252,7 +306,7 @@ class Staging:
         self._free.append((buffer, self.streams.mark()))
 
     def _buffer(self, num_bytes: int) -> Tensor:
-        """The one that has been free for longest, once nothing copies from it; a new one where it is too small."""
+        """Return the buffer that has been free for longest, when its copy is done; or a new one if it is too small."""
         if len(self._free) >= BUFFERS:
             buffer, mark = self._free.popleft()
             self.streams.finish(mark)

@@ -1,4 +1,4 @@
-"""Follows the memory of tensors while something runs, and the room that a heap needs for them."""
+"""Measurement of the memory of tensors while code runs, and of the heap that they need."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from weft.runtime.dispatch import DispatchMode
 
 
 class Heap:
-    """Where csrc/heap.c places arrays: in the smallest hole that has room, or at the end, which moves on."""
+    """Model of the heap of csrc/heap.c: an array goes into the smallest hole that fits, or at the end."""
 
     def __init__(self) -> None:
         self.end = 0
         self._holes: dict[int, int] = {}
-        """Bytes of each, by where it begins, the newest last."""
+        """Bytes of each hole by its address, the newest last."""
 
     def take(self, num_bytes: int) -> int:
-        """Where an array comes to lie."""
+        """Return the address of a new array."""
         fitting = [first for first in reversed(self._holes) if self._holes[first] >= num_bytes]
         if fitting:
             first = min(fitting, key=self._holes.__getitem__)
@@ -36,16 +36,21 @@ class Heap:
         return last
 
     def give_back(self, first: int, num_bytes: int) -> None:
-        """An array is no more: its place and the holes on both sides become one."""
+        """Free an array, and merge it with the holes on both sides.
+
+        Args:
+            first: Address of the array.
+            num_bytes: Size of the array.
+        """
         num_bytes += self._holes.pop(first + num_bytes, 0)
-        before = next((one for one, size in self._holes.items() if one + size == first), first)
+        before = next((hole for hole, size in self._holes.items() if hole + size == first), first)
         self._holes[before] = self._holes.pop(before, 0) + num_bytes
 
 
 class TensorPeak(DispatchMode):
-    """Follows the memory of tensors that are made inside: the bytes alive, the most at once, and the room for them.
+    """Mode that records the memory of tensors created inside: bytes alive, their peak, and the heap that they need.
 
-    moments: the bytes alive after each operation. Tensors that were there before, and those that map a file, do not
+    `moments` has the bytes alive after each operation. Tensors that existed before, and those that map a file, do not
     count.
     """
 
@@ -54,21 +59,21 @@ class TensorPeak(DispatchMode):
         self.alive = 0
         self.moments: list[int] = []
         self._known: dict[StorageWeakRef, int] = {}
-        """The number of each that is alive."""
+        """Number of each storage that is alive."""
         self._changes: list[tuple[int, int]] = []
-        """The number of one that was made, and its bytes; or that is gone, and its bytes less than 0."""
+        """Number of each storage that was created, with its bytes; or freed, with its bytes negated."""
 
     @property
     def most(self) -> int:
-        """The most bytes alive at once."""
+        """Peak of the bytes alive."""
         return max(self.moments, default=0)
 
     @property
     def room(self) -> int:
-        """The bytes of a heap that has had them all more than once, with the holes that come to be between them.
+        """Bytes of a heap in which the tensors were allocated and freed twice, with the holes between them.
 
-        To be asked when all of them are gone, as behind a step. Small ones count as large ones do, though a process has
-        another heap for them, so that what is told of a small graph is in proportion.
+        Read it when all tensors are freed, as after a step. Small tensors are treated like large ones, although a
+        process has another heap for them, so that results for small graphs scale to large ones.
         """
         heap, places = Heap(), dict[int, int]()
         for number, change in self._changes * 2:
@@ -79,17 +84,17 @@ class TensorPeak(DispatchMode):
         return heap.end
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        before = {id(one) for one in _storages((args, kwargs))}
-        made = func(*args, **(kwargs or {}))
+        before = {id(storage) for storage in _storages((args, kwargs))}
+        result = func(*args, **(kwargs or {}))
         if func is not torch.ops.aten.from_file.default:
-            for storage in _storages(made):
+            for storage in _storages(result):
                 self._add(storage, id(storage) in before)
         self.moments.append(self.alive)
-        return made
+        return result
 
-    def _add(self, storage: torch.UntypedStorage, given: bool) -> None:
+    def _add(self, storage: torch.UntypedStorage, is_input: bool) -> None:
         reference = StorageWeakRef(storage)
-        if given or reference in self._known:
+        if is_input or reference in self._known:
             return
         self._known[reference] = len(self._changes)
         self._change(len(self._changes), storage.nbytes())
@@ -104,4 +109,4 @@ class TensorPeak(DispatchMode):
 
 
 def _storages(values: Any) -> list[torch.UntypedStorage]:
-    return [one.untyped_storage() for one in tree_leaves(values) if isinstance(one, Tensor)]
+    return [tensor.untyped_storage() for tensor in tree_leaves(values) if isinstance(tensor, Tensor)]

@@ -1,4 +1,4 @@
-"""What ranks do when, by stream: the trace format of Chrome's profiler, which https://ui.perfetto.dev draws."""
+"""Timeline of each rank in the trace format of Chrome's profiler, which https://ui.perfetto.dev displays."""
 
 from __future__ import annotations
 
@@ -14,24 +14,31 @@ from weft.runtime.clock import Clock
 from weft.utils.migrate import VERSIONS
 
 STREAMS = ("compute", "send", "receive", "load", "store")
+"""Rows of a timeline."""
 MICROSECONDS = 1e6
 
 
 class Slice(NamedTuple):
-    """Something that a rank did without a break."""
+    """Activity of a rank without interruption."""
 
     stream: str
-    """One of STREAMS. In compute slices lie in one another: a phase, a stage, a chunk, and its waiting."""
+    """One of STREAMS. Slices of `compute` are nested: a phase, a stage, a chunk, and waiting within it."""
     name: str
+    """Name of the activity."""
     start: float
-    """Seconds of the machine's clock, as is stop."""
+    """Start in seconds of the machine's clock."""
     stop: float
+    """End in seconds of the machine's clock."""
     about: dict[str, Any]
-    """segment, chunk, bytes; `to` or `from` another rank, and then the `message`."""
+    """Details: segment, chunk, bytes; for a message also its name (`message`) and the other rank (`to` or `from`)."""
 
 
 class Timeline:
-    """The slices of one rank, in stamps of a clock until they are taken."""
+    """Slices of one rank.
+
+    Args:
+        clock: Clock of the stamps.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -39,11 +46,19 @@ class Timeline:
         self._slices: list[tuple[str, str, Any, Any, dict[str, Any]]] = []
 
     def add(self, stream: str, name: str, start: Any, stop: Any, **about: Any) -> None:
-        """Notes a slice between two stamps; any thread may."""
+        """Add a slice between two stamps. Any thread may call this.
+
+        Args:
+            stream: One of STREAMS.
+            name: Name of the activity.
+            start: Stamp of its start.
+            stop: Stamp of its end.
+            **about: Details; see `Slice`.
+        """
         self._slices.append((stream, name, start, stop, about))
 
     def take(self) -> list[Slice]:
-        """All slices since the last time."""
+        """Return all slices since the last call."""
         self._clock.wait()
         slices, self._slices = self._slices, []
         return [
@@ -56,48 +71,60 @@ class Timeline:
 
 
 def write_timeline(path: Path, ranks: Sequence[Iterable[Slice]]) -> None:
-    """Writes the slices of each rank; what was received begins where its sender began to send it. OSError."""
+    """Write the slices of all ranks to a file.
+
+    A received message is shown from the time at which its sender started to send it, since the receiver only knows when
+    it arrived.
+
+    Args:
+        path: The file.
+        ranks: Slices of each rank.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
     sent = defaultdict[tuple[int, int, str], deque[float]](deque)
     for rank, slices in enumerate(ranks):
-        for one in slices:
-            if one.stream == "send" and "to" in one.about:
-                sent[rank, one.about["to"], one.about["message"]].append(one.start)
-    drawn = [[_from_its_send(one, sent, rank) for one in slices] for rank, slices in enumerate(ranks)]
-    begun = min((one.start for slices in drawn for one in slices), default=0.0)
+        for activity in slices:
+            if activity.stream == "send" and "to" in activity.about:
+                sent[rank, activity.about["to"], activity.about["message"]].append(activity.start)
+    adjusted = [[_from_send_time(activity, sent, rank) for activity in slices] for rank, slices in enumerate(ranks)]
+    first_start = min((activity.start for slices in adjusted for activity in slices), default=0.0)
     events: list[dict[str, Any]] = []
     numbers = count()
-    for rank, slices in enumerate(drawn):
+    for rank, slices in enumerate(adjusted):
         events.append({"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank}"}})
         for stream in STREAMS:
-            mine = [one for one in slices if one.stream == stream]
-            for those in [mine] if stream == "compute" else _lanes(mine):
+            slices_of_stream = [activity for activity in slices if activity.stream == stream]
+            for lane in [slices_of_stream] if stream == "compute" else _lanes(slices_of_stream):
                 thread = {"pid": rank, "tid": next(numbers)}
                 events.append({"ph": "M", **thread, "name": "thread_name", "args": {"name": stream}})
-                events += ({"ph": "X", **thread, **_event(one, begun)} for one in those)
-    drawing = {"traceEvents": events, "displayTimeUnit": "ms"}
-    path.write_text(json.dumps(drawing | {"version": VERSIONS["timeline"]}))  # last, since viewers do not know it
+                events += ({"ph": "X", **thread, **_event(activity, first_start)} for activity in lane)
+    trace = {"traceEvents": events, "displayTimeUnit": "ms"}
+    # The version comes last, since viewers do not know this key.
+    path.write_text(json.dumps(trace | {"version": VERSIONS["timeline"]}))
 
 
-def _from_its_send(one: Slice, sent: dict[tuple[int, int, str], deque[float]], rank: int) -> Slice:
-    """What was received, from when it was sent: its receiver knows alone when it came."""
-    if one.stream != "receive" or "from" not in one.about:
-        return one
-    starts = sent[one.about["from"], rank, one.about["message"]]
-    return one._replace(start=min(starts.popleft(), one.stop)) if starts else one
+def _from_send_time(activity: Slice, sent: dict[tuple[int, int, str], deque[float]], rank: int) -> Slice:
+    """Return a slice that receives a message with its start moved to the time at which the message was sent."""
+    if activity.stream != "receive" or "from" not in activity.about:
+        return activity
+    starts = sent[activity.about["from"], rank, activity.about["message"]]
+    return activity._replace(start=min(starts.popleft(), activity.stop)) if starts else activity
 
 
 def _lanes(slices: list[Slice]) -> list[list[Slice]]:
-    """The slices in as few rows as there are at once, since those of one row may not overlap."""
+    """Distribute slices over as few lanes as possible, since slices of a lane must not overlap."""
     lanes: list[list[Slice]] = []
-    for one in sorted(slices, key=lambda one: one.start):
-        free = next((lane for lane in lanes if lane[-1].stop <= one.start), None)
+    for activity in sorted(slices, key=lambda activity: activity.start):
+        free = next((lane for lane in lanes if lane[-1].stop <= activity.start), None)
         if free is None:
-            lanes.append([one])
+            lanes.append([activity])
         else:
-            free.append(one)
+            free.append(activity)
     return lanes or [[]]
 
 
-def _event(one: Slice, begun: float) -> dict[str, Any]:
-    start, seconds = one.start - begun, one.stop - one.start
-    return {"name": one.name, "ts": start * MICROSECONDS, "dur": seconds * MICROSECONDS, "args": one.about}
+def _event(activity: Slice, first_start: float) -> dict[str, Any]:
+    start, seconds = activity.start - first_start, activity.stop - activity.start
+    return {"name": activity.name, "ts": start * MICROSECONDS, "dur": seconds * MICROSECONDS, "args": activity.about}

@@ -259,7 +259,7 @@ def cut_rows(block: Adjacency, op: Aggregate, needs: WorkingSet, limit: int) -> 
         per_row=needs.per_target,
         per_column=needs.per_source,
         per_entry=needs.per_edge,
-        own=holds_targets(op),
+        rows_are_columns=holds_targets(op),
         limit=limit,
     )
     return tuple(bounds.tolist()), largest

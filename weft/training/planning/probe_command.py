@@ -132,7 +132,7 @@ def watch_tiny(workers: int) -> int:
         run += ["--epochs", TINY_EPOCHS, "--eval-every", TINY_EPOCHS]
         several = ["--workers", str(workers), "--strategy", "communicated"]
         seen = watch([*run, *(several if workers > 1 else [])], Path(folder))
-    return 0 if seen.code else seen.memory
+    return 0 if seen.exit_code else seen.memory
 
 
 def measured_pairs(ranks: int, cores: int) -> list[tuple[int, int]]:
@@ -176,7 +176,7 @@ def rank_main(threads: int, kernels: bool, meeting: Meeting) -> None:
     torch.set_num_threads(threads)
     keep_freed_memory()
     meter = Meter()
-    meter.show_in(meeting.status, int(os.environ["RANK"]))
+    meter.write_status_to(meeting.status, int(os.environ["RANK"]))
     group = join(timeout_seconds=TIMEOUT_SECONDS, meter=meter, init_method=meeting.init_method)
     profile = with_measurements(Profile.read(meeting.folder / PROFILE_FILE), group, kernels=kernels)
     group.close()
