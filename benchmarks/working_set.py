@@ -95,7 +95,7 @@ def make_products(options: argparse.Namespace) -> None:
         "sum": Sum(norm="gcn"),
         "max": Max(),
         "attend": Attend(heads_at, 0.2),
-        "attend_edges": AttendEdges(bounds=heads_at, logit_bounds=heads_at, slope=0.2, apart=False),
+        "attend_edges": AttendEdges(bounds=heads_at, logit_bounds=heads_at, slope=0.2, separate_left=False),
     }[options.work]
     needs = plan.chunk_working_set(op, width)
     rows_in = rows_out = column_layout(plan.row_bounds, width)

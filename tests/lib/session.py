@@ -69,16 +69,16 @@ class Planned:
         work = workload(case)
         plan = given.plan(name, work, size)
         if isinstance(plan, OffloadPlan):  # whose traces leave nothing behind; what is foreseen, no rank needs
-            return cls(plan._cuts(), work.outlines, work.maps)
+            return cls(plan._cuts(), work.outlines, work.dense_flops)
         for rank, training in product(range(size), (True, False)):
             plan.trace(rank, training=training)
-        return cls(plan.state(), work.outlines, work.maps)
+        return cls(plan.state(), work.outlines, work.dense_flops)
 
     def workload(self, case: Case) -> Workload:
         """That of the case, of which what is known here is found out."""
         work = workload(case)
         work.outlines.update(self.outlines)
-        work.maps.update(self.maps)
+        work.dense_flops.update(self.maps)
         return work
 
 

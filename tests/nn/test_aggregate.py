@@ -32,7 +32,7 @@ OPS: list[Aggregate] = [
     Attend(**ATTENTION),
     AttendEdges(**BY_EDGES),
     AttendEdges(**BY_EDGES, has_edge_map=True),
-    AttendEdges(bounds=CUT_HEADS, slope=0.2, logit_bounds=CUT_HEADS, apart=False),
+    AttendEdges(bounds=CUT_HEADS, slope=0.2, logit_bounds=CUT_HEADS, separate_left=False),
     ByRelation(),
 ]
 

@@ -12,7 +12,7 @@ from tests.lib.graphs import make_graph
 from weft.config.config import Config
 from weft.nn import Attend, BatchNorm, GCNConv, GraphView, Inputs, RowLayer, Stack, Topology, from_config, make_model
 from weft.nn.layers.activation import elu
-from weft.nn.workload import outline
+from weft.nn.workload.outline import outline
 from weft.utils.errors import InputError
 
 
@@ -131,20 +131,20 @@ def test_a_layer_of_ones_own_drops_the_same() -> None:
 def test_mistakes_name_the_remedy() -> None:
     with pytest.raises(InputError, match="unknown model 'gcm': did you mean 'gcn'"):
         make_model("gcm", 7, 3)
-    with pytest.raises(InputError, match="--hidden 10 is no multiple of --heads 4: give 12"):
+    with pytest.raises(InputError, match="--hidden 10 is not a multiple of --heads 4: use 12"):
         make_model("gat", 7, 3, hidden=10)
     with pytest.raises(
-        InputError, match="--edge-attention is of gat and gatv2, and gin has no attention: leave it out"
+        InputError, match="--edge-attention only works with gat and gatv2, and gin has no attention: leave it out"
     ):
         make_model("gin", 7, 3, edge_width=2)
-    with pytest.raises(InputError, match="--attention-dropout is of gat and gatv2, and sage has no attention: leave"):
+    with pytest.raises(InputError, match="--attention-dropout only works with gat and gatv2, and sage"):
         make_model("sage", 7, 3, attention_dropout=0.5)
     with pytest.raises(InputError, match="--edge-attention: the graph has no edge features"):
         from_config(Config(model="gat", edge_attention=True), 7, 3)
 
 
 @pytest.mark.parametrize("model", ["gat", "gatv2"])
-@pytest.mark.parametrize(("found", "said"), [(0, "the graph has none: give"), (2, "make it with edge_width=2")])
+@pytest.mark.parametrize(("found", "said"), [(0, "the graph has none: give"), (2, "create it with edge_width=2")])
 def test_edge_features_are_looked_for_beforehand(model: str, found: int, said: str) -> None:
     made = make_model(model, 7, 3, hidden=8, edge_width=3)
     with pytest.raises(InputError, match=said):

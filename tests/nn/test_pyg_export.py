@@ -124,8 +124,8 @@ def test_rows_alone() -> None:
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        (make_model("gcn", 7, 5, decoupled=True), "a Decoupled has no twin in PyG"),
-        (Stack([RowLayer(nn.Sequential(), 7)]), "a RowLayer of this kind has no twin in PyG"),
+        (make_model("gcn", 7, 5, decoupled=True), "a Decoupled cannot be exported to PyG"),
+        (Stack([RowLayer(nn.Sequential(), 7)]), "a RowLayer of this kind cannot be exported to PyG"),
     ],
 )
 def test_models_without_a_twin(model: nn.Module, said: str) -> None:

@@ -109,31 +109,31 @@ APART: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", COUPLED)
 def test_rows_that_depend_on_others_are_refused(name: str) -> None:
-    with pytest.raises(InputError, match="gives a row other numbers beside other rows"):
-        check_row_independence(work(COUPLED[name]), together=False)
-    check_row_independence(work(COUPLED[name]), together=True)
+    with pytest.raises(InputError, match="mixes vertices outside of message passing"):
+        check_row_independence(work(COUPLED[name]), all_rows=False)
+    check_row_independence(work(COUPLED[name]), all_rows=True)
 
 
 @pytest.mark.parametrize("name", RANDOM)
 @pytest.mark.parametrize("together", [False, True])
 def test_random_calls_are_refused(name: str, together: bool) -> None:
-    with pytest.raises(InputError, match="gives other numbers when called again"):
-        check_row_independence(work(RANDOM[name]), together=together)
+    with pytest.raises(InputError, match="returns different results when it is called again"):
+        check_row_independence(work(RANDOM[name]), all_rows=together)
 
 
 @pytest.mark.parametrize("name", APART)
 def test_rows_apart_are_taken(name: str) -> None:
     for norm in ("none", "layer", "batch"):
-        check_row_independence(work(APART[name], norm=norm, residual=True), together=False)
+        check_row_independence(work(APART[name], norm=norm, residual=True), all_rows=False)
 
 
 def test_the_innermost_module_is_named() -> None:
     with pytest.raises(InputError, match=r"^BatchNorm1d \(layers\.0\.part\.1\) "):
-        check_row_independence(work(COUPLED["nested"]), together=False)
+        check_row_independence(work(COUPLED["nested"]), all_rows=False)
     with pytest.raises(InputError, match=r"^Dropout \(layers\.0\.part\.1\) "):
-        check_row_independence(work(RANDOM["nested Dropout"]), together=False)
+        check_row_independence(work(RANDOM["nested Dropout"]), all_rows=False)
     with pytest.raises(InputError, match=r"^Layer \(layers\.0\) "):
-        check_row_independence(work(RANDOM["functional"]), together=False)
+        check_row_independence(work(RANDOM["functional"]), all_rows=False)
 
 
 @pytest.mark.parametrize("model", [*weft.nn.MODELS, "rgcn"])
@@ -145,26 +145,26 @@ def test_weft_s_own_models_are_taken(model: str, dtype: torch.dtype) -> None:
     made = make_model(
         model, width, NUM_CLASSES, hidden=8, layers=3, norm="batch", input_dropout=0.3, typed=graph.typed
     ).to(dtype)
-    check_row_independence(Workload(made, graph), together=False)
+    check_row_independence(Workload(made, graph), all_rows=False)
 
 
 @pytest.mark.parametrize("name", ["SAGEConv", "GATv2Conv", "TransformerConv", "GraphConv", "ResGatedGraphConv"])
 def test_pyg_s_convolutions_are_taken(name: str) -> None:
     layers = [from_pyg(getattr(pyg, name)(NUM_FEATURES, WIDTH)), from_pyg(getattr(pyg, name)(WIDTH, NUM_CLASSES))]
-    check_row_independence(Workload(Stack(layers), make_graph(23, weighted=True, edge_features=3)), together=False)
+    check_row_independence(Workload(Stack(layers), make_graph(23, weighted=True, edge_features=3)), all_rows=False)
 
 
 def test_a_model_that_wants_all_rows_is_refused_but_by_one_rank() -> None:
     table = torch.ones(23, WIDTH)
-    with pytest.raises(InputError, match="cannot run on some of the rows"):
-        check_row_independence(work(lambda x: x + table), together=False)
-    check_row_independence(work(lambda x: x + table), together=True)
+    with pytest.raises(InputError, match="cannot run on a subset of the rows"):
+        check_row_independence(work(lambda x: x + table), all_rows=False)
+    check_row_independence(work(lambda x: x + table), all_rows=True)
 
 
 def test_no_generator_is_moved_on() -> None:
     made = work()
     before = torch.get_rng_state()
-    check_row_independence(made, together=False)
+    check_row_independence(made, all_rows=False)
     assert torch.equal(torch.get_rng_state(), before)
 
 

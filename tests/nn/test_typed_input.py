@@ -126,15 +126,15 @@ def test_mistakes_name_the_remedy() -> None:
     typed = TypedShape(num_relations=4)
     with pytest.raises(InputError, match="rgcn needs a graph with relations"):
         RGCN(7, 3)
-    with pytest.raises(InputError, match="--decoupled: rgcn"):
+    with pytest.raises(InputError, match="--decoupled does not work with rgcn"):
         RGCN(7, 3, typed=typed, decoupled=True)
-    with pytest.raises(InputError, match="--bases 2 and --blocks 2: give one"):
+    with pytest.raises(InputError, match="--bases 2 and --blocks 2 exclude each other: give one"):
         RGCN(7, 3, typed=typed, bases=2, blocks=2)
-    with pytest.raises(InputError, match="--hidden 7 is no multiple of --blocks 2: give 8"):
+    with pytest.raises(InputError, match="--hidden 7 is not a multiple of --blocks 2: use 8"):
         RGCN(7, 3, typed=typed, hidden=7, blocks=2)
-    with pytest.raises(InputError, match="--bases, --blocks and --one-hot are of rgcn"):
+    with pytest.raises(InputError, match="--bases, --blocks and --one-hot only work with rgcn"):
         GCN(7, 3, bases=2)
-    with pytest.raises(InputError, match="do not divide the widths 7 and 4"):
+    with pytest.raises(InputError, match="blocks=2 does not divide the widths 7 and 4"):
         RGCNConv(7, 4, num_relations=3, blocks=2)
     with pytest.raises(InputError, match="edges have no types"):
         RGCNConv(7, 4, num_relations=3)(GraphView.of(make_typed_graph(23, "x").in_edges), torch.ones(23, 7))

@@ -105,7 +105,7 @@ def linked() -> LinkModel:
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        (lambda: Stack([Centred()]), "beside other rows"),
+        (lambda: Stack([Centred()]), "mixes vertices outside of message passing"),
         (lambda: Stack([Twice()]), "aggregates one after another"),
         (linked, "links may join any vertices"),
         (lambda: workload(replace(CASE, norm="batch")).model, "BatchNorm takes its statistics over all rows"),

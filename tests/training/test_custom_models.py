@@ -85,7 +85,7 @@ def test_options_of_data_act_on_a_graph(tmp_path: Path) -> None:
         weft.train(weft.load("digits"), out=tmp_path / "none", random_features=5, **options)
     with pytest.raises(InputError, match=r"split 1 has no effect on digits, which is already loaded: pass split"):
         weft.train(weft.load("digits"), out=tmp_path / "none", split=1, **options)
-    with pytest.raises(InputError, match="--split 1: digits has no splits to choose from: leave it out"):
+    with pytest.raises(InputError, match="--split 1: digits has no public splits: leave it out"):
         weft.train("digits", out=tmp_path / "none", split=1, **options)
     assert not (tmp_path / "none").exists()
 
@@ -96,9 +96,9 @@ def test_rows_that_depend_on_each_other_need_all_rows(strategy: str, tmp_path: P
     if strategy == "single":
         weft.train("digits", stack(nn.BatchNorm1d(8)), **options)
     else:
-        with pytest.raises(InputError, match=r"^BatchNorm1d \(layers\.0\.part\) gives a row other numbers beside"):
+        with pytest.raises(InputError, match=r"^BatchNorm1d \(layers\.0\.part\) mixes vertices outside of"):
             weft.train("digits", stack(nn.BatchNorm1d(8)), **options)
-    with pytest.raises(InputError, match=r"^Dropout \(layers\.0\.part\) gives other numbers when called again"):
+    with pytest.raises(InputError, match=r"^Dropout \(layers\.0\.part\) returns different results"):
         weft.train("digits", stack(nn.Dropout()), **{**options, "out": tmp_path / "other"})
     assert not (tmp_path / "other").exists()
 

@@ -111,7 +111,7 @@ def test_links() -> None:
     [
         (
             ["--model", "gatv2"],
-            "--dtype bfloat16 is of gcn, sage, gin, gat, and gatv2 sums in float32 alone: leave it out",
+            "--dtype bfloat16 only works with gcn, sage, gin, gat, and gatv2 computes in float32: leave it out",
         ),
         (["--strategy", "offload"], "--dtype bfloat16: strategy offload stores rows in the parameters' type only"),
         (
@@ -156,5 +156,5 @@ def test_a_model_is_trained_further(tmp_path: Path) -> None:
 def test_edge_features_are_refused() -> None:
     graph = weft.load(GRAPH)
     features = torch.ones(graph.num_edges, 2)
-    with pytest.raises(InputError, match="--dtype bfloat16: attention by edge features is in float32 alone"):
+    with pytest.raises(InputError, match="--dtype bfloat16: attention by edge features computes in float32"):
         weft.train(weft.Graph(**{**vars(graph), "edge_features": features}), "gat", edge_attention=True, **OPTIONS)

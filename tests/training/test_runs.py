@@ -349,7 +349,7 @@ def test_a_summary_is_of_the_ranks_that_ended_it(tmp_path: Path) -> None:
     [
         (torch.nn.Linear(64, 10), "set its num_stages"),
         (weft.nn.GCN(63, out_width=10), "cannot take rows of 64 features"),
-        (weft.nn.GCN(64, out_width=9), "gives \\[9\\] logits a vertex, the graph has 10 classes"),
+        (weft.nn.GCN(64, out_width=9), "returns \\[9\\] logits per vertex, but the graph has 10 classes"),
         (weft.nn.Stack([weft.nn.GCNConv(64, 10)], activation=lambda x: x), "cannot be sent to local ranks"),
     ],
 )

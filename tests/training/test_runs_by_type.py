@@ -105,6 +105,6 @@ def test_logits_of_every_type() -> None:
 @pytest.mark.parametrize("kind", [Coupled, Counting])
 def test_rows_that_depend_on_others_of_their_type_are_refused(kind: type[Hetero], tmp_path: Path) -> None:
     """On one rank, too, whose rows are not those of a type alone."""
-    with pytest.raises(InputError, match="gives a row other numbers beside other rows"):
+    with pytest.raises(InputError, match="mixes vertices outside of message passing"):
         weft.train(graph(), net(kind), out=tmp_path / "run", **OPTIONS)
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""Layers and models, written for one device, over a View."""
+"""Layers and models, written as for one device: all access to the graph goes through a `View`."""
 
 from weft.nn.aggregate.aggregate import SLOT_BYTES, Aggregate, Request, Rows, Total, WholeLayer, WorkingSet
 from weft.nn.aggregate.attention import Attend, AttendEdges, EdgeSoftmax
@@ -7,7 +7,7 @@ from weft.nn.aggregate.reduce import ByRelation, Max, Sum
 from weft.nn.aggregate.relations import OwnRelationRows, RelationIndex, RelationRows
 from weft.nn.aggregate.topology import EdgeSubset, SubTopology, Topology
 from weft.nn.convert import Converted, convert
-from weft.nn.graph_view import ONE_DEVICE, SPREAD, GraphView, Inputs, CostHints, ViewTraits
+from weft.nn.graph_view import ONE_DEVICE, SPREAD, CostHints, GraphView, Inputs, ViewTraits
 from weft.nn.layers.conv import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv
 from weft.nn.layers.decoder import Decoder, DistMult, Dot, LinkModel, make_decoder
 from weft.nn.layers.linear_transform import Linear, has_onednn, linear, sum_rows
@@ -37,15 +37,15 @@ from weft.nn.models.model_zoo import (
     RGCN,
     SAGE,
     GATv2,
+    check_model_name,
     from_config,
     make_model,
-    check_model_name,
 )
 from weft.nn.models.probe_model import ProbeModel, random_topology, some_vertices
 from weft.nn.models.pyg_export import to_pyg
-from weft.nn.models.row_independence import idle_parameters, check_row_independence
+from weft.nn.models.row_independence import check_row_independence, idle_parameters
 from weft.nn.view import TypedRows, View
-from weft.nn.workload.dense_cost import make_layer_sizes, dense_flops, step_memory
+from weft.nn.workload.dense_cost import dense_flops, make_layer_sizes, step_memory
 from weft.nn.workload.flops import DenseFlops
 from weft.nn.workload.layer_sizes import BlockSize, LayerSizes
 from weft.nn.workload.operation import GraphOperation
@@ -72,15 +72,16 @@ __all__ = [
     "BlockSize",
     "ByRelation",
     "Converted",
+    "CostHints",
     "Decoder",
     "Decoupled",
+    "DenseFlops",
     "DistMult",
     "Dot",
     "EdgeSoftmax",
     "EdgeSubset",
     "Embedding",
     "FeatureTables",
-    "KernelMemory",
     "GATConv",
     "GATv2",
     "GATv2Conv",
@@ -89,11 +90,11 @@ __all__ = [
     "GraphOperation",
     "GraphView",
     "Inputs",
+    "KernelMemory",
     "LayerNorm",
     "LayerSizes",
     "Linear",
     "LinkModel",
-    "DenseFlops",
     "Max",
     "OneHotRGCNConv",
     "Outlines",
@@ -114,31 +115,30 @@ __all__ = [
     "Total",
     "TypedInput",
     "TypedRows",
-    "CostHints",
     "View",
     "ViewTraits",
     "WholeLayer",
     "WorkingSet",
     "Workload",
+    "check_model_name",
+    "check_row_independence",
     "convert",
+    "dense_flops",
     "embedding_rows",
     "embeddings",
+    "estimate_kernel_memory",
     "from_config",
     "from_pyg",
     "has_onednn",
     "idle_parameters",
     "is_embedded",
-    "estimate_kernel_memory",
     "linear",
     "make_decoder",
     "make_layer_sizes",
     "make_model",
-    "dense_flops",
     "outline",
     "parameter_dtype",
     "random_topology",
-    "check_row_independence",
-    "check_model_name",
     "row_dtype",
     "shared_parameters",
     "some_vertices",

@@ -49,7 +49,7 @@ def reason_for_all_rows(work: Workload, traits: ViewTraits, *, training: bool) -
     try:
         operations = work.outline(pruned_traits(traits), training=training)
         if traits == ONE_DEVICE:  # other strategies have already refused models that mix rows
-            check_row_independence(work, together=False)
+            check_row_independence(work, all_rows=False)
     except InputError as error:
         return str(error).rpartition(": ")[0]
     coupling = [op.layer for op in operations if isinstance(op.op, Total)]

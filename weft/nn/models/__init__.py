@@ -1,1 +1,1 @@
-"""Models: those that the command line knows, and what is checked or exported of a model."""
+"""Models that the command line offers by name, checks of any model, and the export to PyG."""

@@ -1,4 +1,4 @@
-"""The families of models that the command line knows."""
+"""Models that the command line offers by name."""
 
 from __future__ import annotations
 
@@ -45,12 +45,29 @@ def make_model(
     one_hot: bool = False,
     typed: TypedShape = UNTYPED,
 ) -> Stack | Decoupled:
-    """A model from features [n, in_width] to logits [n, out_width]: `model` is gcn, sage, gin, gat, gatv2 or rgcn.
+    """Return a model from features [n, in_width] to logits [n, out_width].
 
-    `hidden` is the width of hidden rows, of all heads together for gat and gatv2, whose last layer averages its heads.
-    edge_width: the features of an edge that their logits have a part for, 0 for none. attention_dropout: of what their
-    edges weigh, in training.
-    typed: `graph.typed`, for rgcn, and for a graph without x, whose first rows are `hidden` wide; in_width is 0 then.
+    Args:
+        model: gcn, sage, gin, gat, gatv2 or rgcn.
+        in_width: Number of features of a vertex; 0 for a graph without x.
+        out_width: Number of logits of a vertex.
+        hidden: Width of hidden rows, over all heads.
+        layers: Number of layers.
+        heads: Number of attention heads of gat and gatv2, whose last layer averages its heads.
+        decoupled: True for all updates first, then all propagations.
+        dropout: Dropout probability between layers.
+        input_dropout: Dropout probability of the features.
+        norm: Normalization between layers: none, layer or batch.
+        residual: True adds the input of a layer to its output, if both have the same width.
+        edge_width: Number of edge features on which attention depends; 0: none.
+        attention_dropout: Dropout probability of attention weights.
+        bases: Number of basis matrices that all relations of rgcn share; 0: a matrix for each relation.
+        blocks: Number of diagonal blocks of the matrices of rgcn; 0: full matrices.
+        one_hot: True if matrices of rgcn's first layer have a row for each vertex.
+        typed: `graph.typed`, for rgcn, and for a graph without x, whose first rows are `hidden` wide.
+
+    Raises:
+        InputError: Arguments do not fit together.
     """
     check_family(model, typed, hidden, decoupled=decoupled, bases=bases, blocks=blocks, one_hot=one_hot)
     check_attention(model, hidden, heads=heads, edge_width=edge_width, dropout=attention_dropout)
@@ -59,19 +76,19 @@ def make_model(
     builders: dict[str, Callable[..., nn.Module]] = {
         **PLAIN,
         **{
-            name: partial(kind, heads=heads, edge_width=edge_width, dropout=attention_dropout)
-            for name, kind in ATTENTION.items()
+            name: partial(layer_class, heads=heads, edge_width=edge_width, dropout=attention_dropout)
+            for name, layer_class in ATTENTION.items()
         },
         "rgcn": partial(_relational, num_relations=num_relations, bases=bases, blocks=blocks),
     }
     hidden_layer = builders[model]
     last_layer = partial(hidden_layer, concat=False) if attends else hidden_layer
     in_width = hidden if typed.has_input else in_width
-    made: list[nn.Module] = []  # parameters are drawn in the order in which layers are made
+    modules: list[nn.Module] = []  # initial weights are drawn in the order in which layers are created
     if one_hot:
         width = hidden if last else out_width
         first = OneHotRGCNConv(width, num_relations=num_relations, bases=bases, bias=biases[0])
-        made, in_width = [first], first.in_width
+        modules, in_width = [first], first.in_width
     stack = partial(
         Stack,
         dropout=dropout,
@@ -87,13 +104,13 @@ def make_model(
         update = mlp if model == "gin" else Linear
         updates = stack([RowLayer(update(a, b, bias=bias), b) for (a, b), bias in shapes])
         return Decoupled(updates, last_layer(out_width, out_width, update=False))
-    for (a, b), bias in shapes[len(made) :]:
-        made.append((hidden_layer if len(made) < last else last_layer)(a, b, bias=bias))
-    return stack(made)
+    for (a, b), bias in shapes[len(modules) :]:
+        modules.append((hidden_layer if len(modules) < last else last_layer)(a, b, bias=bias))
+    return stack(modules)
 
 
 def check_model_name(model: str) -> None:
-    """InputError for a model that there is none of."""
+    """Raise InputError if there is no model of this name."""
     if model not in (*MODELS, *RELATIONAL):
         raise unknown("model", model, (*MODELS, *RELATIONAL))
 
@@ -101,23 +118,36 @@ def check_model_name(model: str) -> None:
 def check_family(
     model: str, typed: TypedShape, hidden: int, *, decoupled: bool, bases: int, blocks: int, one_hot: bool
 ) -> None:
-    """InputError for a model that there is none of, for what rgcn cannot be, and for others with its options."""
+    """Check the name of a model, and the options that only rgcn has.
+
+    Args:
+        model: Name of the model.
+        typed: Types of the graph.
+        hidden: Width of hidden rows.
+        decoupled: See `make_model`, also for the following arguments.
+        bases: Number of basis matrices.
+        blocks: Number of diagonal blocks.
+        one_hot: True if matrices of the first layer have a row for each vertex.
+
+    Raises:
+        InputError: The name is unknown, or options do not fit the model or the graph.
+    """
     check_model_name(model)
     if model not in RELATIONAL:
         if bases or blocks or one_hot:
-            raise InputError(f"--bases, --blocks and --one-hot are of rgcn: leave them out for {model}")
+            raise InputError(f"--bases, --blocks and --one-hot only work with rgcn: leave them out for {model}")
         return
     if not typed.num_relations:
-        raise InputError("--model rgcn needs a graph with relations, and this one's edges have no types: take sage")
+        raise InputError("--model rgcn needs a graph with relations, and this one's edges have no types: use sage")
     if decoupled:
-        raise InputError("--decoupled: rgcn maps each relation's rows by themselves, before their sum; leave it out")
+        raise InputError("--decoupled does not work with rgcn, which transforms rows before it sums them: leave it out")
     if one_hot and (typed.featured or not typed.num_embedded):
-        raise InputError("--one-hot is for a graph whose vertices have no features: leave it out")
+        raise InputError("--one-hot needs a graph whose vertices have no features: leave it out")
     if bases and blocks:
-        raise InputError(f"--bases {bases} and --blocks {blocks}: give one of them")
+        raise InputError(f"--bases {bases} and --blocks {blocks} exclude each other: give one of them")
     if blocks and hidden % blocks:
         raise InputError(
-            f"--hidden {hidden} is no multiple of --blocks {blocks}: give {blocks * (hidden // blocks + 1)}"
+            f"--hidden {hidden} is not a multiple of --blocks {blocks}: use {blocks * (hidden // blocks + 1)}"
         )
 
 
@@ -127,20 +157,36 @@ def _relational(in_width: int, out_width: int, *, num_relations: int, bases: int
 
 
 def check_attention(model: str, hidden: int, *, heads: int, edge_width: int, dropout: float) -> None:
-    """InputError for heads that do not fit, and for options of attention where nothing attends."""
+    """Check the options of attention.
+
+    Args:
+        model: Name of the model.
+        hidden: Width of hidden rows.
+        heads: Number of attention heads.
+        edge_width: Number of edge features on which attention depends.
+        dropout: Dropout probability of attention weights.
+
+    Raises:
+        InputError: `heads` does not divide `hidden`, or the model has no attention.
+    """
     if model not in ATTENTION:
-        for flag, given in (("--edge-attention", edge_width), ("--attention-dropout", dropout)):
-            if given:
-                raise InputError(f"{flag} is of {' and '.join(ATTENTION)}, and {model} has no attention: leave it out")
+        for flag, value in (("--edge-attention", edge_width), ("--attention-dropout", dropout)):
+            if value:
+                raise InputError(
+                    f"{flag} only works with {' and '.join(ATTENTION)}, and {model} has no attention: leave it out"
+                )
     elif hidden % heads:
-        raise InputError(f"--hidden {hidden} is no multiple of --heads {heads}: give {heads * (hidden // heads + 1)}")
+        raise InputError(f"--hidden {hidden} is not a multiple of --heads {heads}: use {heads * (hidden // heads + 1)}")
 
 
 PLAIN = {"gcn": GCNConv, "sage": SAGEConv, "gin": GINConv}
+"""Layers of the models without attention, by name of the model."""
 ATTENTION = {"gat": GATConv, "gatv2": GATv2Conv}
+"""Layers of the models with attention, by name of the model."""
 MODELS = (*PLAIN, *ATTENTION)
+"""Names of the models for any graph."""
 RELATIONAL = ("rgcn",)
-"""For graphs with typed edges."""
+"""Names of the models for graphs with typed edges."""
 FAMILY_OPTIONS = (
     "decoupled",
     "layers",
@@ -156,54 +202,86 @@ FAMILY_OPTIONS = (
     "norm",
     "residual",
 )
-"""Fields of a configuration that say how a model of a family is made."""
-ABOUT = """A model of such layers from features [n, in_width] to logits [n, out_width], with dropout and norm between.
+"""Fields of `Config` that are arguments of `make_model`."""
+FAMILY_DOC = """Return a model of such layers from features [n, in_width] to logits [n, out_width].
 
-in_width, out_width: graph.num_features, graph.num_classes. hidden: the width of rows between layers, of all heads
-together. norm: none, layer or batch. residual: adds a layer's input to what it gives, where they are of one width.
-decoupled: all maps of rows first, then as many propagations. edge_width: graph.num_edge_features, if they are to take
-part in attention; attention_dropout: of what edges weigh. bases, blocks: how matrices of relations are made; one_hot:
-they have a row for each vertex. typed: graph.typed, of a graph with relations or without x; in_width is 0 without x.
-InputError for what does not fit together.
+Args:
+    in_width: Number of features of a vertex, graph.num_features; 0 for a graph without x.
+    out_width: Number of logits of a vertex, for instance graph.num_classes.
+    hidden: Width of hidden rows, over all heads.
+    layers: Number of layers.
+    heads: Number of attention heads, for GAT and GATv2; the last layer averages them.
+    decoupled: True for all updates of rows first, then as many propagations: another model.
+    dropout: Dropout probability between layers.
+    input_dropout: Dropout probability of the features.
+    norm: Normalization between layers: none, layer or batch.
+    residual: True adds the input of a layer to its output, if both have the same width.
+    edge_width: Number of edge features on which attention depends, graph.num_edge_features; 0: none.
+    attention_dropout: Dropout probability of attention weights.
+    bases: Number of basis matrices that all relations share, for RGCN; 0: a matrix for each relation.
+    blocks: Number of diagonal blocks of each relation's matrix, for RGCN; 0: full matrices.
+    one_hot: True if RGCN's first layer has a row for each vertex; for vertices without features.
+    typed: graph.typed, for a graph with relations or without x.
+
+Raises:
+    InputError: Arguments do not fit together.
 """
 OF_ATTENTION = ("heads", "edge_width", "attention_dropout")
+"""Options that only models with attention have."""
 OF_RELATIONS = ("bases", "blocks", "one_hot")
+"""Options that only models for relations have."""
 
 
-def family(name: str, make: Callable[P, Stack | Decoupled], layer: type) -> Callable[P, Stack | Decoupled]:
-    """`make` as a function whose name, signature and docstring `help` shows; without options that are of others."""
+def define_family(name: str, make: Callable[P, Stack | Decoupled], layer: type) -> Callable[P, Stack | Decoupled]:
+    """Return `make` as a function with a name, signature and docstring of its own, for `help`.
 
-    def made(*args: P.args, **options: P.kwargs) -> Stack | Decoupled:
+    Args:
+        name: Name of the function.
+        make: Function that returns the model.
+        layer: Class of the model's layers, whose docstring has the formula.
+
+    Returns:
+        The function. Its signature leaves out the options that the model does not have.
+    """
+
+    def build(*args: P.args, **options: P.kwargs) -> Stack | Decoupled:
         return make(*args, **options)
 
-    kind, about = name.lower(), str(layer.__doc__).splitlines()[0]
+    kind, formula = name.lower(), str(layer.__doc__).splitlines()[0]
     others = (*(() if kind in ATTENTION else OF_ATTENTION), *(() if kind in RELATIONAL else OF_RELATIONS))
     signature = inspect.signature(make, eval_str=True)
-    shown = [one for one in signature.parameters.values() if one.name not in others]
-    made.__name__ = made.__qualname__ = name
-    made.__doc__ = f"{about}\n\n{ABOUT}"
-    made.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
-    return made
+    parameters = [parameter for parameter in signature.parameters.values() if parameter.name not in others]
+    build.__name__ = build.__qualname__ = name
+    build.__doc__ = f"{formula}\n\n{FAMILY_DOC}"
+    build.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return build
 
 
-GCN = family("GCN", partial(make_model, "gcn"), GCNConv)
-SAGE = family("SAGE", partial(make_model, "sage"), SAGEConv)
-GIN = family("GIN", partial(make_model, "gin"), GINConv)
-GAT = family("GAT", partial(make_model, "gat"), GATConv)
-GATv2 = family("GATv2", partial(make_model, "gatv2"), GATv2Conv)
-RGCN = family("RGCN", partial(make_model, "rgcn"), RGCNConv)
+GCN = define_family("GCN", partial(make_model, "gcn"), GCNConv)
+SAGE = define_family("SAGE", partial(make_model, "sage"), SAGEConv)
+GIN = define_family("GIN", partial(make_model, "gin"), GINConv)
+GAT = define_family("GAT", partial(make_model, "gat"), GATConv)
+GATv2 = define_family("GATv2", partial(make_model, "gatv2"), GATv2Conv)
+RGCN = define_family("RGCN", partial(make_model, "rgcn"), RGCNConv)
 
 
 def from_config(
     config: Config, in_width: int, out_width: int, edge_width: int = 0, typed: TypedShape = UNTYPED
 ) -> Stack | Decoupled:
-    """The model that a configuration names, for a graph of these types.
+    """Return the model of a configuration, with initial weights from its seed, in its dtype.
 
-    Its weights are drawn from the configuration's seed, and are of its dtype. edge_width: of the graph's edge features.
-    InputError where the configuration asks for some and there are none.
+    Args:
+        config: The configuration.
+        in_width: Number of features of a vertex.
+        out_width: Number of logits of a vertex.
+        edge_width: Number of edge features of the graph.
+        typed: Types of the graph.
+
+    Raises:
+        InputError: The configuration needs edge features that the graph does not have, or its options do not fit.
     """
     if config.edge_attention and not edge_width:
-        raise InputError("--edge-attention: the graph has no edge features; leave it out")
+        raise InputError("--edge-attention: the graph has no edge features: leave it out")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = make_model(
@@ -222,13 +300,23 @@ def from_config(
 
 
 def check_low_precision_rows(config: Config, typed: TypedShape) -> None:
-    """InputError for a model whose rows cannot be narrower than its parameters."""
-    given, remedy = f"--dtype {config.dtype}", "leave it out"
+    """Check that a model can store rows in lower precision than its parameters.
+
+    Args:
+        config: The configuration.
+        typed: Types of the graph.
+
+    Raises:
+        InputError: The model supports only float32, or trains embeddings.
+    """
+    flag, remedy = f"--dtype {config.dtype}", "leave it out"
     if config.model not in (*PLAIN, "gat"):
         raise InputError(
-            f"{given} is of {', '.join((*PLAIN, 'gat'))}, and {config.model} sums in float32 alone: {remedy}"
+            f"{flag} only works with {', '.join((*PLAIN, 'gat'))}, and {config.model} computes in float32: {remedy}"
         )
     if config.edge_attention:
-        raise InputError(f"{given}: attention by edge features is in float32 alone: {remedy}, or --edge-attention")
+        raise InputError(f"{flag}: attention by edge features computes in float32: {remedy}, or --edge-attention")
     if typed.has_input:
-        raise InputError(f"{given}: the graph's vertices have no features of one width, but learned rows: {remedy}")
+        raise InputError(
+            f"{flag}: the model trains embeddings, because vertices have no features of one width: {remedy}"
+        )

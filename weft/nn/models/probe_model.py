@@ -1,4 +1,4 @@
-"""A model on a few vertices of a graph, joined by random edges: what can be found out by running it."""
+"""Probe model: a copy of a model on a few vertices with random edges, to find properties of it by running it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,16 @@ from weft.nn.workload.workload import Workload
 def random_topology(
     graph: Graph, num_vertices: int, degree: int, dtype: torch.dtype, device: torch.device | str = "cpu", seed: int = 0
 ) -> Topology:
-    """Random edges among so many vertices, `degree` times as many, which have what a graph's edges have."""
+    """Return random edges with the same kinds of data as the edges of a graph: weights, features and types.
+
+    Args:
+        graph: The graph.
+        num_vertices: Number of vertices between which edges are drawn.
+        degree: Number of edges for each vertex, on average.
+        dtype: Type of weights and features.
+        device: Device of the edges.
+        seed: Seed of the random numbers.
+    """
     num_edges, random = num_vertices * degree, torch.Generator().manual_seed(seed)
     source, target = (torch.randint(num_vertices, (num_edges,), generator=random) for _ in range(2))
     weight = None if graph.in_edges.weight is None else torch.ones(num_edges, dtype=dtype)
@@ -37,14 +46,22 @@ def random_topology(
 
 
 def some_vertices(graph: Graph, number: int) -> Tensor:
-    """So many vertices, int64, evenly spaced over all types; some are there twice where the graph has fewer."""
+    """Return vertices of a graph that are evenly spaced, so that all large types occur: int64 [number].
+
+    Args:
+        graph: The graph.
+        number: Number of vertices; if the graph has fewer, some occur twice.
+    """
     return torch.arange(number) * graph.num_vertices // number
 
 
 class ProbeModel:
-    """A copy of a workload's model, in training, and what it reads of some vertices, int64 [n], of any order.
+    """Copy of a workload's model, in training mode, with the features of some vertices and edges between them.
 
-    topology: the edges among these.
+    Args:
+        work: The workload.
+        topology: The edges.
+        vertices: The vertices, int64 [n], in any order.
     """
 
     def __init__(self, work: Workload, topology: Topology, vertices: Tensor) -> None:
@@ -55,7 +72,12 @@ class ProbeModel:
         self.model = with_own_rows(work.model, work.graph, vertices)[0].to(device).train()
 
     def forward(self, view_type: type[GraphView], **options: Any) -> Callable[[], Tensor]:
-        """A function that runs the model under views of this type, made with these options besides; its logits."""
+        """Return a function that runs the model once and returns its logits.
+
+        Args:
+            view_type: Class of the views.
+            **options: Further arguments of the views.
+        """
         inputs = Inputs(rows=self.x, optimisations=self.work.optimisations, typed=self.typed)
         num_stages = cast(int, self.model.num_stages)
 

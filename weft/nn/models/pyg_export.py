@@ -1,4 +1,4 @@
-"""A trained stack as a plain torch_geometric module, to be served where weft is not."""
+"""Export of a trained `Stack` to a plain PyG module, for inference without weft."""
 
 from __future__ import annotations
 
@@ -19,57 +19,82 @@ from weft.utils.optional_packages import import_extra
 
 
 def to_pyg(model: nn.Module) -> Any:
-    """A torch_geometric.nn.Sequential with a copy of the weights, for evaluation: x [N, F] and edge_index to logits.
+    """Return a torch_geometric.nn.Sequential with a copy of a model's weights, in evaluation mode.
 
-    Called as `twin(x, edge_index)`, with edge_weight for a model with GCNConv (None: no weights) and then edge_attr for
-    one that attends by edge features. Its numbers are those of one device, to rounding, on graphs without a repeated
-    self loop, and for edge_attr without any, which PyG takes otherwise.
-    InputError for another model than a weft.nn.Stack of GCN, SAGE, GIN, GAT, GATv2 and linear layers.
+    Call it as `exported(x, edge_index)` with features x [N, F]; it returns logits. A model with GCNConv takes
+    edge_weight next (None: no weights), and one that attends by edge features takes edge_attr last. Results equal
+    weft's up to rounding, except on graphs with repeated self-loops, or with edge_attr and any self-loop, which PyG
+    treats differently.
+
+    Args:
+        model: A weft.nn.Stack of GCN, SAGE, GIN, GAT, GATv2 and linear layers.
+
+    Raises:
+        InputError: The model is another one.
     """
     pyg = import_extra("torch_geometric.nn", "to_pyg")
     if not isinstance(model, Stack) or not model.is_plain or model.input is not None:
-        raise InputError(f"a {type(model).__name__} has no twin in PyG: give a weft.nn.Stack over rows of one width")
+        raise InputError(f"a {type(model).__name__} cannot be exported to PyG: use a weft.nn.Stack for a graph with x")
     layers = list(model.layers)
-    twins = [twin_of(pyg, layer) for layer in layers]
-    given = [name for name in ("edge_weight", "edge_attr") if any(name in takes for _, takes in twins)]
+    exported = [export_layer(pyg, layer) for layer in layers]
+    edge_arguments = [name for name in ("edge_weight", "edge_attr") if any(name in takes for _, takes in exported)]
     parts: list[tuple[Any, str]] = []
     rows = "x"
-    for number, (layer, (conv, takes)) in enumerate(zip(layers, twins, strict=True)):
-        behind = f"x{number + 1}"
-        parts.append((conv, f"{', '.join([rows, *takes])} -> {behind}"))
+    for number, (layer, (conv, takes)) in enumerate(zip(layers, exported, strict=True)):
+        output = f"x{number + 1}"
+        parts.append((conv, f"{', '.join([rows, *takes])} -> {output}"))
         if number < len(model.norms):
-            parts.append((norm_of(model.norms[number]), f"{behind} -> {behind}"))
-            parts.append((activation_of(model.activation), f"{behind} -> {behind}"))
+            parts.append((norm_of(model.norms[number]), f"{output} -> {output}"))
+            parts.append((activation_of(model.activation), f"{output} -> {output}"))
             if model.residual and in_width(layer) == layer.out_width:
-                parts.append((operator.add, f"{behind}, {rows} -> {behind}"))
-        rows = behind
-    made = pyg.Sequential(", ".join(["x", "edge_index", *given]), parts)
-    return made.to(next(model.parameters()).dtype).eval()
+                parts.append((operator.add, f"{output}, {rows} -> {output}"))
+        rows = output
+    result = pyg.Sequential(", ".join(["x", "edge_index", *edge_arguments]), parts)
+    return result.to(next(model.parameters()).dtype).eval()
 
 
-def twin_of(pyg: Any, layer: nn.Module) -> tuple[nn.Module, list[str]]:
-    """PyG's layer with the same numbers, and what it takes beside rows. InputError where there is none."""
-    plain = {"bias": getattr(layer, "bias", None) is not None}
+def export_layer(pyg: Any, layer: nn.Module) -> tuple[nn.Module, list[str]]:
+    """Return PyG's equivalent of a layer, with a copy of its weights.
+
+    Args:
+        pyg: The module torch_geometric.nn.
+        layer: The layer.
+
+    Returns:
+        The equivalent, and the names of its arguments after x.
+
+    Raises:
+        InputError: PyG has no equivalent.
+    """
+    bias_option = {"bias": getattr(layer, "bias", None) is not None}
     if isinstance(layer, GCNConv) and layer.weight is not None:
-        made = pyg.GCNConv(layer.in_width, layer.out_width, **plain)
-        return filled(made, {"lin.weight": layer.weight.t(), "bias": layer.bias}), ["edge_index", "edge_weight"]
+        conv = pyg.GCNConv(layer.in_width, layer.out_width, **bias_option)
+        return with_parameters(conv, {"lin.weight": layer.weight.t(), "bias": layer.bias}), [
+            "edge_index",
+            "edge_weight",
+        ]
     if isinstance(layer, SAGEConv) and layer.weight is not None and layer.weight_self is not None:
-        made = pyg.SAGEConv(layer.in_width, layer.out_width, **plain)
-        known = {"lin_l.weight": layer.weight.t(), "lin_l.bias": layer.bias, "lin_r.weight": layer.weight_self.t()}
-        return filled(made, known), ["edge_index"]
+        conv = pyg.SAGEConv(layer.in_width, layer.out_width, **bias_option)
+        parameters = {"lin_l.weight": layer.weight.t(), "lin_l.bias": layer.bias, "lin_r.weight": layer.weight_self.t()}
+        return with_parameters(conv, parameters), ["edge_index"]
     if isinstance(layer, GINConv) and isinstance(layer.mlp, nn.Sequential):
         mlp = nn.Sequential(*(linear_of(part) if isinstance(part, nn.Linear) else nn.ReLU() for part in layer.mlp))
-        known = {f"nn.{name}": value for name, value in layer.mlp.state_dict().items()}  # drawn anew by GINConv
-        return filled(pyg.GINConv(mlp, train_eps=True), {**known, "eps": layer.eps}), ["edge_index"]
+        parameters = {f"nn.{name}": value for name, value in layer.mlp.state_dict().items()}  # GINConv has reset these
+        return with_parameters(pyg.GINConv(mlp, train_eps=True), {**parameters, "eps": layer.eps}), ["edge_index"]
     if isinstance(layer, GATConv | GATv2Conv) and layer.weight is not None:
-        return attention_of(pyg, layer), ["edge_index", *(["edge_attr"] if layer.weight_edge is not None else [])]
+        return export_attention(pyg, layer), ["edge_index", *(["edge_attr"] if layer.weight_edge is not None else [])]
     if isinstance(layer, RowLayer) and isinstance(layer.update, nn.Linear):
         return linear_of(layer.update), []
-    raise InputError(f"a {type(layer).__name__} of this kind has no twin in PyG: serve the model by weft.predict")
+    raise InputError(f"a {type(layer).__name__} of this kind cannot be exported to PyG: use weft.predict")
 
 
-def attention_of(pyg: Any, layer: GATConv | GATv2Conv) -> nn.Module:
-    """PyG's layer for one of attention."""
+def export_attention(pyg: Any, layer: GATConv | GATv2Conv) -> nn.Module:
+    """Return PyG's equivalent of an attention layer.
+
+    Args:
+        pyg: The module torch_geometric.nn.
+        layer: The layer.
+    """
     options: dict[str, Any] = {
         "heads": layer.heads,
         "concat": layer.concat,
@@ -80,52 +105,57 @@ def attention_of(pyg: Any, layer: GATConv | GATv2Conv) -> nn.Module:
     }
     assert layer.weight is not None
     edges = {} if layer.weight_edge is None else {"lin_edge.weight": layer.weight_edge.t()}
-    known: dict[str, Tensor | None]
+    parameters: dict[str, Tensor | None]
     if isinstance(layer, GATConv):
-        made = pyg.GATConv(layer.in_width, layer.head_width, **options)
-        known = {"lin.weight": layer.weight.t(), "att_src": layer.attention_src, "att_dst": layer.attention_dst}
+        conv = pyg.GATConv(layer.in_width, layer.head_width, **options)
+        parameters = {"lin.weight": layer.weight.t(), "att_src": layer.attention_src, "att_dst": layer.attention_dst}
         edges |= {} if layer.attention_edge is None else {"att_edge": layer.attention_edge}
     else:
-        made = pyg.GATv2Conv(layer.in_width, layer.head_width, **options)
-        known = {"lin_l.weight": layer.weight.t(), "lin_r.weight": layer.weight_right.t(), "att": layer.attention}
+        conv = pyg.GATv2Conv(layer.in_width, layer.head_width, **options)
+        parameters = {"lin_l.weight": layer.weight.t(), "lin_r.weight": layer.weight_right.t(), "att": layer.attention}
         zeros = None if layer.bias is None else layer.weight.new_zeros(layer.weight.shape[1])
-        known |= {"lin_l.bias": zeros, "lin_r.bias": zeros}
-    return filled(made, {**known, **edges, "bias": layer.bias})
+        parameters |= {"lin_l.bias": zeros, "lin_r.bias": zeros}
+    return with_parameters(conv, {**parameters, **edges, "bias": layer.bias})
 
 
-def filled(made: nn.Module, known: dict[str, Tensor | None]) -> nn.Module:
-    """A module with these numbers in its parameters, by name; None: it has no such."""
-    given = {name: value.detach() for name, value in known.items() if value is not None}
-    parameters = dict(made.named_parameters())
-    made.to(next(iter(given.values())).dtype)
-    for name, value in given.items():
+def with_parameters(module: nn.Module, values: dict[str, Tensor | None]) -> nn.Module:
+    """Copy values into the parameters of a module, and return the module.
+
+    Args:
+        module: The module.
+        values: Value of each parameter, by name; None: the module does not have this parameter.
+    """
+    present = {name: value.detach() for name, value in values.items() if value is not None}
+    parameters = dict(module.named_parameters())
+    module.to(next(iter(present.values())).dtype)
+    for name, value in present.items():
         parameters[name].data.copy_(value.view_as(parameters[name]))
-    return made
+    return module
 
 
 def linear_of(layer: nn.Linear) -> nn.Linear:
-    """A plain copy of a linear layer."""
-    made = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None)
-    made.to(layer.weight.dtype).load_state_dict(layer.state_dict())
-    return made
+    """Return a copy of a linear layer as a torch.nn.Linear."""
+    copied = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None)
+    copied.to(layer.weight.dtype).load_state_dict(layer.state_dict())
+    return copied
 
 
 def norm_of(norm: nn.Module) -> nn.Module:
-    """PyTorch's layer for a normalisation in evaluation."""
+    """Return PyTorch's equivalent of a normalization layer."""
     if isinstance(norm, LayerNorm):
         return copy.deepcopy(norm.norm)
     if not isinstance(norm, BatchNorm):
         return nn.Identity()
-    made = nn.BatchNorm1d(len(norm.weight), norm.eps, norm.momentum).to(norm.weight.dtype)
-    made.load_state_dict(norm.state_dict(), strict=False)  # but for its count of batches
-    return made
+    copied = nn.BatchNorm1d(len(norm.weight), norm.eps, norm.momentum).to(norm.weight.dtype)
+    copied.load_state_dict(norm.state_dict(), strict=False)  # without its count of batches
+    return copied
 
 
 def activation_of(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """An activation that needs no weft."""
+    """Return PyTorch's equivalent of an activation."""
     return functional.elu if activation is elu else activation
 
 
 def in_width(layer: nn.Module) -> int:
-    """The columns that a layer takes."""
+    """Return the number of input columns of a layer."""
     return int(layer.update.in_features if isinstance(layer, RowLayer) else layer.in_width)  # type: ignore[arg-type]

@@ -1,4 +1,7 @@
-"""Whether a model's rows depend on each other, or on chance, past its views: then no rank could run it on its rows."""
+"""Checks that a model couples rows only through its views, and draws no random numbers.
+
+Any other model would return different rows on a rank, which stores only some of the rows.
+"""
 
 from __future__ import annotations
 
@@ -20,25 +23,34 @@ from weft.nn.workload.workload import Workload
 from weft.utils.errors import InputError
 
 NUM_VERTICES, DEGREE = 12, 3
-BESIDE_VERTICES, BESIDE_DEGREE = 100, 7
-NOISE = 1e-11  # of the largest gradient
+"""Number of vertices on which a model is tried, and average degree of these."""
+OTHER_VERTICES, OTHER_DEGREE = 100, 7
+"""Number of further vertices in the second try, and average degree of these."""
+NOISE = 1e-11
+"""Largest gradient that counts as rounding noise in float64, as a fraction of the largest gradient of all
+parameters."""
 
 ERRORS = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)
+"""Errors that a model may raise if it cannot run on a subset of rows."""
 
 
 class ProbeView(GraphView):
-    """A view whose totals can be those of another run, so that rows beside its own do not count.
+    """View whose totals can be replaced by those of an earlier run, so that further rows do not change them.
 
-    totals: what these are. num_vertices: of how many rows; both None: the totals of its rows, noted in `noted`.
+    Args:
+        topology: The edges.
+        recorded: Receives the totals of this run, if `totals` is None.
+        totals: Totals of an earlier run; None: the totals of this run's rows.
+        **options: Further arguments of `GraphView`.
     """
 
     traits = SPREAD
 
     def __init__(
-        self, topology: Topology, *, noted: list[Tensor], totals: Iterator[Tensor] | None, **rest: Any
+        self, topology: Topology, *, recorded: list[Tensor], totals: Iterator[Tensor] | None, **options: Any
     ) -> None:
-        super().__init__(topology, **rest)
-        self._noted, self._totals = noted, totals
+        super().__init__(topology, **options)
+        self._recorded, self._totals = recorded, totals
 
     @property
     def num_vertices(self) -> int:
@@ -50,87 +62,95 @@ class ProbeView(GraphView):
     def total(self, x: Tensor) -> Tensor:
         if self._totals is not None:
             return next(self._totals)
-        self._noted.append(super().total(x))
-        return self._noted[-1]
+        self._recorded.append(super().total(x))
+        return self._recorded[-1]
 
 
 @dataclass(frozen=True)
 class Call:
-    """A module's call, when it has returned."""
+    """Recorded call of a module."""
 
     name: str
+    """Class of the module, and its path in the model."""
     inputs: list[Tensor]
+    """Copies of the tensors among its arguments."""
     outputs: list[Tensor]
+    """Copy of its result, if that is a tensor."""
 
 
-def check_row_independence(work: Workload, *, together: bool) -> None:
-    """InputError for a model that draws random numbers of its own, or whose rows depend on which others are there.
+def check_row_independence(work: Workload, *, all_rows: bool) -> None:
+    """Check that a model draws no random numbers, and that its rows do not depend on which other rows are present.
 
-    It is run on a few vertices, again, and beside others that no edge joins them to; the error names the innermost
-    module that gives other rows for the same ones. together: one rank has all rows at once, so that they may depend on
-    each other.
+    Args:
+        work: The workload.
+        all_rows: True if one rank stores all rows, so that rows may depend on each other.
+
+    Raises:
+        InputError: The model fails the check; the message names the innermost module that does.
     """
+    # 1. Run the model twice on a few vertices: a difference is random. 2. Run it on these and others, which no edge
+    # joins to them: a difference in their rows is a dependence outside of message passing.
     vertices = some_vertices(work.graph, NUM_VERTICES)
-    few = random_topology(work.graph, NUM_VERTICES, DEGREE, work.dtype)
+    topology = random_topology(work.graph, NUM_VERTICES, DEGREE, work.dtype)
     totals: list[Tensor] = []
     with torch.random.fork_rng(devices=[]):
-        sample = ProbeModel(work, few, vertices)
-        run = sample.forward(ProbeView, noted=totals, totals=None)
+        probe = ProbeModel(work, topology, vertices)
+        run = probe.forward(ProbeView, recorded=totals, totals=None)
         try:
-            calls, again = _calls(sample.model, run), _calls(sample.model, run)
+            calls, calls_again = _calls(probe.model, run), _calls(probe.model, run)
         except ERRORS as error:
-            if together:  # what it wants of its rows may hold of all of them
+            if all_rows:  # it may be able to run on all rows
                 return
             raise InputError(
-                f"the model cannot run on some of the rows ({str(error).partition(chr(10))[0]}), and a rank has no "
-                "others: take --strategy single"
+                f"the model cannot run on a subset of the rows ({str(error).partition(chr(10))[0]}), but a rank stores "
+                "no others: use --strategy single"
             ) from error
-        name = _first_other(calls, again, 0.0)
+        name = _first_difference(calls, calls_again, 0.0)
         if name:
             raise InputError(
-                f"{name} gives other numbers when called again (it is random, or changes itself), so a run could not "
-                "be repeated: for dropout, call view.dropout(x, p), or give Stack dropout=p"
+                f"{name} returns different results when it is called again (it is random, or changes its state), so a "
+                "run could not be reproduced: for dropout, call view.dropout(x, p), or give Stack dropout=p"
             )
-        if together:
+        if all_rows:
             return
-        beside = some_vertices(work.graph, BESIDE_VERTICES)
-        more = random_topology(work.graph, BESIDE_VERTICES, BESIDE_DEGREE, work.dtype, seed=1)
-        sample = ProbeModel(work, _side_by_side(more, few), torch.cat([beside, vertices]))
-        run = sample.forward(ProbeView, noted=[], totals=iter(totals))
-        by_rounding = torch.finfo(work.row_dtype).eps ** 0.5  # what sums may change by with the number of rows
-        name = _first_other(calls, _calls(sample.model, run), by_rounding)
+        others = some_vertices(work.graph, OTHER_VERTICES)
+        other_topology = random_topology(work.graph, OTHER_VERTICES, OTHER_DEGREE, work.dtype, seed=1)
+        probe = ProbeModel(work, _disjoint_union(other_topology, topology), torch.cat([others, vertices]))
+        run = probe.forward(ProbeView, recorded=[], totals=iter(totals))
+        tolerance = torch.finfo(work.row_dtype).eps ** 0.5  # sums may change by rounding with the number of rows
+        name = _first_difference(calls, _calls(probe.model, run), tolerance)
     if name:
         raise InputError(
-            f"{name} gives a row other numbers beside other rows, and a rank has only some of them: for batch norm use "
-            "weft.nn.BatchNorm(width), called with the view, for other sums over rows view.total(x), or take "
-            "--strategy single"
+            f"{name} mixes vertices outside of message passing: its rows change when other rows are present, and a "
+            "rank stores only some. Use weft.nn.BatchNorm(width), called with the view, view.total(x) for other sums "
+            "over vertices, or --strategy single"
         )
 
 
-def _side_by_side(first: Topology, second: Topology) -> Topology:
-    """Two topologies as one that no edge joins; the second's vertices come last, and keep their ids."""
+def _disjoint_union(first: Topology, second: Topology) -> Topology:
+    """Return the disjoint union of two topologies; the second's vertices come last, and keep their original ids."""
     a, b = first.adjacency, second.adjacency
     adjacency = Adjacency(
         indptr=torch.cat([a.indptr, b.indptr[1:] + a.num_edges]),
         indices=torch.cat([a.indices, b.indices + a.num_targets]),
         num_sources=a.num_sources + b.num_sources,
-        weight=_joined(a.weight, b.weight),
+        weight=_concatenated(a.weight, b.weight),
     )
     return Topology(
         adjacency,
         ids=torch.cat([first.ids + b.num_targets, second.ids]),
-        edge_features=_joined(first.edge_features, second.edge_features),
-        edge_type=_joined(first.edge_type, second.edge_type),
+        edge_features=_concatenated(first.edge_features, second.edge_features),
+        edge_type=_concatenated(first.edge_type, second.edge_type),
         num_relations=first.num_relations,
     )
 
 
-def _joined(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+def _concatenated(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     return None if first is None or second is None else torch.cat([first, second])
 
 
 def _calls(model: nn.Module, run: Callable[[], Tensor]) -> list[Call]:
-    """The calls of modules in a run, in the order in which they return."""
+    """Return the calls of modules in a run, in the order in which they return."""
     calls: list[Call] = []
 
     def note(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
@@ -148,43 +168,55 @@ def _tensors(values: tuple[Any, ...]) -> list[Tensor]:
     return [value.detach().clone() for value in values if isinstance(value, Tensor)]
 
 
-def _first_other(calls: list[Call], others: list[Call], share: float) -> str | None:
-    """The first call with other results from the same inputs, or the model's, if any are other."""
+def _first_difference(calls: list[Call], others: list[Call], tolerance: float) -> str | None:
+    """Return the name of the first call whose results differ for equal inputs, or else the model if its results differ.
+
+    Args:
+        calls: Calls of the first run.
+        others: Calls of the second run.
+        tolerance: Largest difference, as a fraction of the largest number; 0: results must be equal.
+    """
     for call, other in zip(calls, others, strict=False):
-        if _same(call.inputs, other.inputs, share) and not _same(call.outputs, other.outputs, share):
+        if _same(call.inputs, other.inputs, tolerance) and not _same(call.outputs, other.outputs, tolerance):
             return call.name
-    return None if _same(calls[-1].outputs, others[-1].outputs, share) else calls[-1].name
+    return None if _same(calls[-1].outputs, others[-1].outputs, tolerance) else calls[-1].name
 
 
-def _same(some: list[Tensor], others: list[Tensor], share: float) -> bool:
-    """Whether tensors have the same last rows, but for a share of the largest number; not where shapes differ."""
-    for one, other in zip(some, others, strict=True):
-        last = other[len(other) - len(one) :] if one.dim() and len(other) > len(one) else other
-        if last.shape != one.shape:
+def _same(tensors: list[Tensor], others: list[Tensor], tolerance: float) -> bool:
+    """Return whether tensors agree in their last rows; False if the shapes of these differ.
+
+    Args:
+        tensors: Tensors of the first run.
+        others: Tensors of the second run, which may have more rows in front.
+        tolerance: Largest difference, as a fraction of the largest number.
+    """
+    for tensor, other in zip(tensors, others, strict=True):
+        last = other[len(other) - len(tensor) :] if tensor.dim() and len(other) > len(tensor) else other
+        if last.shape != tensor.shape:
             return False
-        if one.is_floating_point():
-            largest = one.nan_to_num(0.0, 0.0, 0.0).abs().max().item() if one.numel() else 0.0
-            if not torch.allclose(one, last, rtol=0, atol=share * largest, equal_nan=True):
+        if tensor.is_floating_point():
+            largest = tensor.nan_to_num(0.0, 0.0, 0.0).abs().max().item() if tensor.numel() else 0.0
+            if not torch.allclose(tensor, last, rtol=0, atol=tolerance * largest, equal_nan=True):
                 return False
-        elif not torch.equal(one, last):
+        elif not torch.equal(tensor, last):
             return False
     return True
 
 
 def idle_parameters(work: Workload) -> list[str]:
-    """Names of the parameters that a batch norm behind them takes all effect from, such as a bias; of float32 models.
+    """Return the names of parameters without effect, such as a bias before a batch norm, of a float32 model.
 
-    Their gradient is rounding noise, which shows beside the others in float64. Found on a few vertices.
+    Their gradient is only rounding noise, which a run in float64 on a few vertices shows.
     """
     if work.dtype != torch.float32 or not any(isinstance(part, BatchNorm) for part in work.model.modules()):
         return []
     precise = Workload(copy.deepcopy(work.model).double(), work.graph, work.optimisations)
     vertices = some_vertices(work.graph, NUM_VERTICES)
-    sample = ProbeModel(precise, random_topology(work.graph, NUM_VERTICES, DEGREE, torch.float64), vertices)
+    probe = ProbeModel(precise, random_topology(work.graph, NUM_VERTICES, DEGREE, torch.float64), vertices)
     try:
-        logits = sample.forward(ProbeView, noted=[], totals=None)()
+        logits = probe.forward(ProbeView, recorded=[], totals=None)()
         logits.backward(torch.linspace(-1, 1, logits.numel(), dtype=logits.dtype).view_as(logits))
-    except ERRORS:  # made for float32 alone
+    except ERRORS:  # the model only runs in float32
         return []
-    size = {name: p.grad.abs().max().item() for name, p in sample.model.named_parameters() if p.grad is not None}
+    size = {name: p.grad.abs().max().item() for name, p in probe.model.named_parameters() if p.grad is not None}
     return [name for name, largest in size.items() if 0 < largest < NOISE * max(size.values())]

@@ -1,1 +1,1 @@
-"""The workload of a run, and what its model does: operations, sizes and FLOPs, computed without data."""
+"""Workload of a run, and what its model computes: operations, sizes and FLOPs, found on meta tensors."""

@@ -1,4 +1,4 @@
-"""The flops of a model's maps between graph operations, and a step's memory: a run on tensors without data."""
+"""FLOPs of a model's dense layers, and memory of a step on a rank, from running the model on meta tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from weft.nn.aggregate.kernel_memory import KernelMemory
 from weft.nn.graph_view import ViewTraits
 from weft.nn.layers.pyg_conv import PyGConv
-from weft.nn.workload.flops import CountedConv, FlopCounter, FlopPosition, DenseFlops
+from weft.nn.workload.flops import CountedConv, DenseFlops, FlopCounter, FlopPosition
 from weft.nn.workload.layer_sizes import BlockSize, LayerSizes
 from weft.nn.workload.outline import MetaModel, typed_rows_of
 from weft.nn.workload.outline_view import OutlineState, OutlineView
@@ -23,80 +23,113 @@ from weft.runtime.kernel_call import merged
 from weft.runtime.tensor_peak import TensorPeak
 
 
-def dense_flops(work: Workload, traits: ViewTraits, levels: LayerSizes, *, training: bool) -> tuple[DenseFlops, ...]:
-    """Those of a rank's maps, which has so much of everything, in one training step or one evaluation.
+def dense_flops(work: Workload, traits: ViewTraits, sizes: LayerSizes, *, training: bool) -> tuple[DenseFlops, ...]:
+    """Return the FLOPs of a rank's dense layers in a training step or an evaluation; computed once for each workload.
 
-    Before the first of the outline's operations, between two, and behind the last. Found out once for each workload.
+    Args:
+        work: The workload.
+        traits: Traits of the strategy's views.
+        sizes: Number of rows of the rank at each layer.
+        training: True for a training step, False for an evaluation.
+
+    Returns:
+        The FLOPs before the first operation of the outline, between each two, and after the last one.
     """
-    key = DenseFlopsKey(traits, training, levels)
-    if key not in work.maps:
+    key = DenseFlopsKey(traits, training, sizes)
+    if key not in work.dense_flops:
         counter = FlopCounter()
-        footprints = [KernelMemory()] * len(work.outline(traits, training=training))
-        count = _run_step(work, traits, levels, counter, footprints, training=training)
-        places = [(FlopPosition(i), FlopPosition(i, backward=True)) for i in range(count + 1)]
-        work.maps[key] = tuple(
+        kernel_memory = [KernelMemory()] * len(work.outline(traits, training=training))
+        count = _run_step(work, traits, sizes, counter, kernel_memory, training=training)
+        positions = [(FlopPosition(i), FlopPosition(i, backward=True)) for i in range(count + 1)]
+        work.dense_flops[key] = tuple(
             DenseFlops(
-                counter.found[there],
-                counter.found[back],
-                merged(counter.calls[there]),
-                merged(counter.calls[back]) if training else (),
+                counter.flops[forward],
+                counter.flops[backward],
+                merged(counter.calls[forward]),
+                merged(counter.calls[backward]) if training else (),
             )
-            for there, back in places
+            for forward, backward in positions
         )
-    return work.maps[key]
+    return work.dense_flops[key]
 
 
 def step_memory(
-    work: Workload, traits: ViewTraits, levels: LayerSizes, footprints: Sequence[KernelMemory], *, training: bool
+    work: Workload, traits: ViewTraits, sizes: LayerSizes, kernel_memory: Sequence[KernelMemory], *, training: bool
 ) -> TensorPeak:
-    """The memory of all that a step makes on a rank, whose operations take so much."""
+    """Return the memory of the tensors that a step creates on a rank.
+
+    Args:
+        work: The workload.
+        traits: Traits of the strategy's views.
+        sizes: Number of rows of the rank at each layer.
+        kernel_memory: Memory of each operation of the outline.
+        training: True for a training step, False for an evaluation.
+    """
     peak = TensorPeak()
-    _run_step(work, traits, levels, FlopCounter(), footprints, training=training, followed=peak)
+    _run_step(work, traits, sizes, FlopCounter(), kernel_memory, training=training, observer=peak)
     return peak
 
 
 def _run_step(
     work: Workload,
     traits: ViewTraits,
-    levels: LayerSizes,
+    sizes: LayerSizes,
     counter: FlopCounter,
-    footprints: Sequence[KernelMemory],
+    kernel_memory: Sequence[KernelMemory],
     *,
     training: bool,
-    followed: AbstractContextManager[Any] | None = None,
+    observer: AbstractContextManager[Any] | None = None,
 ) -> int:
-    """A step on tensors without data; how many graph operations it has. followed: the step, but not its inputs."""
-    twin = make_counting_model(work, counter, training=training)
+    """Run a step on meta tensors, and return its number of graph operations.
+
+    Args:
+        work: The workload.
+        traits: Traits of the strategy's views.
+        sizes: Number of rows of the rank at each layer.
+        counter: Counts the FLOPs.
+        kernel_memory: Memory of each operation.
+        training: True for a training step, False for an evaluation.
+        observer: Context manager that is active during the step, after its inputs have been created.
+    """
+    meta_model = make_counting_model(work, counter, training=training)
     typed = work.stats.typed
-    rows = typed_rows_of(typed, levels.featured, levels.num_embedded, twin.dtype) if typed.has_input else None
-    inputs = twin.inputs(
-        levels.rows[0], rows, optimisations=work.optimisations, sparse=work.sparse, sparse_first=work.sparse_first
+    typed_rows = typed_rows_of(typed, sizes.featured, sizes.num_embedded, meta_model.dtype) if typed.has_input else None
+    inputs = meta_model.inputs(
+        sizes.rows[0], typed_rows, optimisations=work.optimisations, sparse=work.sparse, sparse_first=work.sparse_first
     )
-    notes = OutlineState(
-        levels.rows[-1],
-        steps_of(work, traits, training=training),
+    state = OutlineState(
+        sizes.rows[-1],
+        count_steps(work, traits, training=training),
         traits.shrinks_rows,
         counter,
-        twin.running,
+        meta_model.running,
         density=work.stats.density,
         num_relations=typed.num_relations,
-        levels=levels,
-        footprints=footprints,
+        sizes=sizes,
+        kernel_memory=kernel_memory,
     )
-    with followed or nullcontext():
-        logits = twin.run(traits, notes, inputs, "the model cannot run on a rank's rows ({})")
-        count = len(notes.operations)
+    with observer or nullcontext():
+        logits = meta_model.run(traits, state, inputs, "the model cannot run on a rank's rows ({})")
+        count = len(state.operations)
         backward_flops(counter, count, [logits])
     return count
 
 
 def make_layer_sizes(work: Workload, vertices: Sequence[slice | Tensor], blocks: Sequence[BlockSize]) -> LayerSizes:
-    """The sizes of a rank's share, from the vertices before each aggregate and in the end, and each one's block.
+    """Return the sizes of each layer on a rank.
 
-    blocks: none where no layer asks for them. Where the graph is not there, its types are taken to be spread evenly.
+    Without the graph itself, vertices of all types are assumed to be spread evenly.
+
+    Args:
+        work: The workload.
+        vertices: The rank's vertices before each aggregate, and those of the result; each a range or int64.
+        blocks: Size of the block of each aggregate; empty if no layer reads the edges itself.
     """
     typed, stats = work.stats.typed, work.stats
-    rows = tuple(len(range(stats.num_vertices)[one]) if isinstance(one, slice) else len(one) for one in vertices)
+    rows = tuple(
+        len(range(stats.num_vertices)[selection]) if isinstance(selection, slice) else len(selection)
+        for selection in vertices
+    )
     if not work.has_graph:
         shares = [count / max(stats.num_vertices, 1) for count in rows]
         featured = [round(count * shares[0]) for count, _ in typed.featured]
@@ -106,7 +139,7 @@ def make_layer_sizes(work: Workload, vertices: Sequence[slice | Tensor], blocks:
         ids = torch.arange(stats.num_vertices)[vertices[0]] if spans else torch.empty(0)
         featured = [int(((ids >= span.start) & (ids < span.stop)).sum()) for span in spans]
         counts = work.graph.num_relations_in if typed.num_relations else torch.zeros(stats.num_vertices)
-        relation_rows = [int(counts[one].sum()) for one in vertices[1:]]
+        relation_rows = [int(counts[selection].sum()) for selection in vertices[1:]]
     return LayerSizes(
         rows=rows,
         featured=tuple(featured),
@@ -116,8 +149,14 @@ def make_layer_sizes(work: Workload, vertices: Sequence[slice | Tensor], blocks:
     )
 
 
-def steps_of(work: Workload, traits: ViewTraits, *, training: bool) -> Counter[int]:
-    """The aggregates of each stage."""
+def count_steps(work: Workload, traits: ViewTraits, *, training: bool) -> Counter[int]:
+    """Return the number of layers of message passing of each stage.
+
+    Args:
+        work: The workload.
+        traits: Traits of the strategy's views.
+        training: True for a training step, False for an evaluation.
+    """
     steps: Counter[int] = Counter()
     for op in work.outline(traits, training=training):
         steps[op.stage] = max(steps[op.stage], len(op.hops))
@@ -125,17 +164,31 @@ def steps_of(work: Workload, traits: ViewTraits, *, training: bool) -> Counter[i
 
 
 def backward_flops(counter: FlopCounter, segment: int, results: list[Tensor]) -> None:
-    """Counts the backward pass from some results of a segment."""
-    results = [one for one in results if one.requires_grad]
+    """Count the backward pass from the results of a segment.
+
+    Args:
+        counter: Counts the FLOPs.
+        segment: Number of the segment.
+        results: Results of the segment; those without a gradient are ignored.
+    """
+    results = [result for result in results if result.requires_grad]
     counter.place = FlopPosition(segment, backward=True)
     with counter, torch.device("meta"):
-        torch.autograd.backward(results, [torch.empty_like(one) for one in results])
+        torch.autograd.backward(results, [torch.empty_like(result) for result in results])
 
 
 def make_counting_model(work: Workload, counter: FlopCounter, *, training: bool) -> MetaModel:
-    """A model's twin, of which convolutions that need the edges' values count what they would do."""
+    """Return a workload's model on meta tensors, whose PyG convolutions are replaced by counted costs.
+
+    PyG convolutions cannot run on meta tensors, because they read the ids of edges.
+
+    Args:
+        work: The workload.
+        counter: Counts the FLOPs.
+        training: True for training mode.
+    """
     stats = work.stats
-    twin = MetaModel(
+    meta_model = MetaModel(
         work.model,
         stats.num_features,
         stats.num_edge_features,
@@ -143,14 +196,25 @@ def make_counting_model(work: Workload, counter: FlopCounter, *, training: bool)
         weighted=stats.weighted,
         training=training,
     )
-    for name, layer in twin.model.named_modules():
+    for name, layer in meta_model.model.named_modules():
         if isinstance(layer, PyGConv):
-            layer.forward = partial(counted, layer, name, work, counter)  # type: ignore[method-assign]
-    return twin
+            layer.forward = partial(run_counted_conv, layer, name, work, counter)  # type: ignore[method-assign]
+    return meta_model
 
 
-def counted(layer: PyGConv, name: str, work: Workload, counter: FlopCounter, view: OutlineView, x: Tensor) -> Any:
-    """What a convolution without data gives on the block of a rank, while its flops are counted."""
+def run_counted_conv(
+    layer: PyGConv, name: str, work: Workload, counter: FlopCounter, view: OutlineView, x: Tensor
+) -> Any:
+    """Return the result of a PyG convolution on a rank's block, as a meta tensor, and count its cost.
+
+    Args:
+        layer: The layer.
+        name: Path of the layer in the model.
+        work: The workload.
+        counter: Counts the FLOPs.
+        view: The rank's view.
+        x: Rows of the rank.
+    """
     sources, _, num_targets = view.block(x)
     assert view.block_size is not None
     place, counter.place = counter.place, None

@@ -1,4 +1,4 @@
-"""Counts the floating-point operations of dense maps, as PyTorch's FlopCounterMode does, by place in a model."""
+"""FLOPs of dense layers between a model's graph operations, counted as by PyTorch's FlopCounterMode."""
 
 from __future__ import annotations
 
@@ -20,57 +20,72 @@ aten = torch.ops.aten
 
 
 class FlopPosition(NamedTuple):
-    """Where in a run flops are counted: before which of the model's graph operations, and in which direction."""
+    """Position in a step at which FLOPs are counted."""
 
     segment: int = 0
+    """Number of the graph operation that follows."""
     backward: bool = False
+    """True in the backward pass."""
 
 
 class DenseFlops(NamedTuple):
-    """Those of the maps between two graph operations of a model."""
+    """FLOPs and kernel calls of the dense layers between two graph operations of a model."""
 
     forward: int
+    """FLOPs of the forward pass."""
     backward: int
-    """By rows and by weights; of an evaluation none."""
+    """FLOPs of the backward pass, for gradients of rows and of weights; 0 in an evaluation."""
     calls: tuple[KernelCall, ...] = ()
-    """What runs forward between the two, maps and passes over rows."""
+    """Kernel calls of the forward pass: products and elementwise passes over rows."""
     backward_calls: tuple[KernelCall, ...] = ()
+    """Kernel calls of the backward pass."""
 
 
 class FlopCounter(DispatchMode):
-    """Counts the flops of matrix products that run inside, by place, and notes the calls of kernels."""
+    """Context manager that counts the FLOPs of matrix products, and records kernel calls, by position."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.place: FlopPosition | None = FlopPosition()
-        """None: what runs now is not counted."""
-        self.found: Counter[FlopPosition] = Counter()
+        """Position at which operations are counted now; None: they are not counted."""
+        self.flops: Counter[FlopPosition] = Counter()
         self.calls: defaultdict[FlopPosition, list[KernelCall]] = defaultdict(list)
 
     @property
     def total(self) -> int:
-        """Those of all places."""
-        return self.found.total()
+        """FLOPs at all positions."""
+        return self.flops.total()
 
     @property
     def num_bytes(self) -> int:
-        """Read and written beside products, wherever."""
-        calls = (call for found in self.calls.values() for call in found)
+        """Bytes that operations other than products read and write, at all positions."""
+        calls = (call for kernel_calls in self.calls.values() for call in kernel_calls)
         return sum(call.sizes[0] * call.number for call in calls if call.kernel == "pass")
 
     def add(self, flops: int) -> None:
-        """Counts so many at the present place."""
+        """Count FLOPs at the current position."""
         if self.place is not None:
-            self.found[self.place] += flops
+            self.flops[self.place] += flops
 
-    def done(self, flops: int, num_bytes: int) -> None:
-        """Counts and notes products and passes of which no more is known."""
+    def add_call(self, flops: int, num_bytes: int) -> None:
+        """Count and record products and passes of which only totals are known.
+
+        Args:
+            flops: FLOPs of the products.
+            num_bytes: Bytes that the other operations read and write.
+        """
         self.add(flops)
-        self.note("product", flops)
-        self.note("pass", num_bytes)
+        self.record("product", flops)
+        self.record("pass", num_bytes)
 
-    def note(self, kernel: str, *sizes: int, backward: bool = False) -> None:
-        """Notes a call at the present place. backward: where the backward pass comes by it."""
+    def record(self, kernel: str, *sizes: int, backward: bool = False) -> None:
+        """Record a kernel call at the current position.
+
+        Args:
+            kernel: Name of the kernel.
+            *sizes: Sizes of the call.
+            backward: True to record it at the same position of the backward pass.
+        """
         if self.place is not None:
             place = self.place._replace(backward=True) if backward else self.place
             self.calls[place].append(KernelCall(kernel, sizes))
@@ -80,15 +95,15 @@ class FlopCounter(DispatchMode):
         if product is not None:
             left, right = product(args)
             self.add(2 * left.numel() * right.shape[-1])
-            self.note(*product_call(left, right))
+            self.record(*product_call(left, right))
         result = meta_result(func, args, kwargs or {})
         if result is None:
             result = func(*args, **(kwargs or {}))
         if product is None and not func.is_view and func.overloadpacket not in ALLOCATIONS:
             if func.overloadpacket in EXPONENTIALS:
-                self.note("exponential", result.numel())
+                self.record("exponential", result.numel())
             else:
-                self.note("pass", num_bytes(args) + num_bytes((result,)))
+                self.record("pass", num_bytes(args) + num_bytes((result,)))
         return result
 
 
@@ -112,21 +127,28 @@ EXPONENTIALS = {
     aten.softplus,
     aten.tanh,
 }
-"""Passes that take longer than their bytes."""
+"""Elementwise operations whose time is not that of reading and writing their bytes."""
 ALLOCATIONS = {aten.empty, aten.new_empty, aten.empty_like, aten.empty_strided, aten.new_empty_strided}
-"""What moves nothing."""
+"""Operations that read and write nothing."""
 
 
 def product_call(left: Tensor, right: Tensor) -> tuple[str, int, int, int]:
-    """The call that multiplies two matrices, or stacks of them: a map of rows, or the gradient of its weights."""
+    """Return the kernel call of a product: a linear transform of rows, or the gradient of its weight.
+
+    Args:
+        left: Matrix, or a stack of matrices.
+        right: Matrix, or a stack of matrices.
+    """
     rows, inner, columns = left.numel() // left.shape[-1] if left.shape[-1] else 0, left.shape[-1], right.shape[-1]
-    if left.stride(-1) != 1 and left.stride(-2) == 1:  # rows that stand across are summed over
+    if (
+        left.stride(-1) != 1 and left.stride(-2) == 1
+    ):  # a transposed left side: a sum over rows, as in the gradient of a weight
         return "linear_weights", inner, rows, columns
     return "linear", rows, inner, columns
 
 
 def num_bytes(values: Any) -> int:
-    """Those of the tensors among some values, or lists of them."""
+    """Return the bytes of the tensors among some values, or in lists of these."""
     total = 0
     for value in values:
         if isinstance(value, Tensor):
@@ -136,38 +158,47 @@ def num_bytes(values: Any) -> int:
     return total
 
 
-SMALL = BlockSize(sources=6, targets=4, edges=5, loops=1)
+SMALL_SIZE = BlockSize(sources=6, targets=4, edges=5, loops=1)
+"""Size of the block on which convolutions run to count their FLOPs."""
 
 
 class BlockCost(NamedTuple):
-    """What a PyG convolution on a block takes."""
+    """Cost of a PyG convolution on a block."""
 
     forward: int
-    """Flops."""
+    """FLOPs of the forward pass."""
     backward: int
+    """FLOPs of the backward pass."""
     forward_bytes: int
-    """Read and written beside its products."""
+    """Bytes that operations other than products read and write in the forward pass."""
     backward_bytes: int
+    """Bytes that operations other than products read and write in the backward pass."""
 
 
 class BlockFlops(NamedTuple):
-    """The flops of a PyG convolution on a block: linear in each of the block's sizes."""
+    """Cost of a PyG convolution as a linear function of the size of the block."""
 
     small: BlockCost
-    """On the block SMALL."""
+    """Cost on a block of `SMALL_SIZE`."""
     slopes: tuple[BlockCost, ...]
-    """For one more of each of its sizes."""
+    """Additional cost for one more source, target, edge, and self-loop."""
 
     @classmethod
     def of(
         cls, conv: PyGConv, width: int, num_edge_features: int, *, weighted: bool, training: bool, gradient: bool
     ) -> BlockFlops:
-        """Found by running it on a few small blocks, since it looks at the edges' values, and needs some.
+        """Count the cost by running a convolution on small blocks, since it needs edges with values.
 
-        gradient: whether the rows of its sources want one.
+        Args:
+            conv: The layer, which is not changed.
+            width: Number of columns of the rows.
+            num_edge_features: Number of edge features.
+            weighted: True if edges have weights.
+            training: True to count a training step, with its backward pass.
+            gradient: True if the rows of the sources need a gradient.
         """
         conv = copy.deepcopy(conv).to("cpu").train(training)
-        dtype = next((one.dtype for one in conv.parameters()), torch.float32)
+        dtype = next((parameter.dtype for parameter in conv.parameters()), torch.float32)
 
         def run(size: BlockSize) -> BlockCost:
             counter = FlopCounter()
@@ -179,13 +210,13 @@ class BlockFlops(NamedTuple):
                     y.sum().backward()
             return BlockCost(forward, counter.total - forward, moved, counter.num_bytes - moved)
 
-        small = run(SMALL)
-        more = [run(SMALL._replace(**{name: getattr(SMALL, name) + 1})) for name in SMALL._fields]
-        return cls(small, tuple(BlockCost(*(b - a for a, b in zip(small, one, strict=True))) for one in more))
+        small = run(SMALL_SIZE)
+        more = [run(SMALL_SIZE._replace(**{name: getattr(SMALL_SIZE, name) + 1})) for name in SMALL_SIZE._fields]
+        return cls(small, tuple(BlockCost(*(b - a for a, b in zip(small, cost, strict=True))) for cost in more))
 
     def on(self, size: BlockSize) -> BlockCost:
-        """Return the cost on a block of this size, extrapolated from small ones; bytes are never fewer than none."""
-        steps = [here - there for here, there in zip(size, SMALL, strict=True)]
+        """Return the cost on a block of this size, extrapolated from small ones, at least 0."""
+        steps = [actual - small_size for actual, small_size in zip(size, SMALL_SIZE, strict=True)]
         return BlockCost(
             *(
                 max(0, small + sum(slope * step for slope, step in zip(slopes, steps, strict=True)))
@@ -195,7 +226,14 @@ class BlockFlops(NamedTuple):
 
 
 class SmallBlock:
-    """As much of a view as a PyG convolution asks for: rows, and edges between the first sources."""
+    """Minimal view for a PyG convolution: rows, and edges between the first sources.
+
+    Args:
+        x: Rows of the sources.
+        size: Size of the block.
+        num_edge_features: Number of edge features.
+        weighted: True if edges have weights.
+    """
 
     def __init__(self, x: Tensor, size: BlockSize, num_edge_features: int, *, weighted: bool) -> None:
         self.x, self.size = x, size
@@ -206,20 +244,23 @@ class SmallBlock:
         self.edge_weight = x.new_ones(size.edges) if weighted else None
 
     def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
-        """The block."""
+        """Return (source rows, edge_index, number of targets)."""
         return x, self.edge_index, self.size.targets
 
 
 class CountedConv(torch.autograd.Function):
-    """The result [n, F], without data, of a convolution whose flops are known, and gradients to all that it read."""
+    """Function on meta tensors that counts a convolution of known cost: returns rows [n, F] with gradients.
+
+    Its arguments are the counter, the cost, the shape of the result, and the tensors that the convolution reads.
+    """
 
     @staticmethod
     def forward(ctx: Any, counter: FlopCounter, cost: BlockCost, shape: tuple[int, int], *read: Tensor) -> Tensor:
-        ctx.counter, ctx.cost, ctx.like = counter, cost, [(one.shape, one.dtype) for one in read]
-        counter.done(cost.forward, cost.forward_bytes)
+        ctx.counter, ctx.cost, ctx.like = counter, cost, [(tensor.shape, tensor.dtype) for tensor in read]
+        counter.add_call(cost.forward, cost.forward_bytes)
         return read[0].new_empty(shape)
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> Any:
-        ctx.counter.done(ctx.cost.backward, ctx.cost.backward_bytes)
+        ctx.counter.add_call(ctx.cost.backward, ctx.cost.backward_bytes)
         return None, None, None, *(torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in ctx.like)

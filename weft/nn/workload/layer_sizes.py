@@ -1,4 +1,4 @@
-"""How much of everything a rank has, aggregate by aggregate: what the costs of a model's maps depend on."""
+"""Sizes of each layer on a rank, on which the costs of a model's dense layers depend."""
 
 from __future__ import annotations
 
@@ -12,42 +12,51 @@ from weft.data import Adjacency
 
 
 class BlockSize(NamedTuple):
-    """The size of an aggregate's block, for a layer that asks for its edges."""
+    """Size of the block of one aggregate, for a layer that reads the edges itself."""
 
     sources: int
+    """Number of source vertices."""
     targets: int
+    """Number of target vertices."""
     edges: int
+    """Number of edges."""
     loops: int
-    """Those of the edges that lead from a vertex to itself."""
+    """Number of self-loops among the edges."""
 
     @classmethod
     def of(cls, block: Adjacency) -> BlockSize:
-        """That of edges whose targets are the first of their sources."""
+        """Return the size of a block whose targets are its first sources."""
         source, target = block.edges()
         return cls(block.num_sources, block.num_targets, block.num_edges, int((source == target).sum()))
 
     @classmethod
     def of_targets(cls, in_edges: Adjacency, targets: slice | Tensor) -> BlockSize:
-        """That of a graph's edges into some vertices, a range or int64, with the rows of all vertices as sources."""
+        """Return the size of the block of all in-edges of some vertices, with all vertices as sources.
+
+        Args:
+            in_edges: In-edges of the graph.
+            targets: The vertices, a range or int64.
+        """
         source, target = in_edges.edges()
-        chosen = target.new_zeros(in_edges.num_targets, dtype=torch.bool)
-        chosen[targets] = True
-        here = chosen[target]
-        loops = here & (source == target)
-        return cls(in_edges.num_sources, int(chosen.sum()), int(here.sum()), int(loops.sum()))
+        is_target = target.new_zeros(in_edges.num_targets, dtype=torch.bool)
+        is_target[targets] = True
+        is_in_block = is_target[target]
+        loops = is_in_block & (source == target)
+        return cls(in_edges.num_sources, int(is_target.sum()), int(is_in_block.sum()), int(loops.sum()))
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSizes:
-    """The sizes of one rank's share of the work."""
+    """Number of rows of a rank before and after each aggregate."""
 
     rows: tuple[int, ...]
-    """The rows before each aggregate, and in the end those of the result."""
+    """Number of rows before each aggregate, and number of rows of the result."""
     featured: tuple[int, ...] = ()
-    """In a graph without x, of the first rows those of each vertex type that has features."""
+    """Number of first rows of each vertex type with features, in a graph without x."""
     num_embedded: int = 0
-    """And those of the types that have none."""
+    """Number of first rows of the vertex types without features, in a graph without x."""
     relation_rows: tuple[int, ...] = ()
-    """In a graph with relations, by aggregate: pairs of a target and a relation by which it has an in-edge."""
+    """Number of relation rows of each aggregate (pairs of a target and a relation of its in-edges), in a graph with
+    relations."""
     blocks: tuple[BlockSize, ...] = ()
-    """By aggregate, for layers that ask for the edges."""
+    """Size of the block of each aggregate; empty if no layer reads the edges itself."""

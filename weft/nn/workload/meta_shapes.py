@@ -1,4 +1,4 @@
-"""Results without data of what models do most, for which PyTorch works in Python, up to a hundred times as long."""
+"""Fast results of frequent operations on meta tensors, for which PyTorch's Python code is up to 100 times as slow."""
 
 from __future__ import annotations
 
@@ -12,54 +12,92 @@ aten = torch.ops.aten
 
 
 def meta_result(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """The result of an operation on tensors without data; None: of this one PyTorch is to find out."""
+    """Return the result of an operation on meta tensors; None: PyTorch has to compute it.
+
+    Args:
+        func: The operator overload.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+    """
     if func is aten.mm.default:
         return matmul(*args)
     shape = SHAPES.get(func)
     if shape is None or "dtype" in kwargs:
         return None
-    return shape(*args) if is_plain(args[0][0] if isinstance(args[0], list) else args[0]) else None
+    return shape(*args) if is_contiguous_meta(args[0][0] if isinstance(args[0], list) else args[0]) else None
 
 
-def is_plain(x: Any) -> bool:
-    """Whether it is a tensor of floating-point numbers without data, as which its results would stand in memory."""
+def is_contiguous_meta(x: Any) -> bool:
+    """Return whether x is a contiguous floating-point meta tensor, whose results have the same memory layout."""
     return isinstance(x, Tensor) and x.is_meta and x.is_floating_point() and x.is_contiguous()
 
 
 def unary(x: Tensor, *others: Any) -> Tensor | None:
-    """Number by number, of one tensor, or of two that one made of the other."""
-    return x.new_empty(x.shape) if all(is_plain(one) for one in others if isinstance(one, Tensor)) else None
+    """Return the result of an elementwise operation on one tensor, or on tensors of the same shape.
+
+    Args:
+        x: First tensor, which determines the shape.
+        *others: Further arguments.
+    """
+    return (
+        x.new_empty(x.shape)
+        if all(is_contiguous_meta(other) for other in others if isinstance(other, Tensor))
+        else None
+    )
 
 
 def binary(x: Tensor, y: Any, *_: Any) -> Tensor | None:
-    """Number by number, of two tensors, of which one may be a row or a column, or of one and a number."""
+    """Return the result of an elementwise operation on two tensors with broadcasting, or on a tensor and a number.
+
+    Args:
+        x: The tensor.
+        y: Another tensor of the same type, or a number.
+        *_: Further arguments.
+    """
     if isinstance(y, float | int):
         return x.new_empty(x.shape)
-    alike = is_plain(y) and x.dtype == y.dtype
-    return x.new_empty(torch.broadcast_shapes(x.shape, y.shape)) if alike else None
+    matches = is_contiguous_meta(y) and x.dtype == y.dtype
+    return x.new_empty(torch.broadcast_shapes(x.shape, y.shape)) if matches else None
 
 
 def matmul(x: Tensor, y: Tensor) -> Tensor | None:
-    """Rows one after the other, however those of the two matrices stand."""
-    alike = x.is_meta and y.is_meta and x.dtype == y.dtype and x.dim() == y.dim() == 2 and x.shape[1] == y.shape[0]
-    return x.new_empty(x.shape[0], y.shape[1]) if alike else None
+    """Return the product of two matrices, which is contiguous whatever their strides are.
+
+    Args:
+        x: [n, i].
+        y: [i, o].
+    """
+    matches = x.is_meta and y.is_meta and x.dtype == y.dtype and x.dim() == y.dim() == 2 and x.shape[1] == y.shape[0]
+    return x.new_empty(x.shape[0], y.shape[1]) if matches else None
 
 
 def addmm(bias: Tensor, x: Tensor, weight: Tensor, *_: Any) -> Tensor | None:
-    """A product to which a row, or one for each, is added."""
-    alike = bias.dtype == x.dtype and bias.shape[-1:] == weight.shape[1:]
-    return matmul(x, weight) if alike else None
+    """Return the product of two matrices plus a bias, or plus a matrix.
+
+    Args:
+        bias: [o] or [n, o].
+        x: [n, i].
+        weight: [i, o].
+        *_: Further arguments.
+    """
+    matches = bias.dtype == x.dtype and bias.shape[-1:] == weight.shape[1:]
+    return matmul(x, weight) if matches else None
 
 
 def block_diag(blocks: Sequence[Tensor]) -> Tensor | None:
-    """Matrices along a diagonal."""
+    """Return the block-diagonal matrix of some matrices."""
     if any(block.dim() != 2 for block in blocks):
         return None
     return blocks[0].new_empty(*map(sum, zip(*(block.shape for block in blocks), strict=True)))
 
 
 def cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor | None:
-    """Tensors one after the other."""
+    """Return the concatenation of tensors.
+
+    Args:
+        parts: The tensors.
+        dim: Dimension along which they are concatenated.
+    """
     if any(part.dim() != parts[0].dim() or part.dtype != parts[0].dtype for part in parts):
         return None
     shape = [*parts[0].shape]
@@ -68,14 +106,25 @@ def cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor | None:
 
 
 def stack(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Tensors that are alike, along a dimension of their own."""
+    """Return tensors of the same shape stacked along a new dimension.
+
+    Args:
+        parts: The tensors.
+        dim: Position of the new dimension.
+    """
     shape = [*parts[0].shape]
     shape.insert(dim % (len(shape) + 1), len(parts))
     return parts[0].new_empty(shape)
 
 
 def reduction(x: Tensor, dims: Sequence[int] | None, keepdim: bool = False) -> Tensor | None:
-    """Sums or means along some dimensions, or all."""
+    """Return the sum or mean along dimensions.
+
+    Args:
+        x: The tensor.
+        dims: The dimensions; None or empty: all.
+        keepdim: True keeps these dimensions, with size 1.
+    """
     if x.dim() == 0:
         return None
     along = {dim % x.dim() for dim in dims or range(x.dim())}
@@ -109,3 +158,4 @@ SHAPES: dict[Any, Callable[..., Tensor | None]] = {
     aten.sum.dim_IntList: reduction,
     **dict.fromkeys((aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor), binary),
 }
+"""Function that returns the result of each operator overload, or None if PyTorch has to."""

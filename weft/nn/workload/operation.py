@@ -1,4 +1,4 @@
-"""What a model asks of a view once, without data."""
+"""Description of one call of a view by a model, without data."""
 
 from __future__ import annotations
 
@@ -11,55 +11,57 @@ from weft.nn.graph_view import Origin
 
 @dataclass(frozen=True, kw_only=True)
 class GraphOperation:
-    """One call of a view."""
+    """One call of a view: an aggregate, the edges of a block, or embeddings."""
 
     op: Aggregate | Literal["block", "embed"]
-    """An aggregate; or a layer's own over the edges, which it asks for ('block'); or embedded rows are fetched."""
+    """The aggregate; "block" for a layer that reads the edges itself; "embed" for fetching embeddings."""
     width: int
-    """Columns of what is aggregated, or of the rows."""
+    """Number of columns of the rows that the operation reads."""
     steps: int = 1
+    """Number of times that the aggregate is applied."""
     stage: int = 0
+    """Number of the stage whose view was called."""
     hop: int = 0
-    """How many aggregates of earlier stages lead to its rows."""
+    """Number of layers of message passing in earlier stages; each step of an aggregate is a layer."""
     origin: Origin = "rows"
-    """Where its rows come from: constant features, those under dropout, or any rows."""
+    """Origin of the rows: constant features, these under dropout, or any other rows."""
     backward: bool
-    """Whether a gradient flows back through it."""
+    """True if a gradient flows back through the operation."""
     flops: float = 0
-    """Of the maps of one row, forward, since the last aggregate or block."""
+    """Forward FLOPs per row of the dense layers between the previous aggregate or block and this operation."""
     weighted: bool = False
-    """Whether it uses the weights of the edges."""
+    """True if the operation uses edge weights."""
     layer: str = ""
-    """The kind of the layer that asked."""
-    share: float = 1.0
-    """Of the vertices, those whose rows it concerns."""
+    """Class of the layer that called the view."""
+    vertex_fraction: float = 1.0
+    """Fraction of the vertices whose rows the operation reads."""
 
     @property
     def is_aggregate(self) -> bool:
-        """Whether it is an aggregate over edges."""
+        """True for an aggregate over edges."""
         return isinstance(self.op, Aggregate) and self.op.over_edges
 
     @property
     def linear(self) -> bool:
-        """Whether its gradient does not depend on the rows."""
+        """True for an aggregate whose gradient does not depend on the rows."""
         return isinstance(self.op, Aggregate) and self.op.linear
 
     @property
     def logit_width(self) -> int:
-        """Numbers of a source that logits are made of; 0 where there are none."""
+        """Number of columns of a source from which attention logits are computed; 0 without attention."""
         return self.op.logit_width if isinstance(self.op, Aggregate) else 0
 
     @property
     def separate_logit_width(self) -> int:
-        """Those of them that come beside a source's row, and are not the row itself."""
+        """Number of columns that logits read of a source in addition to the row that is aggregated."""
         return self.op.separate_logit_width if isinstance(self.op, Aggregate) else 0
 
     @property
     def reads_edges(self) -> bool:
-        """Whether it goes over the edges, by an aggregate or by the layer itself."""
+        """True if it goes over edges, in an aggregate or in the layer itself."""
         return self.is_aggregate or self.op == "block"
 
     @property
     def hops(self) -> range:
-        """The aggregates that it makes, or its layer of a block: one; none of a total or of embeddings."""
+        """Numbers of its layers of message passing, one for each step; empty for totals and embeddings."""
         return range(self.hop, self.hop + (self.steps if self.reads_edges else 0))

@@ -1,4 +1,4 @@
-"""What a model asks of its views, found by running it on tensors that have a shape and no data."""
+"""Outline of a model: the calls that it makes to its views, recorded by running it on meta tensors."""
 
 from __future__ import annotations
 
@@ -35,42 +35,72 @@ def outline(
     traits: ViewTraits = ONE_DEVICE,
     optimisations: Optimisations = ALL_OPTIMISATIONS,
     sparse_first: bool = False,
-    transform_share: float = 1.0,
+    sparse_cost_ratio: float = 1.0,
     num_classes: int | None = None,
     typed: TypedShape = UNTYPED,
     num_relation_rows: int = 0,
 ) -> list[GraphOperation]:
-    """The graph operations of one forward pass of `model` under views with these traits, in order.
+    """Return the graph operations of one forward pass of a model, in order.
 
-    weighted: whether the graph has edge weights. transform_share: what a map of constant features costs against one of
-    dense features. typed: what types the graph has. num_relation_rows: of the graph.
+    Args:
+        model: The model, which is not changed.
+        num_vertices: Number of vertices of the graph.
+        num_features: Number of features of a vertex.
+        num_edge_features: Number of features of an edge.
+        weighted: True if the graph has edge weights.
+        training: True for training mode.
+        traits: Traits of the strategy's views.
+        optimisations: Optimisations that are on.
+        sparse_first: True if transforming sparse features before their aggregate is cheaper than after it.
+        sparse_cost_ratio: Cost of a linear transform of the features by nonzeros, divided by that of a dense one.
+        num_classes: Number of logits that the model must return; None: any number.
+        typed: Types of the graph.
+        num_relation_rows: Number of relation rows of the graph.
 
-    InputError for a model that is none, that cannot take rows of num_features, that does not give num_classes logits,
-    or that asks for what the view refuses or the graph lacks.
+    Raises:
+        InputError: The model has no `num_stages`, does not fit the graph, or calls what the view does not support.
     """
-    twin = MetaModel(model, num_features, num_edge_features, typed, weighted=weighted, training=training)
-    relating = typed.num_relations, num_relation_rows / max(num_vertices, 1)
+    # If stages shrink rows, a second run gives each aggregate one row less than the one before it, so that an operation
+    # on rows from before and after an aggregate fails.
+    meta_model = MetaModel(model, num_features, num_edge_features, typed, weighted=weighted, training=training)
+    relation_sizes = typed.num_relations, num_relation_rows / max(num_vertices, 1)
 
-    def run(notes: OutlineState, what: str) -> Tensor:
-        num_rows = notes.rows_at(0)
-        rows = no_rows(typed, num_rows - num_vertices, twin.dtype) if typed.has_input else None
-        inputs = twin.inputs(num_rows, rows, optimisations=optimisations, sparse_first=sparse_first)
-        return twin.run(traits, notes, inputs, what)
+    def run(state: OutlineState, message: str) -> Tensor:
+        num_rows = state.rows_at(0)
+        typed_rows = typed_rows_of_all(typed, num_rows - num_vertices, meta_model.dtype) if typed.has_input else None
+        inputs = meta_model.inputs(num_rows, typed_rows, optimisations=optimisations, sparse_first=sparse_first)
+        return meta_model.run(traits, state, inputs, message)
 
-    notes = OutlineState(num_vertices, Counter(), False, FlopCounter(), twin.running, transform_share, *relating)
-    logits = run(notes, f"the model cannot take rows of {num_features} features ({{}}): mend its widths")
+    state = OutlineState(
+        num_vertices, Counter(), False, FlopCounter(), meta_model.running, sparse_cost_ratio, *relation_sizes
+    )
+    logits = run(state, f"the model cannot take rows of {num_features} features ({{}}): correct its widths")
     if traits.shrinks_rows:
-        again = OutlineState(num_vertices, notes.steps, True, FlopCounter(), twin.running, 1.0, *relating)
-        run(again, "a layer adds rows of its input to fewer rows of its result ({}): use view.targets(x) for them")
+        second = OutlineState(num_vertices, state.steps, True, FlopCounter(), meta_model.running, 1.0, *relation_sizes)
+        run(
+            second, "a layer adds rows of its input to fewer rows of its result ({}): use view.targets(x) for the input"
+        )
     if num_classes is not None and logits.shape[1:] != (num_classes,):
         raise InputError(
-            f"the model gives {list(logits.shape[1:])} logits a vertex, the graph has {num_classes} classes"
+            f"the model returns {list(logits.shape[1:])} logits per vertex, but the graph has {num_classes} classes"
         )
-    return notes.operations
+    return state.operations
 
 
 class MetaModel:
-    """A copy of a model whose tensors have a shape and no data. InputError for a model that is none."""
+    """Copy of a model on the meta device, with shapes and without data.
+
+    Args:
+        model: The model.
+        num_features: Number of features of a vertex.
+        num_edge_features: Number of features of an edge.
+        typed: Types of the graph.
+        weighted: True if the graph has edge weights.
+        training: True for training mode.
+
+    Raises:
+        InputError: The model has no `num_stages`.
+    """
 
     def __init__(
         self,
@@ -83,44 +113,71 @@ class MetaModel:
         training: bool,
     ) -> None:
         if not isinstance(getattr(model, "num_stages", None), int):
-            raise InputError("the model does not say how many views it takes: set its num_stages, or use weft.nn.Stack")
+            raise InputError(
+                "the model has no num_stages, the number of views that it takes: set it, or use weft.nn.Stack"
+            )
         self.dtype = row_dtype(model)
         self.num_features, self.typed, self.training = num_features, typed, training
         self.model = copy.deepcopy(model).to("meta").train(training)
-        self.topology = no_edges(num_edge_features, weighted, parameter_dtype(model))
+        self.topology = topology_without_data(num_edge_features, weighted, parameter_dtype(model))
 
     @cached_property
     def running(self) -> list[str]:
-        """The kinds of the modules that are running, see `name_running`."""
+        """Classes of the modules that are running (see `name_running`)."""
         return name_running(self.model)
 
-    def inputs(self, num_rows: int, typed: TypedRows | None, **said: Any) -> Inputs:
-        """Features of so many rows; said: what else there is to Inputs."""
-        rows = torch.empty(num_rows, self.num_features, dtype=self.dtype, device="meta")
-        return Inputs(rows=rows, typed=typed, **said)
+    def inputs(self, num_rows: int, typed: TypedRows | None, **options: Any) -> Inputs:
+        """Return constant features without data.
 
-    def run(self, traits: ViewTraits, notes: OutlineState, inputs: Inputs, what: str) -> Tensor:
-        """One forward pass under views that take notes; what: is wrong with the model where it cannot run."""
+        Args:
+            num_rows: Number of rows.
+            typed: Features by vertex type, for a graph without x.
+            **options: Further fields of `Inputs`.
+        """
+        rows = torch.empty(num_rows, self.num_features, dtype=self.dtype, device="meta")
+        return Inputs(rows=rows, typed=typed, **options)
+
+    def run(self, traits: ViewTraits, state: OutlineState, inputs: Inputs, message: str) -> Tensor:
+        """Run one forward pass under views that record their calls, and return the logits.
+
+        Args:
+            traits: Traits of the views.
+            state: State that the views share.
+            inputs: Constant features without data.
+            message: Message of the error if the model cannot run; {} is replaced by its cause.
+        """
         stages = range(cast(int, self.model.num_stages))
-        views = [OutlineView(traits, stage, notes, self.topology, inputs) for stage in stages]
+        views = [OutlineView(traits, stage, state, self.topology, inputs) for stage in stages]
         try:
-            with torch.set_grad_enabled(self.training), torch.device("meta"), notes.counter:
+            with torch.set_grad_enabled(self.training), torch.device("meta"), state.counter:
                 logits: Tensor = self.model(views, inputs.rows)
         except (RuntimeError, TypeError, IndexError) as error:
-            raise InputError(what.format(str(error).splitlines()[0])) from error
+            raise InputError(message.format(str(error).splitlines()[0])) from error
         return logits
 
 
-def no_edges(num_edge_features: int, weighted: bool, dtype: torch.dtype) -> Topology:
-    """A topology without data that has the features and weights that a graph has."""
+def topology_without_data(num_edge_features: int, weighted: bool, dtype: torch.dtype) -> Topology:
+    """Return a topology without data, with edge features and weights if the graph has them.
+
+    Args:
+        num_edge_features: Number of features of an edge.
+        weighted: True if the graph has edge weights.
+        dtype: Type of these.
+    """
     none = torch.empty(0, dtype=torch.int64, device="meta")
     weight = torch.empty(0, dtype=dtype, device="meta") if weighted else None
     features = torch.empty(0, num_edge_features, dtype=dtype, device="meta") if num_edge_features else None
     return Topology(Adjacency(indptr=none.new_empty(1), indices=none, num_sources=0, weight=weight), None, features)
 
 
-def no_rows(typed: TypedShape, num_more: int, dtype: torch.dtype) -> TypedRows:
-    """Rows without data of every vertex, and so many more of the last kind, as a rank may have some again."""
+def typed_rows_of_all(typed: TypedShape, num_more: int, dtype: torch.dtype) -> TypedRows:
+    """Return features by type without data, of all vertices and `num_more` further ones of the last type.
+
+    Args:
+        typed: Types of the graph.
+        num_more: Number of rows that a rank stores in addition.
+        dtype: Type of the rows.
+    """
     counts = [count for count, _ in typed.featured]
     num_embedded = typed.num_embedded
     if num_embedded:
@@ -131,16 +188,24 @@ def no_rows(typed: TypedShape, num_more: int, dtype: torch.dtype) -> TypedRows:
 
 
 def typed_rows_of(typed: TypedShape, counts: Sequence[int], num_embedded: int, dtype: torch.dtype) -> TypedRows:
-    """Rows without data, so many of each type with features."""
+    """Return features by type without data.
+
+    Args:
+        typed: Types of the graph.
+        counts: Number of rows of each type with features.
+        num_embedded: Number of rows of the types without features.
+        dtype: Type of the rows.
+    """
     widths = (width for _, width in typed.featured)
     features = (torch.empty(n, width, dtype=dtype, device="meta") for n, width in zip(counts, widths, strict=True))
     return TypedRows(features=tuple(features), num_embedded=num_embedded)
 
 
 def name_running(model: nn.Module) -> list[str]:
-    """The kinds of the model's modules that are running, innermost last; changes as they do.
+    """Return a list that always contains the classes of the model's modules that are running, innermost last.
 
-    Hooks tell, also of modules in phases, since what has hooks runs as a whole (weft.nn.layers.phases.phases_of).
+    Forward hooks update it. They see modules in phases too, since a module with hooks runs as a whole
+    (weft.nn.layers.phases.phases_of).
     """
     running: list[str] = []
 

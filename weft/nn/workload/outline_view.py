@@ -1,4 +1,4 @@
-"""The view that computes nothing and notes what it is asked for, under which a model runs on tensors without data."""
+"""A view that computes nothing and records its calls, under which a model runs on meta tensors."""
 
 from __future__ import annotations
 
@@ -27,61 +27,76 @@ from weft.utils.random import RandomKey
 
 @dataclass
 class OutlineState:
-    """What the views of one run have noted."""
+    """State that the views of one run share: its settings, and the operations recorded so far."""
 
     num_rows: int
-    """Those of the result; where rows are nested, a model reads one more for each aggregate."""
+    """Number of rows of the result. If `nested`, a model reads one more row for each aggregate."""
     steps: Counter[int]
-    """The aggregates of each stage, known from the start in a second run."""
+    """Number of layers of message passing of each stage; in a second run, it is known from the first."""
     nested: bool
-    """Whether fewer rows come out of an aggregate than go in."""
+    """True if an aggregate has fewer rows after it than before."""
     counter: FlopCounter
+    """Counts FLOPs and kernel calls."""
     running: list[str]
-    """The kinds of the modules that are running, innermost last."""
-    transform_share: float = 1.0
-    """What a map of constant features costs, as a share of one of dense features."""
+    """Classes of the modules that are running, innermost last."""
+    sparse_cost_ratio: float = 1.0
+    """Cost of a linear transform of the constant features by their nonzeros, divided by that of a dense one."""
     num_relations: int = 0
-    """Of the graph."""
+    """Number of relations of the graph."""
     rows_per_vertex: float = 1.0
-    """How many rows a relational layer maps for one of the result."""
-    levels: LayerSizes | None = None
-    """How many rows there really are, where the run is of one rank."""
-    footprints: Sequence[KernelMemory] = ()
-    """In a run of one rank, what each operation takes; of a layer of its own, none."""
+    """Average number of relation rows of a vertex."""
+    sizes: LayerSizes | None = None
+    """Number of rows at each layer, for the run of one rank; None: `num_rows` applies."""
+    kernel_memory: Sequence[KernelMemory] = ()
+    """Memory of each operation, for the run of one rank."""
     operations: list[GraphOperation] = field(default_factory=list)
+    """Recorded operations."""
     density: float = 1.0
-    """The share of the constant features that are not zero."""
+    """Fraction of the constant features that are not zero."""
     flops: int = 0
-    """Those counted up to the last aggregate or block."""
+    """FLOPs that had been counted at the last aggregate or block."""
 
     def rows_at(self, hop: int) -> int:
-        """The rows that aggregate `hop` reads."""
-        if self.levels:
-            return self.levels.rows[hop]
+        """Return the number of rows before layer `hop` of message passing."""
+        if self.sizes:
+            return self.sizes.rows[hop]
         return self.num_rows + (self.steps.total() - hop if self.nested else 0)
 
     def mark(self, result: Tensor, number: int) -> Tensor:
-        """The result of operation `number`: once its gradient is there, what follows belongs before the operation."""
+        """Return the result of an operation, with a hook: FLOPs after its gradient count before the operation.
+
+        Args:
+            result: The result.
+            number: Number of the operation.
+        """
         if result.requires_grad:
             result.register_hook(lambda _: setattr(self.counter, "place", FlopPosition(number, backward=True)))
         return result
 
 
 class OutlineView(GraphView):
-    """A view that computes nothing and notes what it is asked for; it weighs and refuses by the traits of another."""
+    """View of a stage that computes nothing and records its calls, with the traits of another view.
 
-    def __init__(self, traits: ViewTraits, stage: int, notes: OutlineState, topology: Topology, inputs: Inputs) -> None:
+    Args:
+        traits: Traits of the strategy's views.
+        stage: Number of the stage.
+        state: State that the views of the run share.
+        topology: Edges without data.
+        inputs: Constant features without data.
+    """
+
+    def __init__(self, traits: ViewTraits, stage: int, state: OutlineState, topology: Topology, inputs: Inputs) -> None:
         super().__init__(topology, inputs=inputs)
-        self.traits, self.stage, self.notes = traits, stage, notes
+        self.traits, self.stage, self.state = traits, stage, state
 
     @property
     def num_vertices(self) -> int:
-        return self.notes.num_rows
+        return self.state.num_rows
 
     @property
     def hop(self) -> int:
-        """The first aggregate of this stage."""
-        return sum(self.notes.steps[stage] for stage in range(self.stage))
+        """Number of layers of message passing in earlier stages."""
+        return sum(self.state.steps[stage] for stage in range(self.stage))
 
     def _aggregate_once(self, op: Aggregate, rows: Rows, steps: int) -> Tensor:
         return self._aggregate(op, rows, steps)
@@ -89,16 +104,16 @@ class OutlineView(GraphView):
     def _aggregate(self, op: Aggregate, rows: Rows, steps: int) -> Tensor:
         x = rows[op.first]
         y = x
-        beside = [one for name, one in rows.items() if name != op.first]
-        for one in beside if self.notes.levels is None else ():
-            y = y + one.sum()  # a shape, and what gradients flow to
+        others = [tensor for name, tensor in rows.items() if name != op.first]
+        for tensor in others if self.state.sizes is None else ():
+            y = y + tensor.sum()  # connects the tensors to the result for autograd
         if isinstance(op, AttendEdges) and op.has_edge_map:
             self._check_edge_features(len(rows["edge_map"]))
         origin = self.origin(x) if op.plain else "rows"
-        return self._note(y, op, *beside, steps=steps, origin=origin, weighted=op.reads_weight)
+        return self._record(y, op, *others, steps=steps, origin=origin, weighted=op.reads_weight)
 
     def _check_edge_features(self, wanted: int) -> None:
-        features, layer = self.topology.edge_features, self.notes.running[-1]
+        features, layer = self.topology.edge_features, self.state.running[-1]
         if features is None:
             raise InputError(
                 f"{layer} attends by edge features, and the graph has none: give the graph edge_features "
@@ -106,40 +121,40 @@ class OutlineView(GraphView):
             )
         if features.shape[1] != wanted:
             raise InputError(
-                f"{layer} takes {wanted} edge features, and the graph has {features.shape[1]}: make it with "
+                f"{layer} takes {wanted} edge features, and the graph has {features.shape[1]}: create it with "
                 f"edge_width={features.shape[1]}"
             )
 
     def relate(self, x: Tensor, weight: Tensor, *, reduce: Literal["sum", "mean"] = "mean") -> Tensor:
-        if len(weight) != self.notes.num_relations:
+        if len(weight) != self.state.num_relations:
             raise InputError(
-                f"the model has maps for {len(weight)} relations, and the graph has {self.notes.num_relations}: "
-                "make it with the graph's graph.typed"
+                f"the model has weights for {len(weight)} relations, but the graph has {self.state.num_relations}: "
+                "build it with typed=graph.typed of this graph"
             )
         rows = self.aggregate(ByRelation.reducing(reduce), {"x": x})
-        levels, hop = self.notes.levels, self.notes.operations[-1].hop
-        num_related = levels.relation_rows[hop] if levels else max(1, round(self.notes.rows_per_vertex * len(rows)))
+        sizes, hop = self.state.sizes, self.state.operations[-1].hop
+        num_related = sizes.relation_rows[hop] if sizes else max(1, round(self.state.rows_per_vertex * len(rows)))
         related = rows.new_empty(num_related, rows.shape[1])
         y = multiply_block_diagonal(related + rows.sum(), weight.sum(0))
         return y.new_empty(len(rows), y.shape[1]) + y.sum()
 
     def embed(self, weight: Tensor) -> Tensor:
-        noted, num_rows = self._note(weight, "embed"), self.typed_rows.num_embedded
-        operations = self.notes.operations
-        operations[-1] = replace(operations[-1], share=num_rows / max(self.notes.rows_at(0), 1))
-        return weight.new_empty(num_rows, weight.shape[1]) + noted.sum()
+        recorded, num_rows = self._record(weight, "embed"), self.typed_rows.num_embedded
+        operations = self.state.operations
+        operations[-1] = replace(operations[-1], vertex_fraction=num_rows / max(self.state.rows_at(0), 1))
+        return weight.new_empty(num_rows, weight.shape[1]) + recorded.sum()
 
     def targets(self, x: Tensor) -> Tensor:
-        num_targets = self.notes.rows_at(self.hop + self.notes.steps[self.stage])
-        same = self.notes.levels is not None and len(x) == num_targets  # a rank's inputs, all of which are targets
-        return x[:num_targets] if self.traits.shrinks_rows and not same else x
+        num_targets = self.state.rows_at(self.hop + self.state.steps[self.stage])
+        are_targets = self.state.sizes is not None and len(x) == num_targets  # rows of a rank that are all targets
+        return x[:num_targets] if self.traits.shrinks_rows and not are_targets else x
 
     def total(self, x: Tensor) -> Tensor:
-        return sum_rows(self._note(x, Total()))
+        return sum_rows(self._record(x, Total()))
 
     def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
         self.check_block()
-        targets = self._note(x, "block", origin=self.origin(x))
+        targets = self._record(x, "block", origin=self.origin(x))
         size = self.block_size
         if size is None:
             return x.clone(), self.topology.edge_index, len(targets)
@@ -148,9 +163,9 @@ class OutlineView(GraphView):
 
     @property
     def block_size(self) -> BlockSize | None:
-        """The size of the block that was asked for last; None where it is not known."""
-        levels, operations = self.notes.levels, self.notes.operations
-        return levels.blocks[operations[-1].hop] if levels and levels.blocks and operations else None
+        """Size of the block of the last operation; None if it is unknown."""
+        sizes, operations = self.state.sizes, self.state.operations
+        return sizes.blocks[operations[-1].hop] if sizes and sizes.blocks and operations else None
 
     @property
     def edge_features(self) -> Tensor | None:
@@ -159,7 +174,7 @@ class OutlineView(GraphView):
 
     @property
     def edge_weight(self) -> Tensor | None:
-        operations = self.notes.operations
+        operations = self.state.operations
         if operations and operations[-1].op == "block":
             operations[-1] = replace(operations[-1], weighted=True)
         weight, size = super().edge_weight, self.block_size
@@ -167,39 +182,50 @@ class OutlineView(GraphView):
 
     def linear(self, x: Tensor, weight: Tensor, added: Tensor | None = None, *, summed: bool = False) -> Tensor:
         del summed
-        share = self.notes.transform_share
-        if self.inputs.sparse and self.origin(x) == "inputs":  # by the nonzeros, which is no dense map
-            self._note_sparse(x, weight)
+        ratio = self.state.sparse_cost_ratio
+        if self.inputs.sparse and self.origin(x) == "inputs":  # by the nonzeros: no dense product is counted
+            self._record_sparse(x, weight)
             y: Tensor = StandIn.apply(KernelMemory(), len(x), x[:, :1].expand(-1, weight.shape[1]), weight)  # type: ignore[no-untyped-call]
             return y if added is None else (y + added).to(x.dtype)
-        if share < 1 and self.origin(x) == "inputs" and len(weight) == x.shape[1]:
-            width = max(1, round(share * len(weight)))  # as many flops as the map by nonzeros is worth
+        if ratio < 1 and self.origin(x) == "inputs" and len(weight) == x.shape[1]:
+            width = max(
+                1, round(ratio * len(weight))
+            )  # a dense product with as many FLOPs as a product by nonzeros costs
             x, weight = x[:, :width], weight[:width]
         return linear(x, weight, added)
 
-    def _note_sparse(self, x: Tensor, weight: Tensor) -> None:
-        """Notes a map by nonzeros, of which the weights alone have a gradient."""
-        counter, nonzeros = self.notes.counter, round(self.notes.density * x.numel())
-        counter.note("sparse", nonzeros, len(x), *weight.shape)
-        counter.note("sparse_backward", nonzeros, len(x), *weight.shape, backward=True)
+    def _record_sparse(self, x: Tensor, weight: Tensor) -> None:
+        """Record a linear transform by nonzeros; only its weights have a gradient."""
+        counter, nonzeros = self.state.counter, round(self.state.density * x.numel())
+        counter.record("sparse", nonzeros, len(x), *weight.shape)
+        counter.record("sparse_backward", nonzeros, len(x), *weight.shape, backward=True)
 
     def _drop(self, x: Tensor, key: RandomKey, p: float, relu: bool) -> Tensor:
         del key, p
-        return counted_dropout(self.notes.counter, x, relu)
+        return counted_dropout(self.state.counter, x, relu)
 
-    def _note(
+    def _record(
         self,
         x: Tensor,
         op: Aggregate | Literal["block", "embed"],
-        *beside: Tensor,
+        *others: Tensor,
         steps: int = 1,
         origin: Origin = "rows",
         weighted: bool = False,
     ) -> Tensor:
-        """Notes a call; the rows that come of it."""
-        notes, number = self.notes, len(self.notes.operations)
-        made = notes.counter.total
-        notes.operations.append(
+        """Record a call, and return the rows that it results in.
+
+        Args:
+            x: Rows that the operation reads.
+            op: The aggregate, or the kind of operation.
+            *others: Further tensors that it reads.
+            steps: Number of times that the aggregate is applied.
+            origin: Origin of the rows.
+            weighted: True if it uses edge weights.
+        """
+        state, number = self.state, len(self.state.operations)
+        flops_before = state.counter.total
+        state.operations.append(
             GraphOperation(
                 op=op,
                 width=x.shape[1],
@@ -207,38 +233,44 @@ class OutlineView(GraphView):
                 stage=self.stage,
                 hop=self.hop,
                 origin=origin,
-                backward=any(one.requires_grad for one in (x, *beside)) and torch.is_grad_enabled(),
-                flops=(made - notes.flops) / max(notes.num_rows, 1),
+                backward=any(tensor.requires_grad for tensor in (x, *others)) and torch.is_grad_enabled(),
+                flops=(flops_before - state.flops) / max(state.num_rows, 1),
                 weighted=weighted,
-                layer=notes.running[-1],
+                layer=state.running[-1],
             )
         )
-        notes.counter.place = FlopPosition(number + 1)
+        state.counter.place = FlopPosition(number + 1)
         if op == "embed" or isinstance(op, Total):
-            return notes.mark(x.view_as(x), number)
-        notes.flops = made
+            return state.mark(x.view_as(x), number)
+        state.flops = flops_before
         if (
             self.traits.shrinks_rows
-            and notes.nested
-            and (len(x) != notes.rows_at(self.hop) or steps != notes.steps[self.stage])
+            and state.nested
+            and (len(x) != state.rows_at(self.hop) or steps != state.steps[self.stage])
         ):
             raise InputError(
-                f"stage {self.stage} has aggregates one after another, or of different steps, and so cannot tell which "
-                "rows a rank computes again: give each its own stage, or use --strategy communicated"
+                f"stage {self.stage} has aggregates one after another, or with different numbers of steps, so weft "
+                "cannot tell which rows a rank recomputes: give each its own stage, or use --strategy communicated"
             )
-        notes.steps[self.stage] = max(notes.steps[self.stage], steps)
-        num_rows = notes.rows_at(self.hop + steps)
-        if not notes.footprints or op == "block":
-            return notes.mark(x[:num_rows].clone(), number)
-        if origin == "inputs" and self.inputs.optimisations.reuse:  # it was there before
+        state.steps[self.stage] = max(state.steps[self.stage], steps)
+        num_rows = state.rows_at(self.hop + steps)
+        if not state.kernel_memory or op == "block":
+            return state.mark(x[:num_rows].clone(), number)
+        if origin == "inputs" and self.inputs.optimisations.reuse:  # it is cached: no memory is allocated
             return x.new_empty(1, x.shape[1]).expand(num_rows, -1)  # strides tell rows from columns
-        y: Tensor = StandIn.apply(notes.footprints[number], num_rows, x, *beside)  # type: ignore[no-untyped-call]
-        return notes.mark(y, number)
+        y: Tensor = StandIn.apply(state.kernel_memory[number], num_rows, x, *others)  # type: ignore[no-untyped-call]
+        return state.mark(y, number)
 
 
 def counted_dropout(counter: FlopCounter, x: Tensor, relu: bool) -> Tensor:
-    """Rows without data behind dropout, which is noted both ways."""
-    counter.note("dropout", x.numel())
-    counter.note("dropout", x.numel(), backward=True)
+    """Return meta rows after dropout, which is recorded forward and backward.
+
+    Args:
+        counter: Records the calls.
+        x: Rows on the meta device.
+        relu: True if dropout applies ReLU first.
+    """
+    counter.record("dropout", x.numel())
+    counter.record("dropout", x.numel(), backward=True)
     y: Tensor = DropoutStandIn.apply(x, relu)  # type: ignore[no-untyped-call]
     return y

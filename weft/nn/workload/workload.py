@@ -1,4 +1,4 @@
-"""What a run is asked to do: a model on a graph. It knows no strategy and no ranks."""
+"""Workload of a run: a model on a graph. It knows no strategy and no ranks."""
 
 from __future__ import annotations
 
@@ -20,33 +20,43 @@ from weft.nn.workload.operation import GraphOperation
 from weft.nn.workload.outline import outline
 from weft.utils.errors import InputError
 
-NONZERO_COST = 8  # a map pays as much for a nonzero of sparse features as for this many entries (measured: 2 to 5)
+NONZERO_COST = 8
+"""Cost of a nonzero in a linear transform of sparse features, in entries of a dense one (measured: 2 to 5)."""
 
 
 class OutlineKey(NamedTuple):
-    """What an outline depends on besides the workload."""
+    """Key of an outline of a workload."""
 
     traits: ViewTraits
+    """Traits of the strategy's views."""
     training: bool
+    """True for a training step, False for an evaluation."""
 
 
 class DenseFlopsKey(NamedTuple):
-    """What the flops of a rank's maps depend on besides the workload."""
+    """Key of the FLOPs of the dense layers of a workload."""
 
     traits: ViewTraits
+    """Traits of the strategy's views."""
     training: bool
-    levels: LayerSizes
+    """True for a training step, False for an evaluation."""
+    sizes: LayerSizes
+    """Number of rows of a rank at each layer."""
 
 
 Outlines = Mapping[OutlineKey, tuple[GraphOperation, ...]]
+"""Operations of each outline of a workload."""
 
 
 class Workload:
-    """A model on a graph, of which the statistics are enough for a forecast; what it asks of views is found out once.
+    """Model on a graph. Estimates need only the statistics of the graph. Outlines are computed once.
 
-    graph: a Graph, or the GraphStats of one that is not there. model: on any device. num_classes: the logits that the
-    model must give a vertex; None: any number. outlines: those of the same workload in another process.
-    InputError where the graph itself is needed and is not there.
+    Args:
+        model: The model, on any device.
+        graph: The graph, or the statistics of a graph that is not in memory.
+        optimisations: Optimisations that are on.
+        num_classes: Number of logits that the model must return; None: any number.
+        outlines: Outlines of the same workload, from another process.
     """
 
     def __init__(
@@ -61,74 +71,88 @@ class Workload:
         self.model, self.optimisations, self.num_classes = model, optimisations, num_classes
         self.stats = graph if isinstance(graph, GraphStats) else GraphStats.of(graph)
         self.outlines = dict(outlines or {})
-        self.maps: dict[DenseFlopsKey, tuple[DenseFlops, ...]] = {}
+        self.dense_flops: dict[DenseFlopsKey, tuple[DenseFlops, ...]] = {}
         self._graph = graph if isinstance(graph, Graph) else None
         self._block_flops: dict[tuple[str, int, bool, bool], BlockFlops] = {}
 
     @property
     def graph(self) -> Graph:
-        """The graph itself."""
+        """The graph; InputError if only its statistics are known."""
         if self._graph is None:
-            raise InputError("the graph's statistics are not enough here: give the graph")
+            raise InputError("this needs the graph itself, not only its statistics: pass a Graph")
         return self._graph
 
     @property
     def has_graph(self) -> bool:
-        """Whether the graph itself is there."""
+        """True if the graph itself is known, and not only its statistics."""
         return self._graph is not None
 
     @property
     def dtype(self) -> torch.dtype:
-        """The floating-point type of the model's parameters, and of what sums over rows are multiplied by."""
+        """Floating-point type of the model's parameters, and of the factors of sums over rows."""
         return parameter_dtype(self.model)
 
     @property
     def row_dtype(self) -> torch.dtype:
-        """That of rows: the same, or a narrower one."""
+        """Floating-point type of rows: that of the parameters, or one of lower precision."""
         return row_dtype(self.model)
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a number of a row."""
+        """Bytes of a number in a row."""
         return self.row_dtype.itemsize
 
     @property
     def num_shared(self) -> int:
-        """Numbers of the gradients that are summed over the ranks."""
-        return sum(one.numel() for one in shared_parameters(self.model) if one.requires_grad)
+        """Number of elements of the gradients that are summed over ranks."""
+        return sum(parameter.numel() for parameter in shared_parameters(self.model) if parameter.requires_grad)
 
     @property
-    def transform_share(self) -> float:
-        """What a map of the features by their nonzeros costs, as a share of a dense one."""
+    def sparse_cost_ratio(self) -> float:
+        """Cost of a linear transform of the features by their nonzeros, divided by that of a dense one."""
         return NONZERO_COST * self.stats.density
 
     @property
     def sparse(self) -> bool:
-        """Whether the features are mapped by their nonzeros."""
-        return self.optimisations.sparse and self.transform_share < 1
+        """True if linear transforms of the features read only their nonzeros."""
+        return self.optimisations.sparse and self.sparse_cost_ratio < 1
 
     @property
     def sparse_first(self) -> bool:
-        """Whether mapping sparse features and aggregating the result costs less than mapping a dense aggregate."""
+        """True if transforming sparse features before their aggregate is cheaper than after it."""
         stats = self.stats
+        # Nonzeros per row of the features, and of the adjacency, by which each transformed column is aggregated.
         nonzeros = stats.density * stats.num_features + stats.num_edges / max(stats.num_vertices, 1)
         return self.optimisations.sparse and NONZERO_COST * nonzeros < stats.num_features
 
     def features(self, vertices: slice | Tensor, device: torch.device) -> Tensor:
-        """The features of some vertices, on a device and in the type of rows; [n, 0] without x."""
+        """Return features of vertices, [n, F], in the type of rows; [n, 0] if the graph has no x.
+
+        Args:
+            vertices: The vertices, a range or int64.
+            device: Device of the result.
+        """
         x = torch.empty(self.graph.num_vertices, 0) if self.graph.x is None else self.graph.x
         return x[vertices].to(device, self.row_dtype)
 
     def outline(self, traits: ViewTraits = ONE_DEVICE, *, training: bool) -> tuple[GraphOperation, ...]:
-        """What the model asks of views with these traits in one forward pass. InputError, see `weft.nn.workload.outline`."""
-        found = OutlineKey(traits, training)
-        if found not in self.outlines:
-            self.outlines[found] = self._outline(found)
-        return self.outlines[found]
+        """Return the graph operations of one forward pass (see `weft.nn.workload.outline`).
+
+        Args:
+            traits: Traits of the strategy's views.
+            training: True for a training step, False for an evaluation.
+
+        Raises:
+            InputError: The model does not fit the graph or the views.
+        """
+        key = OutlineKey(traits, training)
+        if key not in self.outlines:
+            self.outlines[key] = self._outline(key)
+        return self.outlines[key]
 
     def _outline(self, key: OutlineKey) -> tuple[GraphOperation, ...]:
         stats = self.stats
-        made = outline(
+        operations = outline(
             self.model,
             num_vertices=stats.num_vertices,
             num_features=stats.num_features,
@@ -139,21 +163,28 @@ class Workload:
             optimisations=self.optimisations,
             num_classes=self.num_classes,
             sparse_first=self.sparse_first,
-            transform_share=min(self.transform_share, 1.0) if self.optimisations.sparse else 1.0,
+            sparse_cost_ratio=min(self.sparse_cost_ratio, 1.0) if self.optimisations.sparse else 1.0,
             typed=stats.typed,
             num_relation_rows=stats.num_relation_rows,
         )
-        return tuple(made)
+        return tuple(operations)
 
     def stage_hops(self, traits: ViewTraits) -> list[list[int]]:
-        """The aggregates of each of the model's stages, by their numbers."""
+        """Return the numbers of the layers of message passing in each stage of the model."""
         spans = [set[int]() for _ in range(cast(int, self.model.num_stages))]
         for op in self.outline(traits, training=True):
             spans[op.stage] |= set(op.hops)
         return [sorted(span) for span in spans]
 
     def block_flops(self, name: str, width: int, *, training: bool, gradient: bool) -> BlockFlops:
-        """Those of the PyG convolution of that name on rows of this width; gradient: whether these want one."""
+        """Return the FLOPs of a PyG convolution of the model, as a function of the size of its block.
+
+        Args:
+            name: Path of the layer in the model.
+            width: Number of columns of its input rows.
+            training: True for a training step, False for an evaluation.
+            gradient: True if the input rows need a gradient.
+        """
         key = name, width, training, gradient
         if key not in self._block_flops:
             conv, stats = cast(PyGConv, self.model.get_submodule(name)), self.stats
@@ -163,5 +194,5 @@ class Workload:
         return self._block_flops[key]
 
     def is_cached(self, op: GraphOperation) -> bool:
-        """Whether a result is computed only once: constant features are always aggregated to the same."""
+        """Return whether the result of an operation is computed only once: an aggregate of constant features."""
         return self.optimisations.reuse and op.origin == "inputs" and op.is_aggregate

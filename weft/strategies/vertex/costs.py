@@ -38,7 +38,7 @@ def caching_costs(
     """
     itemsize, stats = work.itemsize, work.stats
     num_features = stats.num_features or stats.typed.mean_width
-    embedded = sum(op.share * op.width * directions(op) for op in operations if op.op == "embed")
+    embedded = sum(op.vertex_fraction * op.width * directions(op) for op in operations if op.op == "embed")
     num_boundaries = max((op.hops.stop for op in operations), default=0)
     costs = torch.zeros(num_boundaries, 5, dtype=torch.float64)
     widths = [num_features / 2] + [0.0] * num_boundaries  # features have no gradient
