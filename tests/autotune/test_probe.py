@@ -195,7 +195,7 @@ def test_a_profile_of_this_machine(
     assert host["cores"] == 2
     assert {"host", "processor", "memory_bytes", "torch", "weft", "date"} <= host.keys()
     assert main(["probe", "--workers", "3,x"]) == 2
-    assert "'x' is no whole number" in capsys.readouterr().err
+    assert "'x' is not a whole number" in capsys.readouterr().err
 
 
 def test_a_probe_that_is_stopped_writes_no_profile(

@@ -61,11 +61,11 @@ def test_what_is_missing_is_told(capsys: pytest.CaptureFixture[str], monkeypatch
     wrong = "rich is not installed; torch is 2.5.1+cpu, and weft needs 2.6: run pip install 'rich>=13' 'torch>=2.6'"
     assert found["packages"] == ("FAILS", wrong)
     assert found["weft[tables]"][0] == "without"
-    assert found["weft[tables]"][1].startswith("pyarrow is not installed: no tables of vertices and edges")
+    assert found["weft[tables]"][1].startswith("pyarrow is not installed; needed for tables of vertices and edges")
     assert found["weft[tables]"][1].endswith(": pip install 'weft[tables]'")
     assert found["temporary"][0] == "FAILS"
-    assert "has 1.0 kB of room: name a folder with more in TMPDIR" in found["temporary"][1]
-    assert found["datasets"][1].startswith("WEFT_DATA=/nowhere is no folder")
+    assert "has 1.0 kB free: set TMPDIR to a folder with more space" in found["temporary"][1]
+    assert found["datasets"][1].startswith("WEFT_DATA=/nowhere is not a folder")
     assert found["GPUs"][0] == "without"
     assert main(["doctor"]) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -80,11 +80,11 @@ def test_what_is_missing_is_told(capsys: pytest.CaptureFixture[str], monkeypatch
             "",
             "127.0.1.1",
             "without",
-            "box is 127.0.1.1: no torchrun over several hosts, unless GLOO_SOCKET_IFNAME names eth7",
+            "box is 127.0.1.1: torchrun over several hosts needs GLOO_SOCKET_IFNAME, set to eth7",
         ),
         ("", "10.0.0.3", "ok", "box is 10.0.0.3 to ranks on other hosts"),
         ("eth7", "127.0.1.1", "ok", "by GLOO_SOCKET_IFNAME=eth7"),
-        ("eth7,ib9", "10.0.0.3", "FAILS", "GLOO_SOCKET_IFNAME=eth7,ib9: there is no ib9: name one of lo, eth7"),
+        ("eth7,ib9", "10.0.0.3", "FAILS", "GLOO_SOCKET_IFNAME=eth7,ib9: there is no interface ib9: set it to one of lo, eth7"),
     ],
 )
 def test_the_address_of_this_host(
@@ -106,7 +106,7 @@ def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "init", fails)
-    assert doctor.gpus()[1] == "none found (RuntimeError: Found no NVIDIA driver on your system.): no --device cuda"
+    assert doctor.gpus()[1] == "no GPU found (RuntimeError: Found no NVIDIA driver on your system.): --device cuda will not work"
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             {"triton>=3": "triton is not installed"},
             "without",
-            "Card (80.00 GB); triton is not installed: only plain sums run on it: pip install 'weft[gpu]'",
+            "Card (80.00 GB); triton is not installed: only sums can run on it: pip install 'weft[gpu]'",
         ),
     ],
 )

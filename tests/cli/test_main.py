@@ -51,7 +51,7 @@ def mistake(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     [
         (["train", "digits", "--layers", "0"], "--layers 0: give at least 1"),
         (["train", "digits", "--workers", "-2"], "--workers -2: give at least 1"),
-        (["train", "digits", "--lr", "fast"], "argument --lr: 'fast' is no number"),
+        (["train", "digits", "--lr", "fast"], "argument --lr: 'fast' is not a number"),
         (["train", "digits", "--model", "gcnn"], "unknown model 'gcnn': did you mean 'gcn'?"),
         (["train", "digits", "--strategy", "tensors"], "unknown strategy 'tensors': did you mean 'tensor'?"),
         (["train", "digits", "--strategy", "single", "--workers", "2"], "strategy single runs on one rank"),
@@ -62,7 +62,7 @@ def mistake(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
         (["train", "digits", "--resume"], "--resume needs --out"),
         (["train", "digits", "--resume", "--out", "nothing/here"], "nothing/here contains no run"),
         (["train", "digits", "--device", "cuda"], "--device cuda: torch finds no GPU here"),
-        (["train"], "no graph is named: give one, or a --config with one"),
+        (["train"], "no graph: give its name, or a --config that names one"),
         (["train", "digits", "--order", "dfs"], "unknown --order 'dfs': did you mean 'bfs'?"),
         (["train", "digits", *HYBRID, "--partition", "mettis"], "unknown --partition 'mettis': did you mean 'metis'?"),
         (["train", "digits", *HYBRID, "--partition", "no/book.safetensors"], "no/book.safetensors: no such file"),
@@ -339,10 +339,10 @@ def test_told_to_stop_before_it_trains(seconds: float, tmp_path: Path) -> None:
     ("flags", "said"),
     [
         (["--epoch", "3"], "unknown flag --epoch: did you mean --epochs?"),
-        (["--epochs", "+3"], "argument --epochs: '+3' is no whole number"),
-        (["--epochs", "\u0663"], "argument --epochs: '\u0663' is no whole number"),
-        (["--epochs", "1_000"], "argument --epochs: '1_000' is no whole number"),
-        (["--lr", "1e-2x"], "argument --lr: '1e-2x' is no number"),
+        (["--epochs", "+3"], "argument --epochs: '+3' is not a whole number"),
+        (["--epochs", "\u0663"], "argument --epochs: '\u0663' is not a whole number"),
+        (["--epochs", "1_000"], "argument --epochs: '1_000' is not a whole number"),
+        (["--lr", "1e-2x"], "argument --lr: '1e-2x' is not a number"),
         (["--lr", "nan"], "--lr nan: give a finite number"),
         (["--layers", "2147483648"], "--layers 2147483648: give at most 1000"),
         (["--workers", "1000000000"], "--workers 1000000000: give at most 4096"),
@@ -370,8 +370,8 @@ def test_out_of_memory_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["doctor"], "this command is one process's: start it without torchrun"),
-        (["data", "info", "digits"], "this command is one process's"),
+        (["doctor"], "this command runs in one process: start it without torchrun"),
+        (["data", "info", "digits"], "this command runs in one process"),
         (["train", "digits", "--workers", "3"], "--workers 3: torchrun has started 2 ranks: leave it out"),
     ],
 )

@@ -95,7 +95,7 @@ def test_what_nobody_has_written_to_is_not_read_again(stored: Path, monkeypatch:
 
 def test_verify_reads_what_seems_unchanged(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "info", str(stored), "--verify"]) == 0
-    assert "checksums         all as written" in capsys.readouterr().out
+    assert "checksums         all correct" in capsys.readouterr().out
     path = stored / "y.npy"
     before, content = path.stat(), bytearray(path.read_bytes())
     content[-8] ^= 1

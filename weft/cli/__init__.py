@@ -1,1 +1,1 @@
-"""The command line: parsing, commands, and error messages of one line with exit code 2."""
+"""Command line of weft: flags, commands, and errors in one line with exit code 2."""

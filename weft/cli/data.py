@@ -1,4 +1,4 @@
-"""`weft data`: graphs brought to disk, and what they hold."""
+"""Commands `weft data import` and `weft data info`."""
 
 from __future__ import annotations
 
@@ -27,70 +27,83 @@ DATA_OPTIONS = (
     "order",
     "seed",
 )
+"""Fields of Config that are flags of `weft data import`."""
 IN_MEMORY = ("normalize_features", "random_features", "random_classes", "inverse_relations", "order")
-"""Options for which a graph has to be in memory."""
+"""Options that need the whole graph in memory."""
 SECONDS_BETWEEN_LINES = 2.0
+"""Shortest time between two lines of progress."""
 
-TABLES, EDGE_LIST, OGB, KNOWN = "tables", "an edge list", "a folder of OGB's", "a graph with features of its own"
-"""What a graph is imported from."""
+TABLES, EDGE_LIST, OGB, WHOLE_GRAPH = "tables", "an edge list", "an OGB folder", "a graph with features"
+"""Kinds of sources from which a graph is imported."""
 FLAGS = {
-    "--vertices": ("FILE: a table of vertices (Parquet, Arrow, CSV), a row for each", (TABLES,)),
-    "--id": ("column of the vertices' ids, by which the edges name them (none: rows, from 0 on)", (TABLES,)),
-    "--source": ("column of the edges: the id that each leaves (source)", (TABLES,)),
-    "--target": ("column of the edges: the id that each enters (target)", (TABLES,)),
-    "--features": ("columns of --vertices, separated by commas; beside an edge list a file", (TABLES, EDGE_LIST)),
-    "--label": ("column of --vertices, or several; beside an edge list a file", (TABLES, EDGE_LIST)),
-    "--split-time": ("column of --vertices: the earliest train, the latest test", (TABLES,)),
-    "--weight": ("column of the edges", (TABLES,)),
-    "--edge-features": ("columns of the edges, separated by commas", (TABLES,)),
+    "--vertices": ("FILE: table of vertices (Parquet, Arrow, CSV), one row for each", (TABLES,)),
+    "--id": ("column of vertex ids, which the edges use (default: row numbers from 0)", (TABLES,)),
+    "--source": ("column of the edges: id of the source vertex (default: source)", (TABLES,)),
+    "--target": ("column of the edges: id of the target vertex (default: target)", (TABLES,)),
+    "--features": ("columns of --vertices, separated by commas; for an edge list, a file", (TABLES, EDGE_LIST)),
+    "--label": ("column of --vertices, or several separated by commas; for an edge list, a file", (TABLES, EDGE_LIST)),
+    "--split-time": ("column of --vertices with times: the earliest vertices train, the latest test", (TABLES,)),
+    "--weight": ("column of the edges: weight of each edge", (TABLES,)),
+    "--edge-features": ("columns of the edges with features, separated by commas", (TABLES,)),
 }
+"""Flags that describe the source: help text, and the kinds of sources for which they have an effect."""
 
 
 def add_data_commands(commands: Any) -> None:
-    """The flags of `weft data import` and `weft data info`."""
+    """Add the commands `weft data import` and `weft data info` to the subcommands of a parser."""
     command = commands.add_parser("import", help="turn tables, files or a named dataset into a graph folder")
     command.add_argument("graph", nargs="?", metavar="SOURCE", help="a file, a folder or a dataset name")
-    command.add_argument("--edges", metavar="FILE", help="a table of edges in place of SOURCE; its ids are names")
+    command.add_argument(
+        "--edges", metavar="FILE", help="table of edges, instead of SOURCE; vertices are identified by the ids in it"
+    )
     for flag, (text, _) in FLAGS.items():
         flags = [flag, "--labels"] if flag == "--label" else [flag]
         command.add_argument(*flags, metavar="X", help=text)
-    command.add_argument("--undirected", action="store_true", help="let every edge lead both ways, once")
+    command.add_argument(
+        "--undirected", action="store_true", help="add the reverse of every edge, and merge duplicates"
+    )
     command.add_argument(
         "--split",
         metavar="X",
-        help="shares to draw such as 60,20,20; a column (a file beside an edge list) of train, val and test; or the "
-        "number of one of several public splits",
+        help="percentages for a random split, such as 60,20,20; a column (for an edge list, a file) with train, val "
+        "and test; or the number of a public split",
     )
     add_options(command, only=[name for name in DATA_OPTIONS if name != "split"])
     command.add_argument("--out", type=Path, required=True, help="folder of the graph")
-    command.add_argument("--overwrite", action="store_true", help="replace the graph that is there")
+    command.add_argument("--overwrite", action="store_true", help="replace an existing graph")
     command.set_defaults(command=import_graph)
-    command = commands.add_parser("info", help="what a graph holds")
+    command = commands.add_parser("info", help="show the size and contents of a graph")
     command.add_argument("graph", help="a graph folder, a file or a dataset name")
-    command.add_argument("--verify", action="store_true", help="read all of a graph folder, and compare checksums")
+    command.add_argument("--verify", action="store_true", help="read the whole graph folder and compare checksums")
     command.set_defaults(command=_info)
 
 
 def import_graph(options: argparse.Namespace) -> int:
-    """Writes a graph as a folder: of parts as they come, unless an option needs the whole of it."""
+    """Write a graph to a folder, part by part unless an option needs the whole graph in memory.
+
+    Returns:
+        The exit code.
+    """
     from weft.data import Graph, as_asked
     from weft.data.io.graph_parts import gather_parts
     from weft.data.store.import_parts import import_parts
 
-    public, shares, column = parse_split(options.split)
-    config = Config(**given_fields(options, Config) | {"graph": options.graph or options.edges or "", "split": public})
-    asked = {name: getattr(config, name) for name in (*IN_MEMORY, "seed")}
+    public_split, shares, column = parse_split(options.split)
+    config = Config(
+        **given_fields(options, Config) | {"graph": options.graph or options.edges or "", "split": public_split}
+    )
+    memory_options = {name: getattr(config, name) for name in (*IN_MEMORY, "seed")}
     kind = kind_of_source(options)
     refuse_unused_flags(options, kind, column)
-    if kind == KNOWN:
-        graph = load_whole_graph(config, asked, shares)
+    if kind == WHOLE_GRAPH:
+        graph = load_whole_graph(config, memory_options, shares)
     else:
         parts = open_parts(options, kind, config, shares, column)
         if not any(getattr(config, name) != getattr(Config(), name) for name in IN_MEMORY):
             _describe(import_parts(parts, options.out, throttled_printer(), overwrite=options.overwrite))
             print(f"saved in {options.out}")
             return 0
-        graph = as_asked(Graph.of(gather_parts(parts)), **asked)
+        graph = as_asked(Graph.of(gather_parts(parts)), **memory_options)
     graph.save(options.out, overwrite=options.overwrite)
     _describe(graph)
     print(f"saved in {options.out}")
@@ -98,7 +111,15 @@ def import_graph(options: argparse.Namespace) -> int:
 
 
 def parse_split(text: str | None) -> tuple[int, tuple[float, ...] | None, str | None]:
-    """What --split says: a public split's number, shares, or the name of a column or file. InputError for no shares."""
+    """Parse `--split`.
+
+    Returns:
+        The number of a public split, the shares of a random split, and the name of a column or file. Two of them are 0
+            or None.
+
+    Raises:
+        InputError: The shares are not numbers.
+    """
     if text is None or (text.isascii() and text.isdecimal() and len(text) < 10):
         return int(text or 0), None, None
     if "," not in text:
@@ -106,18 +127,22 @@ def parse_split(text: str | None) -> tuple[int, tuple[float, ...] | None, str | 
     try:
         shares = tuple(real(part) / 100 for part in text.split(","))
     except argparse.ArgumentTypeError:
-        raise InputError(f"--split {text}: give three shares in per cent, such as 60,20,20") from None
+        raise InputError(f"--split {text}: give three percentages, such as 60,20,20") from None
     return 0, shares, None
 
 
 def kind_of_source(options: argparse.Namespace) -> str:
-    """What a graph is imported from."""
+    """Return the kind of source from which a graph is imported.
+
+    Raises:
+        InputError: There is no source, or there are two.
+    """
     from weft.data.io.datasets import is_edge_list
     from weft.data.io.ogb import is_ogb
 
     if options.edges is not None:
         if options.graph is not None:
-            raise InputError(f"{options.graph} and --edges {options.edges}: give one of them")
+            raise InputError(f"{options.graph} and --edges {options.edges}: give only one of them")
         return TABLES
     if options.graph is None:
         raise InputError("nothing to import: give a file, a folder or a dataset name, or --edges FILE")
@@ -125,40 +150,68 @@ def kind_of_source(options: argparse.Namespace) -> str:
         path = Path(options.graph).expanduser()
         if is_ogb(path):
             return OGB
-        return EDGE_LIST if is_edge_list(path) and path.exists() else KNOWN
+        return EDGE_LIST if is_edge_list(path) and path.exists() else WHOLE_GRAPH
 
 
 def refuse_unused_flags(options: argparse.Namespace, kind: str, column: str | None) -> None:
-    """InputError for a flag that has no effect on what is imported."""
+    """Check that each flag has an effect on the source.
+
+    Args:
+        options: The parsed command line.
+        kind: Kind of the source.
+        column: Name of the column or file of --split, if it is one.
+
+    Raises:
+        InputError: A flag has no effect.
+    """
     for flag, (_, kinds) in FLAGS.items():
         if getattr(options, flag[2:].replace("-", "_")) is not None and kind not in kinds:
             where = "without --edges FILE" if kinds == (TABLES,) else f"on {options.graph}"
             raise InputError(f"{flag} has no effect {where}: leave it out")
-    if options.undirected and kind == KNOWN:
+    if options.undirected and kind == WHOLE_GRAPH:
         raise InputError(f"--undirected has no effect on {options.graph}: leave it out, or import its edge list")
     if column is not None and kind not in (TABLES, EDGE_LIST):
-        raise InputError(f"--split {column}: {options.graph} has no columns: give a number, or shares such as 60,20,20")
+        raise InputError(
+            f"--split {column}: {options.graph} has no columns: give a number, or percentages such as 60,20,20"
+        )
 
 
-def load_whole_graph(config: Config, asked: dict[str, Any], shares: tuple[float, ...] | None) -> Graph:
-    """The graph of a name, a recipe or a file that holds all of it."""
+def load_whole_graph(config: Config, memory_options: dict[str, Any], shares: tuple[float, ...] | None) -> Graph:
+    """Load a graph by a dataset name, a generator, or a file that contains all of it.
+
+    Args:
+        config: The graph's name and split.
+        memory_options: Options of `weft.load`.
+        shares: Shares of a random split, or None.
+    """
     from weft.data import load
 
-    graph = load(config.graph, split=config.split, **asked)
+    graph = load(config.graph, split=config.split, **memory_options)
     return graph if shares is None else graph.with_split(shares, seed=config.seed)
 
 
 def open_parts(
     options: argparse.Namespace, kind: str, config: Config, shares: tuple[float, ...] | None, column: str | None
 ) -> GraphParts:
-    """The graph in the parts in which its source gives it."""
+    """Return a graph in parts, as its source provides it.
+
+    Args:
+        options: The parsed command line.
+        kind: Kind of the source.
+        config: The graph's name, split and seed.
+        shares: Shares of a random split, or None.
+        column: Name of the column or file of --split, or None.
+
+    Raises:
+        InputError: The source has no public splits, or cannot be read.
+    """
     from weft.data.io.ogb import ogb_parts
     from weft.data.splits import split_vertices
     from weft.data.tables.edge_list import edge_list_parts
     from weft.data.tables.table_graph import ColumnRoles, table_parts
 
     if config.split and kind != OGB:
-        raise InputError(f"--split {config.split}: {config.graph} has no splits to choose from: leave it out")
+        raise InputError(f"--split {config.split}: {config.graph} has no public splits: leave it out")
     if kind == OGB:
         parts = ogb_parts(Path(config.graph).expanduser(), split=config.split, undirected=options.undirected)
         if shares is None or parts.num_vertices is None:
@@ -191,52 +244,53 @@ def open_parts(
 
 
 def split_names(text: str | None) -> tuple[str, ...]:
-    """Names that are separated by commas."""
+    """Return names that are separated by commas."""
     return tuple(text.split(",")) if text else ()
 
 
 def throttled_printer() -> Callable[[str], None]:
-    """What prints a line of progress, if some time has passed since the one before."""
-    before = time.monotonic()
+    """Return a function that prints a line of progress, unless the previous one is too recent."""
+    last_time = time.monotonic()
 
     def say(text: str) -> None:
-        nonlocal before
-        if time.monotonic() - before >= SECONDS_BETWEEN_LINES:
-            before = time.monotonic()
+        nonlocal last_time
+        if time.monotonic() - last_time >= SECONDS_BETWEEN_LINES:
+            last_time = time.monotonic()
             print(f"weft: {text}", file=sys.stderr, flush=True)
 
     return say
 
 
 def _info(options: argparse.Namespace) -> int:
+    """Run `weft data info`."""
     from weft import data
 
     graph = data.load(options.graph, verify=options.verify or None)
     if options.verify and graph.path is None:
-        raise InputError(f"--verify has no effect on {options.graph}, which is no graph folder: leave it out")
+        raise InputError(f"--verify has no effect on {options.graph}, which is not a graph folder: leave it out")
     _describe(graph)
     if options.verify:
-        print(f"{'checksums':17} all as written")
+        print(f"{'checksums':17} all correct")
     return 0
 
 
 def _describe(graph: Graph) -> None:
-    """Prints one fact a line."""
-    degree, several = graph.in_edges.degree, " (several per vertex)" if graph.multilabel else ""
-    most = int(degree.max()) if len(degree) else 0
+    """Print facts about a graph, one per line."""
+    degree, multilabel = graph.in_edges.degree, " (several per vertex)" if graph.multilabel else ""
+    max_degree = int(degree.max()) if len(degree) else 0
     facts = {
         "name": graph.name,
         "vertices": f"{graph.num_vertices:,}",
         "edges": f"{graph.num_edges:,}",
-        "in-degree": f"mean {graph.num_edges / max(len(degree), 1):.1f}, most {most}",
+        "in-degree": f"mean {graph.num_edges / max(len(degree), 1):.1f}, most {max_degree}",
         "isolated targets": f"{int((degree == 0).sum()):,}",
         "edge weights": "yes" if graph.in_edges.weight is not None else "no",
         "edge features": graph.num_edge_features,
         "relations": len(graph.relations),
-        "ids": "numbers from 0 on" if graph.vertex_names is None else graph.vertex_names.column,
+        "ids": "row numbers from 0" if graph.vertex_names is None else graph.vertex_names.column,
         "numbering": "original" if graph.ids is None else "reordered",
         "features": graph.num_features,
-        "values" if graph.label_kind == "values" else "classes": f"{graph.num_classes}{several}",
+        "values" if graph.label_kind == "values" else "classes": f"{graph.num_classes}{multilabel}",
         "fingerprint": graph.fingerprint,
     }
     for split in ("train", "val", "test"):

@@ -1,4 +1,4 @@
-"""`weft doctor`: what this machine has, what will not work on it, and why. Each check stands alone."""
+"""`weft doctor`: checks what this machine has, what will not work, and why. The checks are independent."""
 
 from __future__ import annotations
 
@@ -21,117 +21,140 @@ from weft.utils.optional_packages import install_command
 from weft.utils.units import format_bytes
 
 FAILS, WITHOUT, WORKS = "FAILS", "without", "ok"
+"""States of a check: weft will not work; something optional is missing; passed."""
 LOOPBACK_SECONDS = 60.0
-LEAST_TEMPORARY_BYTES = 1 << 30
+"""Timeout for two local ranks to connect."""
+MIN_TEMPORARY_BYTES = 1 << 30
+"""Free space that the temporary folder should have."""
 REQUIREMENT = re.compile(r"""([\w.-]+)(?:>=([\d.]+))?(?: *; *extra == ['"](\w+)['"])?""")
-"""A line of what weft requires: a package, its least version, the extra that it is of."""
+"""Pattern of a requirement of weft: package, minimum version, and the extra that needs it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What one check has found."""
+    """Result of one check."""
 
     name: str
+    """Name of the check."""
     state: str
-    """ok; without: what is not there, and not needed by most; FAILS: what weft does not work without."""
+    """ok; without: something is missing that most users do not need; FAILS: weft does not work without it."""
     text: str
-    """What is there, or what is not and what to do."""
+    """Facts, or what is missing and what to do."""
 
 
 def diagnose() -> list[Finding]:
-    """All checks, of which none raises."""
-    found = []
+    """Run all checks. A check that raises counts as failed."""
+    findings = []
     for name, check in CHECKS.items():
         try:
             state, text = check()
         except Exception as error:
             state, text = FAILS, cause(error)
-        found.append(Finding(name=name, state=state, text=printable(text)))
-    return found
+        findings.append(Finding(name=name, state=state, text=printable(text)))
+    return findings
 
 
 def report(findings: list[Finding]) -> str:
-    """One line each, those that fail last."""
-    ordered = sorted(findings, key=lambda one: one.state == FAILS)
-    return "\n".join(f"{one.state:7}  {one.name:13}  {one.text}" for one in ordered)
+    """Return one line for each finding, failed ones last."""
+    ordered = sorted(findings, key=lambda finding: finding.state == FAILS)
+    return "\n".join(f"{finding.state:7}  {finding.name:13}  {finding.text}" for finding in ordered)
 
 
 def record(findings: list[Finding]) -> dict[str, object]:
-    """The same in values that JSON knows."""
-    return {"works": works(findings), "findings": [asdict(one) for one in findings]}
+    """Return the findings as JSON values."""
+    return {"works": works(findings), "findings": [asdict(finding) for finding in findings]}
 
 
 def works(findings: list[Finding]) -> bool:
-    """Whether nothing fails."""
-    return all(one.state != FAILS for one in findings)
+    """Return True if no check has failed."""
+    return all(finding.state != FAILS for finding in findings)
 
 
 Check = tuple[str, str]
-"""State and text."""
+"""State and text of a check."""
 
 
 def python() -> Check:
+    """Report version and path of Python."""
     return WORKS, f"{platform.python_version()} at {sys.executable}, {platform.platform()}"
 
 
 def packages() -> Check:
-    """Those that weft requires, at least in the versions that it says."""
-    versions, wrong = required()
-    if wrong:
-        return FAILS, f"{'; '.join(wrong.values())}: run pip install {' '.join(map(repr, wrong))}"
+    """Check the packages that weft requires, and their versions."""
+    versions, problems = required()
+    if problems:
+        return FAILS, f"{'; '.join(problems.values())}: run pip install {' '.join(map(repr, problems))}"
     return WORKS, ", ".join([f"weft {metadata.version('weft')}", *versions])
 
 
 def required(extra: str = "") -> tuple[list[str], dict[str, str]]:
-    """What weft, or an extra of it, requires: packages with their versions, and by requirement what is wrong."""
-    versions, wrong = [], {}
+    """Check the packages that weft, or an extra of it, requires.
+
+    Args:
+        extra: Name of the extra. Default: weft itself.
+
+    Returns:
+        The installed packages with their versions, and the problems by requirement.
+    """
+    versions, problems = [], {}
     for line in metadata.requires("weft") or []:
-        needed = REQUIREMENT.fullmatch(line)
-        if needed is None or (needed[3] or "") != extra:
+        requirement_match = REQUIREMENT.fullmatch(line)
+        if requirement_match is None or (requirement_match[3] or "") != extra:
             continue
-        requirement, name, least = line.partition(";")[0].strip(), needed[1], needed[2]
+        requirement, name, min_version = line.partition(";")[0].strip(), requirement_match[1], requirement_match[2]
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
-            wrong[requirement] = f"{name} is not installed"
+            problems[requirement] = f"{name} is not installed"
             continue
         versions.append(f"{name} {version}")
-        if least and _numbers(version) < _numbers(least):
-            wrong[requirement] = f"{name} is {version}, and weft needs {least}"
-    return versions, wrong
+        if min_version and _numbers(version) < _numbers(min_version):
+            problems[requirement] = f"{name} is {version}, and weft needs {min_version}"
+    return versions, problems
 
 
 def _numbers(version: str) -> list[int]:
-    return [int(one) for one in re.findall(r"\d+", version.split("+")[0])[:3]]
+    """Return the first three numbers of a version."""
+    return [int(number) for number in re.findall(r"\d+", version.split("+")[0])[:3]]
 
 
-def extra(name: str, what: str) -> Callable[[], Check]:
-    """The check of an extra of weft. what: it is for."""
+def extra(name: str, purpose: str) -> Callable[[], Check]:
+    """Return the check of an extra of weft.
+
+    Args:
+        name: Name of the extra.
+        purpose: What the extra is for.
+    """
 
     def check() -> Check:
-        versions, wrong = required(name)
-        if wrong:
-            return WITHOUT, f"{'; '.join(wrong.values())}: no {what}: {install_command(name)}"
-        return WORKS, f"{', '.join(versions)}: {what}"
+        versions, problems = required(name)
+        if problems:
+            return WITHOUT, f"{'; '.join(problems.values())}; needed for {purpose}: {install_command(name)}"
+        return WORKS, f"{', '.join(versions)}: {purpose}"
 
     return check
 
 
 def kernels() -> Check:
+    """Report the instruction set of the CPU kernels."""
     from weft.runtime.native import _native
 
     return WORKS, f"instruction set {_native.current_isa()} of {', '.join(_native.supported_isas())} (WEFT_ISA)"
 
 
 def threads() -> Check:
+    """Report the number of threads."""
     import torch
 
-    cores, given = num_cores(), os.environ.get("OMP_NUM_THREADS", "")
-    said = f"OMP_NUM_THREADS={given}" if given else "OMP_NUM_THREADS is not set: local ranks share the cores"
-    return WORKS, f"{torch.get_num_threads()} on {cores} cores ({said})"
+    cores, variable = num_cores(), os.environ.get("OMP_NUM_THREADS", "")
+    explanation = (
+        f"OMP_NUM_THREADS={variable}" if variable else "OMP_NUM_THREADS is not set: local ranks share the cores"
+    )
+    return WORKS, f"{torch.get_num_threads()} on {cores} cores ({explanation})"
 
 
 def memory() -> Check:
+    """Report the memory and its limit."""
     from weft.runtime.memory import memory_limit_bytes
 
     machine, limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), memory_limit_bytes()
@@ -140,57 +163,64 @@ def memory() -> Check:
 
 
 def temporary() -> Check:
-    """The folder for what ranks share; too little room there ends runs on local ranks."""
+    """Check the free space of the folder in which ranks share files."""
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
     with tempfile.NamedTemporaryFile(dir=folder):
         pass
-    if free < LEAST_TEMPORARY_BYTES:
-        return FAILS, f"{folder} has {format_bytes(free)} of room: name a folder with more in TMPDIR"
-    return WORKS, f"{folder}, {format_bytes(free)} of room"
+    if free < MIN_TEMPORARY_BYTES:
+        return FAILS, f"{folder} has {format_bytes(free)} free: set TMPDIR to a folder with more space"
+    return WORKS, f"{folder}, {format_bytes(free)} free"
 
 
 def gpus() -> Check:
+    """Report the GPUs, and whether Triton kernels can run on them."""
     import torch
 
     if not torch.cuda.is_available():
-        return WITHOUT, f"none found ({_why_no_gpu()}): no --device cuda"
-    names = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
-    found = ", ".join(f"{one.name} ({format_bytes(one.total_memory)})" for one in names)
-    versions, wrong = required("gpu")
-    if wrong:
-        return WITHOUT, f"{found}; {'; '.join(wrong.values())}: only plain sums run on it: {install_command('gpu')}"
-    return WORKS, f"{found}, kernels in {', '.join(versions)}"
+        return WITHOUT, f"no GPU found ({_why_no_gpu()}): --device cuda will not work"
+    gpus_here = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+    described = ", ".join(f"{gpu.name} ({format_bytes(gpu.total_memory)})" for gpu in gpus_here)
+    versions, problems = required("gpu")
+    if problems:
+        return (
+            WITHOUT,
+            f"{described}; {'; '.join(problems.values())}: only sums can run on it: {install_command('gpu')}",
+        )
+    return WORKS, f"{described}, kernels in {', '.join(versions)}"
 
 
 def _why_no_gpu() -> str:
+    """Return the reason why PyTorch finds no GPU."""
     import torch
 
     if not torch.version.cuda:
         return "this torch is built without CUDA"
     try:
         torch.cuda.init()
-    except Exception as error:  # torch's own words: no driver, one that is too old, no device
+    except Exception as error:  # its message names the reason: no driver, an old driver, or no device
         return cause(error)
     return f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '')}"
 
 
 def network() -> Check:
+    """Check that PyTorch has the backends with which ranks communicate."""
     from weft.comm.backends import available_backends
 
-    found = available_backends()
-    if "gloo" not in found:
-        return FAILS, "torch is built without gloo, by which ranks talk: install another build of torch"
-    return WORKS, " and ".join(found) + ("" if "nccl" in found else "; no nccl, which ranks on GPUs need")
+    backends = available_backends()
+    if "gloo" not in backends:
+        return FAILS, "torch was built without gloo, with which ranks communicate: install another build of torch"
+    return WORKS, " and ".join(backends) + ("" if "nccl" in backends else "; no nccl, which ranks on GPUs need")
 
 
 def hosts() -> Check:
-    """The address at which ranks on other hosts would look for those of this one, as gloo chooses it."""
-    chosen, here = os.environ.get("GLOO_SOCKET_IFNAME", ""), [name for _, name in socket.if_nameindex()]
-    if unknown := [name for name in chosen.split(",") if chosen and name not in here]:
+    """Report the address that gloo uses for connections from other hosts."""
+    chosen, interfaces = os.environ.get("GLOO_SOCKET_IFNAME", ""), [name for _, name in socket.if_nameindex()]
+    if unknown := [name for name in chosen.split(",") if chosen and name not in interfaces]:
         return (
             FAILS,
-            f"GLOO_SOCKET_IFNAME={chosen}: there is no {unknown[0]}: name one of {', '.join(here)}, or unset it",
+            f"GLOO_SOCKET_IFNAME={chosen}: there is no interface {unknown[0]}: set it to one of "
+            f"{', '.join(interfaces)}, or unset it",
         )
     if chosen:
         return WORKS, f"by GLOO_SOCKET_IFNAME={chosen}"
@@ -200,13 +230,13 @@ def hosts() -> Check:
     except OSError:
         address = "no address"
     if address == "no address" or address.startswith("127."):
-        others = ", ".join(name for name in here if name != "lo") or "none here"
-        return WITHOUT, f"{host} is {address}: no torchrun over several hosts, unless GLOO_SOCKET_IFNAME names {others}"
+        others = ", ".join(name for name in interfaces if name != "lo") or "the name of a network interface"
+        return WITHOUT, f"{host} is {address}: torchrun over several hosts needs GLOO_SOCKET_IFNAME, set to {others}"
     return WORKS, f"{host} is {address} to ranks on other hosts"
 
 
 def loopback() -> Check:
-    """Two ranks that meet on this host and add up, as those of --workers 2 do."""
+    """Check that two local ranks can connect and add numbers, as with --workers 2."""
     from weft.training.launch.processes import launch
 
     with tempfile.TemporaryDirectory(prefix="weft-") as folder:
@@ -216,7 +246,7 @@ def loopback() -> Check:
 
 
 def add_up(meeting: object) -> None:
-    """What the ranks of `loopback` do."""
+    """Add one number on each rank of `loopback`."""
     import torch
 
     from weft.comm import join
@@ -231,26 +261,27 @@ def add_up(meeting: object) -> None:
 
 
 def datasets() -> Check:
+    """Report the datasets in WEFT_DATA."""
     folder = os.environ.get("WEFT_DATA")
     if not folder:
-        return WITHOUT, "WEFT_DATA is not set: no datasets by name but digits and those that PyG fetches"
+        return WITHOUT, "WEFT_DATA is not set: the only datasets by name are digits and those that PyG downloads"
     if not Path(folder).is_dir():
-        return FAILS, f"WEFT_DATA={folder} is no folder: name one with .npz files, or unset it"
+        return FAILS, f"WEFT_DATA={folder} is not a folder: set it to a folder with .npz files, or unset it"
     number = len(list(Path(folder).glob("*.npz")))
     return WORKS, f"WEFT_DATA={folder}: {number} datasets"
 
 
 def runs() -> Check:
-    """The folder that runs are written to, where no --out is given."""
+    """Check that the default folder of runs can be written."""
     if not os.access(Path("runs") if Path("runs").exists() else ".", os.W_OK):
         return WITHOUT, f"{Path('runs').absolute()} cannot be written: give each run an --out"
-    return WORKS, f"{Path('runs').absolute()}, {format_bytes(shutil.disk_usage('.').free)} of room"
+    return WORKS, f"{Path('runs').absolute()}, {format_bytes(shutil.disk_usage('.').free)} free"
 
 
 CHECKS: dict[str, Callable[[], Check]] = {
     "Python": python,
     "packages": packages,
-    "weft[pyg]": extra("pyg", "models and layers of PyG, datasets that it fetches"),
+    "weft[pyg]": extra("pyg", "models and layers of PyG, datasets that it downloads"),
     "weft[tables]": extra("tables", "tables of vertices and edges, .parquet files, to_pandas"),
     "weft[report]": extra("report", "weft report, run.plot()"),
     "kernels": kernels,
@@ -264,3 +295,4 @@ CHECKS: dict[str, Callable[[], Check]] = {
     "datasets": datasets,
     "runs": runs,
 }
+"""Checks by name."""

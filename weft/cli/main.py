@@ -1,4 +1,4 @@
-"""The command line. What it says on a mistake is one line, and its exit code is 2."""
+"""Command line. A mistake of the caller is reported in one line, with exit code 2."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from weft.cli.data import add_data_commands
-from weft.cli.parser import Parser, add_options, parse_strategies, given_fields, integer, integers
+from weft.cli.parser import Parser, add_options, given_fields, integer, integers, parse_strategies
 from weft.config.config import PLACEMENT_FIELDS, Config, PartitionOptions, is_imported
 from weft.config.files import named_by, options_text, read_options, with_choices
 from weft.runtime.forkserver import start_forkserver
@@ -49,8 +49,8 @@ SWEEP_EXAMPLES = """a file such as
   hidden = [16, 64]
   [training]
   seed = [0, 1, 2]
-makes 6 runs; the table has means and standard deviations over the seeds. The
-same command goes on with a sweep that was stopped.
+makes 6 runs; the table has means and standard deviations over the seeds. Repeat
+the command to continue a sweep that was stopped.
 
 examples:
   weft sweep sweep.toml
@@ -66,13 +66,18 @@ COMPARE_EXAMPLES = """examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; its exit code: 0 if it finished, 2 for a mistake of the caller, 1 for a run that failed.
+    """Run a command.
 
-    arguments: None for those of this process, which is the command's then.
+    Args:
+        arguments: Arguments of the command. None: those of this process, which then belongs to the command, with its
+            signals.
+
+    Returns:
+        The exit code: 0: finished. 1: a run failed. 2: a mistake of the caller. 128 + n: stopped by signal n.
     """
     try:
         return _main(arguments)
-    except Stopped as stop:  # in the few lines below that end it
+    except Stopped as stop:  # a signal that arrives while `_main` returns
         if arguments is None:
             handle_signals(signal.SIG_IGN)
         print(f"weft: {stop}", file=sys.stderr, flush=True)
@@ -80,9 +85,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str] | None) -> int:
+    """Run a command, and turn errors into a line and an exit code."""
     try:
         if arguments is None:
-            _hear_signals()
+            _handle_signals()
             _warn_in_a_line()
         options = _parser().parse_args(arguments)
         _require_ranks(options)
@@ -94,7 +100,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     except RunError as error:
         code, text = 1, str(error)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read the output has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of the output has closed it
         return 1
     except Stopped as stop:
         print(f"weft: {stop}", file=sys.stderr, flush=True)
@@ -103,52 +109,53 @@ def _main(arguments: Sequence[str] | None) -> int:
         code, text = 1, explained(error)
     finally:
         if arguments is None:
-            handle_signals(signal.SIG_IGN)  # Python's own end would answer a signal with a traceback
+            handle_signals(signal.SIG_IGN)  # Python would print a traceback for a signal while it ends
     print_error(text, shared=code == 2)
     return code
 
 
 def _require_ranks(options: argparse.Namespace) -> None:
-    """InputError for a command, or a number of workers, that has nothing to do with the ranks that torchrun started."""
+    """Raise InputError under torchrun for commands without ranks, or for another number of workers."""
     size = os.environ.get("WORLD_SIZE", "1") if "RANK" in os.environ else "1"
     if size == "1":
         return
     if options.command not in STARTING_RANKS:
-        raise InputError("this command is one process's: start it without torchrun")
+        raise InputError("this command runs in one process: start it without torchrun")
     if str(getattr(options, "workers", size)) != size:
         raise InputError(f"--workers {options.workers}: torchrun has started {size} ranks: leave it out")
 
 
-def _hear_signals() -> None:
-    """Ends this process with a line and its exit code when it is told to stop before a run listens, or after it."""
+def _handle_signals() -> None:
+    """Let signals end this process with a line and an exit code, except while a run handles them."""
 
     def stop(number: int, _frame: object) -> NoReturn:
         raise Stopped(f"stopped by {signal.Signals(number).name}", number)
 
-    faulthandler.register(signal.SIGUSR1, file=os.dup(sys.stderr.fileno()))  # also while gloo's lines are left out
+    # Stack traces go to a copy of stderr, because stderr is redirected while gloo prints.
+    faulthandler.register(signal.SIGUSR1, file=os.dup(sys.stderr.fileno()))
     handle_signals(stop)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # see restart_with_heap
 
 
 def _warn_in_a_line() -> None:
-    """Prints a warning as a line of weft's own, and leaves out those of arithmetic, which tell a person nothing."""
+    """Print each warning in one line, and ignore warnings of arithmetic, which do not help users."""
     warnings.simplefilter("ignore", RuntimeWarning)
     warnings.showwarning = lambda text, *_: print(f"weft: warning: {printable(str(text))}", file=sys.stderr, flush=True)
 
 
 def _prepare_process(options: argparse.Namespace) -> None:
-    """Does what comes before PyTorch's import: settings of the process, and the process that ranks are forked from."""
+    """Do what must come before the import of PyTorch: settings of the process, and the start of the fork server."""
     saved = _saved(options)
-    values = (dataclasses.asdict(saved) if saved else {}) | _given(options)
+    values = (dataclasses.asdict(saved) if saved else {}) | _given_options(options)
     if "pages" not in str(values.get("disable", "")):
         restart_with_heap()
-    apart = options.command in (_compare, _sweep, _probe) or values.get("workers", 1) != 1
-    if "RANK" not in os.environ and apart:
+    starts_ranks = options.command in (_compare, _sweep, _probe) or values.get("workers", 1) != 1
+    if "RANK" not in os.environ and starts_ranks:
         start_forkserver()
 
 
 def _saved(options: argparse.Namespace) -> Config | None:
-    """The configuration of the run that is to go on, or to predict, if there is one."""
+    """Return the configuration of the run to resume or to predict with, if there is one."""
     folder = getattr(options, "run", options.out if getattr(options, "resume", False) else None)
     if folder is None or not (folder / "config.toml").exists():
         return None
@@ -156,6 +163,7 @@ def _saved(options: argparse.Namespace) -> Config | None:
 
 
 def _parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
     parser = Parser(prog="weft", description="Trains graph neural networks on graphs that outgrow one device.")
     parser.add_argument("--version", action="version", version=f"weft {version('weft')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
@@ -166,8 +174,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_config(command)
     add_options(command)
     command.add_argument("--out", type=Path, help="folder of the run (default: a new one in runs/)")
-    command.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --out")
-    command.add_argument("--plan", type=Path, metavar="FILE", help="take the best that weft plan --json has found")
+    command.add_argument("--resume", action="store_true", help="continue from the newest checkpoint in --out")
+    command.add_argument(
+        "--plan", type=Path, metavar="FILE", help="use the best plan in FILE, the output of weft plan --json"
+    )
     _add_output(command)
     command.set_defaults(command=_train)
 
@@ -183,13 +193,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_config(command)
     add_options(command, leave_out=("strategy",))
-    which = command.add_mutually_exclusive_group(required=True)
-    which.add_argument(
+    contenders = command.add_mutually_exclusive_group(required=True)
+    contenders.add_argument(
         "--strategies",
-        help="names, separated by commas; a flag of one follows it by a colon, as in split,split:sampling=labor",
+        help="names, separated by commas; flags of one follow it after colons, as in split,split:sampling=labor",
     )
-    which.add_argument(
-        "--ablate", action="store_true", help="the parts of strategy tensor, one by one, from communicated on"
+    contenders.add_argument(
+        "--ablate", action="store_true", help="start with communicated, and add the parts of strategy tensor one by one"
     )
     command.add_argument("--out", type=Path, help="folder of the runs (default: a new one in runs/)")
     _add_output(command)
@@ -198,139 +208,183 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser(
         "sweep", help="train once for each combination of options", usage=SWEEP_USAGE, epilog=SWEEP_EXAMPLES
     )
-    command.add_argument("sweep", type=Path, metavar="FILE", help="a file of options, of which any may be a list")
+    command.add_argument(
+        "sweep", type=Path, metavar="FILE", help="file of options, each of which may be a list of values"
+    )
     _add_config(command)
     add_options(command)
-    command.add_argument("--out", type=Path, help="folder of the runs, to go on with if it is there (runs/FILE)")
+    command.add_argument("--out", type=Path, help="folder of the runs; a sweep in it is continued (default: runs/FILE)")
     _add_output(command)
     command.set_defaults(command=_sweep)
 
     command = commands.add_parser(
-        "plan", help="what each strategy will take, before it runs", usage=USAGE, epilog=PLAN_EXAMPLES
+        "plan", help="estimate time and memory of each strategy before a run", usage=USAGE, epilog=PLAN_EXAMPLES
     )
     _add_config(command)
     add_options(command, leave_out=("strategy",))
-    command.add_argument("--machine", type=Path, metavar="FILE", help="another profile than this machine's")
-    command.add_argument("--hosts", type=integer, default=1, metavar="X", help="so many such machines, ranks on each (1)")
+    command.add_argument(
+        "--machine", type=Path, metavar="FILE", help="profile to use (default: this machine's, from weft probe)"
+    )
+    command.add_argument(
+        "--hosts",
+        type=integer,
+        default=1,
+        metavar="X",
+        help="number of such machines, each with its part of the ranks (default: 1)",
+    )
     command.add_argument(
         "--machines",
         default="",
         metavar="X",
-        help="others that are not there, as in 1x24GB,4x24GB@1gbit,8xT4@15gbit, or a .toml",
+        help="machines that need not exist here, as in 1x24GB,4x24GB@1gbit,8xT4@15gbit, or a .toml file",
     )
-    command.add_argument("--approximate", action="store_true", help="also strategies that change numbers")
+    command.add_argument(
+        "--approximate",
+        action="store_true",
+        help="also estimate approximate strategies, whose results differ from single",
+    )
     command.add_argument("--json", action="store_true", help="print one JSON object, for weft train --plan")
     command.set_defaults(command=_plan)
 
     command = commands.add_parser("probe", help="measure this machine, or under torchrun the network, for weft plan")
     command.add_argument(
-        "--workers", type=integers, default=(), metavar="X", help="numbers of ranks, as in 1,2,4 (these, up to the cores)"
+        "--workers",
+        type=integers,
+        default=(),
+        metavar="X",
+        help="numbers of ranks to measure, as in 1,2,4 (default: these, up to the number of cores)",
     )
-    command.add_argument("--out", type=Path, help="file of the profile (~/.cache/weft/machine.json)")
+    command.add_argument("--out", type=Path, help="file of the profile (default: ~/.cache/weft/machine.json)")
     command.set_defaults(command=_probe)
 
-    command = commands.add_parser("doctor", help="what this machine has, what will not work, and why")
+    command = commands.add_parser("doctor", help="check what this machine has, what will not work, and why")
     command.add_argument("--json", action="store_true", help="print one JSON object")
     command.set_defaults(command=_doctor)
 
-    command = commands.add_parser("predict", help="what a trained model gives for every vertex of a graph")
+    command = commands.add_parser("predict", help="write predictions or embeddings for every vertex of a graph")
     command.add_argument("run", type=Path, help="folder of the run")
-    command.add_argument("graph", nargs="?", help="another graph, such as one that has grown (default: the run's)")
-    command.add_argument("--what", default="logits", metavar="X", help="logits, classes or embeddings (logits)")
+    command.add_argument("graph", nargs="?", help="another graph, such as a newer version (default: the run's)")
     command.add_argument(
-        "--layer", type=integer, metavar="X", help="embeddings: the layer whose rows they are (the last but one)"
+        "--what", default="logits", metavar="X", help="logits, classes or embeddings (default: logits)"
     )
-    command.add_argument("--model", metavar="X", help="package.module:Class, where the run's is not one of weft's")
+    command.add_argument(
+        "--layer",
+        type=integer,
+        metavar="X",
+        help="layer whose output rows are the embeddings (default: the last but one)",
+    )
+    command.add_argument("--model", metavar="X", help="package.module:Class, if the run trained a custom model")
     add_options(command, only=PLACEMENT_FIELDS)
-    command.add_argument("--out", type=Path, required=True, help="a new .npy, .safetensors or .parquet file")
-    command.add_argument("--overwrite", action="store_true", help="replace the file that is there")
+    command.add_argument("--out", type=Path, required=True, help=".npy, .safetensors or .parquet file to write")
+    command.add_argument("--overwrite", action="store_true", help="replace an existing file")
     command.set_defaults(command=_predict)
 
-    command = commands.add_parser("report", help="a page of what runs did, to be read or followed in a browser")
-    command.add_argument(
-        "runs", type=Path, nargs="+", metavar="run", help="folder of a run; several are set side by side"
+    command = commands.add_parser("report", help="show runs in a browser: write a page, or follow runs that train")
+    command.add_argument("runs", type=Path, nargs="+", metavar="run", help="folder of a run; several runs are compared")
+    output = command.add_mutually_exclusive_group(required=True)
+    output.add_argument("--out", type=Path, help=".html file to write")
+    output.add_argument(
+        "--serve", action="store_true", help="serve the page to this machine only, and update it while runs train"
     )
-    where = command.add_mutually_exclusive_group(required=True)
-    where.add_argument("--out", type=Path, help="the .html file to write")
-    where.add_argument("--serve", action="store_true", help="show it to this machine alone, and follow the runs")
-    command.add_argument("--overwrite", action="store_true", help="replace the file that is there")
-    command.add_argument("--port", type=integer, metavar="X", help="with --serve: at this port (any that is free)")
+    command.add_argument("--overwrite", action="store_true", help="replace an existing file")
+    command.add_argument("--port", type=integer, metavar="X", help="port for --serve (default: any free port)")
     command.set_defaults(command=_report)
 
-    command = commands.add_parser("partition", help="divide a graph's vertices among parts")
+    command = commands.add_parser("partition", help="partition a graph's vertices")
     add_options(command, only=("graph", "order"))
     command.add_argument("--parts", type=integer, required=True, metavar="X", help="number of parts")
     command.add_argument(
-        "--method", default="metis", metavar="X", help="a method of weft.partition, such as range or balanced (metis)"
+        "--method", default="metis", metavar="X", help="partition method, such as range or balanced (default: metis)"
     )
     add_options(command, PartitionOptions)
-    command.add_argument("--out", type=Path, help="file of the book (default: one in books/)")
+    command.add_argument("--out", type=Path, help="partition file (book) to write (default: one in books/)")
     command.set_defaults(command=_partition)
 
-    commands = commands.add_parser("data", help="graphs on disk").add_subparsers(required=True, metavar="COMMAND")
+    commands = commands.add_parser("data", help="import graphs, or show what they contain").add_subparsers(
+        required=True, metavar="COMMAND"
+    )
     add_data_commands(commands)
     return parser
 
 
 def _add_config(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--config", type=Path, metavar="FILE", help="a file of options (weft config); flags go before")
+    """Add --config to a command."""
+    command.add_argument(
+        "--config", type=Path, metavar="FILE", help="read options from FILE (see weft config); flags override it"
+    )
 
 
 def _add_output(command: argparse.ArgumentParser) -> None:
+    """Add --quiet and --json to a command."""
     command.add_argument("--quiet", action="store_true", help="print nothing but warnings, errors and the last line")
     command.add_argument("--json", action="store_true", help="print the result as one JSON object, and no table")
 
 
 def _config(options: argparse.Namespace, **defaults: Any) -> Config:
-    """What a command line, over a file of --config, over some defaults says. InputError where no graph is named."""
+    """Return the configuration of a command line: flags override a --config file, which overrides the defaults.
+
+    Args:
+        options: The parsed command line.
+        **defaults: Values for fields that neither flags nor file set.
+
+    Raises:
+        InputError: No graph is named.
+    """
     with _named_by_files(options):
-        config = Config(**(defaults | _given(options)))
+        config = Config(**(defaults | _given_options(options)))
     _require_graph(config.graph)
     return config
 
 
 def _require_named(options: argparse.Namespace, model: object) -> None:
-    """InputError where the model is code that a file names, and not the command line: importing it would run it.
+    """Check that a model class is named on the command line, not only in a file: to import it runs its code.
 
-    model: its name, or the list of them that a sweep has.
+    Args:
+        options: The parsed command line.
+        model: Name of the model, or a list of names in a sweep.
+
+    Raises:
+        InputError: Only a file names the class.
     """
     files = [path for path, values in _files(options).items() if "model" in values]
     for name in model if isinstance(model, list) else [model]:
         if is_imported(str(name)) and name != given_fields(options, Config).get("model"):
-            place = files[-1] if files else options.out / "config.toml"
+            source = files[-1] if files else options.out / "config.toml"
             instead = ", which replaces the list" if isinstance(model, list) else ""
             raise InputError(
-                f"{place}: the model {name} is code, which weft imports only if the command line names it: add --model "
+                f"{source}: the model {name} is code, which weft imports only if the command line names it: add "
+                "--model "
                 f"{name}{instead}"
             )
 
 
 def _require_graph(graph: object) -> None:
+    """Raise InputError if no graph is named."""
     if not graph:
-        raise InputError("no graph is named: give one, or a --config with one (see --help)")
+        raise InputError("no graph: give its name, or a --config that names one (see --help)")
 
 
 def _files(options: argparse.Namespace) -> dict[Path, dict[str, Any]]:
-    """The options in the files that a command line names: those of --config, and over them those of a sweep."""
-    found: dict[Path, dict[str, Any]] = {}
+    """Return the options in the files that a command line names. Those of a sweep override those of --config."""
+    values_by_file: dict[Path, dict[str, Any]] = {}
     if path := getattr(options, "config", None):
-        found[path] = with_choices(path, read_options(path, Config))
+        values_by_file[path] = with_choices(path, read_options(path, Config))
     if path := getattr(options, "sweep", None):
-        found[path] = read_options(path, Config, several=True)
-    return found
+        values_by_file[path] = read_options(path, Config, several=True)
+    return values_by_file
 
 
-def _given(options: argparse.Namespace) -> dict[str, Any]:
-    """The options that a command line gives, over those of its files."""
-    found: dict[str, Any] = {}
+def _given_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of a command line: flags override its files."""
+    merged: dict[str, Any] = {}
     for values in _files(options).values():
-        found |= values
-    return found | given_fields(options, Config)
+        merged |= values
+    return merged | given_fields(options, Config)
 
 
 @contextmanager
 def _imports_frozen() -> Iterator[None]:
-    """Leaves what imports have made out of garbage collections, which took a twentieth of a plan's time for it."""
+    """Exclude imported objects from garbage collection, which needed a twentieth of the time of a plan for them."""
     gc.freeze()
     try:
         yield
@@ -340,7 +394,7 @@ def _imports_frozen() -> Iterator[None]:
 
 @contextmanager
 def _named_by_files(options: argparse.Namespace) -> Iterator[None]:
-    """Errors about an option that a file gives, and no flag, say where it stands."""
+    """Let errors about an option name the file that sets it, if no flag does."""
     named = set(given_fields(options, Config))
     with ExitStack() as stack:
         for path, values in reversed(_files(options).items()):
@@ -350,28 +404,29 @@ def _named_by_files(options: argparse.Namespace) -> Iterator[None]:
 
 
 def _train(options: argparse.Namespace) -> int:
+    """Run `weft train`."""
     from weft import reporting
     from weft.training.flag_checks import without_foreign_flags
     from weft.training.launch.torchrun import is_main_process
     from weft.training.run import run
 
-    saved: dict[str, Any] = {}
-    if (before := _saved(options)) is not None:
-        strategy = _given(options).get("strategy", before.strategy)
-        saved = dataclasses.asdict(without_foreign_flags(before, strategy))
-    config = _config(options, **saved)
+    defaults: dict[str, Any] = {}
+    if (saved_config := _saved(options)) is not None:
+        strategy = _given_options(options).get("strategy", saved_config.strategy)
+        defaults = dataclasses.asdict(without_foreign_flags(saved_config, strategy))
+    config = _config(options, **defaults)
     _require_named(options, config.model)
     with _named_by_files(options):
-        done = run(config, None, None, out=options.out, resume=options.resume, quiet=options.quiet, plan=options.plan)
+        result = run(config, None, None, out=options.out, resume=options.resume, quiet=options.quiet, plan=options.plan)
     if is_main_process():
-        tables = [reporting.run_table(done.summary)]
-        values = {"folder": str(done.folder), **done.summary}
-        _print_result(options, tables, f"records and model in {done.folder}", values)
+        tables = [reporting.run_table(result.summary)]
+        values = {"folder": str(result.folder), **result.summary}
+        _print_result(options, tables, f"records and model in {result.folder}", values)
     return 0
 
 
-def _print_result(options: argparse.Namespace, tables: Sequence[Table], last: str, values: dict[str, Any]) -> None:
-    """Prints what came of a command: tables and a last line, as --quiet the line alone, as --json one object."""
+def _print_result(options: argparse.Namespace, tables: Sequence[Table], last_line: str, values: dict[str, Any]) -> None:
+    """Print the result of a command: tables and a last line; with --quiet only the line, with --json an object."""
     from weft import reporting
 
     if options.json:
@@ -379,20 +434,22 @@ def _print_result(options: argparse.Namespace, tables: Sequence[Table], last: st
         return
     for table in tables if not options.quiet else ():
         reporting.print_table(table)
-    print(last)
+    print(last_line)
 
 
 def _print_config(options: argparse.Namespace) -> int:
+    """Run `weft config`."""
     from weft.training.flag_checks import refuse_foreign_flags
 
     config = _config(options)
     with _named_by_files(options):
         refuse_foreign_flags(config)
-    print(options_text(Config, _given(options), explained=True), end="")
+    print(options_text(Config, _given_options(options), explained=True), end="")
     return 0
 
 
 def _compare(options: argparse.Namespace) -> int:
+    """Run `weft compare`."""
     from weft import reporting
     from weft.experiments.compare import ablate, compare_as
     from weft.training.launch.torchrun import is_main_process
@@ -405,7 +462,7 @@ def _compare(options: argparse.Namespace) -> int:
         else:
             runs = compare_as(config, parse_strategies(options.strategies), options.out, quiet=options.quiet)
     if is_main_process():
-        folder, summaries = next(iter(runs.values())).folder.parent, {name: one.summary for name, one in runs.items()}
+        folder, summaries = next(iter(runs.values())).folder.parent, {name: run.summary for name, run in runs.items()}
         tables = [reporting.compare_table(summaries), reporting.stage_table(summaries)]
         values = {"folder": str(folder), "runs": summaries}
         _print_result(options, tables, f"records in {folder}/compare.jsonl", values)
@@ -413,10 +470,11 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _sweep(options: argparse.Namespace) -> int:
+    """Run `weft sweep`."""
     from weft import reporting
     from weft.experiments.sweep import over_seeds, sweep
 
-    values, out = _given(options), options.out or Path("runs") / options.sweep.stem
+    values, out = _given_options(options), options.out or Path("runs") / options.sweep.stem
     _require_graph(values.get("graph"))
     _require_named(options, values.get("model", ""))
     with _named_by_files(options):
@@ -424,10 +482,11 @@ def _sweep(options: argparse.Namespace) -> int:
     points = over_seeds(runs)
     result = {"folder": str(out), "points": points}
     _print_result(options, [reporting.sweep_table(points)], f"records in {out}/sweep.jsonl", result)
-    return int(any(one.error for one in runs))
+    return int(any(run.error for run in runs))
 
 
 def _plan(options: argparse.Namespace) -> int:
+    """Run `weft plan`."""
     from weft import reporting
     from weft.training.planning.plan_call import Where, planned
 
@@ -435,27 +494,28 @@ def _plan(options: argparse.Namespace) -> int:
     _require_named(options, config.model)
     where = Where(machine=options.machine or "", hosts=options.hosts, machines=options.machines)
     with _named_by_files(options), _imports_frozen():
-        found, values = planned(config, None, None, where, approximate=options.approximate)
+        estimates, values = planned(config, None, None, where, approximate=options.approximate)
     if options.json:
         print(json.dumps(values))
     else:
-        reporting.print_table(reporting.plan_table([dataclasses.asdict(one) for one in found]))
+        reporting.print_table(reporting.plan_table([dataclasses.asdict(estimate) for estimate in estimates]))
         if values["learned"]:
             print(reporting.calibration_line(values["learned"]))
-        for one in [one for one in found if one.fits][:3]:
-            print(one.command)
+        for estimate in [estimate for estimate in estimates if estimate.fits][:3]:
+            print(estimate.command)
         for note in values["notes"]:
             print(note)
-    return 0 if any(one.fits for one in found) else 1
+    return 0 if any(estimate.fits for estimate in estimates) else 1
 
 
 def _probe(options: argparse.Namespace) -> int:
+    """Run `weft probe`."""
     from weft.training.launch.torchrun import is_main_process, under_torchrun
-    from weft.training.planning.probe_command import default_path, save_profile, probe_machine, probe_network
+    from weft.training.planning.probe_command import default_path, probe_machine, probe_network, save_profile
 
     path = options.out or default_path()
     profile = probe_network(path) if under_torchrun() else probe_machine(options.workers)
-    if os.environ.get("LOCAL_RANK", "0") == "0":  # one of each host
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # one rank on each host
         save_profile(profile, path)
     if is_main_process():
         print(f"profile in {path}")
@@ -463,6 +523,7 @@ def _probe(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
+    """Run `weft doctor`."""
     from weft.cli import doctor
 
     findings = doctor.diagnose()
@@ -471,6 +532,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _predict(options: argparse.Namespace) -> int:
+    """Run `weft predict`."""
     from weft.prediction.prediction import predict
     from weft.training.launch.torchrun import is_main_process
 
@@ -490,6 +552,7 @@ def _predict(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
+    """Run `weft report`."""
     from weft.reporting.serve import serve
     from weft.reporting.write import read_runs, write_report
 
@@ -505,6 +568,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _partition(options: argparse.Namespace) -> int:
+    """Run `weft partition`."""
     from weft import reporting
     from weft.partition import make_book
     from weft.partition.book import require_writable
@@ -514,7 +578,7 @@ def _partition(options: argparse.Namespace) -> int:
     config, method = _config(options), PartitionOptions(**given_fields(options, PartitionOptions))
     stem = Path(config.graph).stem.replace(":", "-").replace(",", "-")
     out = options.out or Path("books") / f"{stem}-{options.method}-{options.parts}.safetensors"
-    require_writable(out)  # before the work
+    require_writable(out)  # refuse a bad path before the work
     with waiting(f"loading {config.graph}", quiet=False):
         graph = load_graph(config)
     with waiting(f"partitioning {config.graph}", quiet=False):
@@ -526,3 +590,4 @@ def _partition(options: argparse.Namespace) -> int:
 
 
 STARTING_RANKS = (_train, _compare, _sweep, _predict, _probe)
+"""Commands that start ranks, or run on those of torchrun."""

@@ -1,4 +1,4 @@
-"""A command line's flags: one for each field of a schema."""
+"""Command line flags, one for each field of a schema such as Config."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ COMMAND_FLAGS = (
     "--hosts",
     "--approximate",
 )
-"""Flags that are no fields of a schema."""
+"""Flags of commands that are not fields of a schema."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, and that takes no abbreviated flags."""
+    """Argument parser that reports errors in one line and accepts no abbreviated flags."""
 
     def __init__(self, **options: Any) -> None:
-        as_written = argparse.RawDescriptionHelpFormatter
-        super().__init__(**{"allow_abbrev": False, "formatter_class": as_written, **options})
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(**{"allow_abbrev": False, "formatter_class": formatter, **options})
 
     def error(self, message: str) -> NoReturn:
+        """Raise InputError for refused arguments, with a hint for former, misplaced and misspelt flags."""
         flag = re.match(r"unrecognized arguments: (--[a-z-]+)", message)
         if flag and (former := FORMER_OPTIONS.get(flag[1].removeprefix("--"))):
             message = f"{flag[1]} is now --{former}"
@@ -53,31 +54,32 @@ class Parser(argparse.ArgumentParser):
 
 
 def _flags() -> list[str]:
-    """Those of all commands."""
+    """Return the flags of all commands."""
     fields = (*dataclasses.fields(Config), *dataclasses.fields(PartitionOptions))
     return [*COMMAND_FLAGS, *("--" + spec.name.replace("_", "-") for spec in fields)]
 
 
 def integer(text: str) -> int:
-    """A whole number in ASCII digits."""
+    """Parse a whole number in ASCII digits."""
     if not re.fullmatch(r"-?[0-9]{1,30}", text):
-        raise argparse.ArgumentTypeError(f"'{text}' is no whole number")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number")
     return int(text)
 
 
 def integers(text: str) -> tuple[int, ...]:
-    """Whole numbers, separated by commas."""
+    """Parse whole numbers separated by commas."""
     return tuple(integer(word) for word in text.split(","))
 
 
 def real(text: str) -> float:
-    """A number in ASCII digits."""
+    """Parse a number in ASCII digits."""
     if not re.fullmatch(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|-?inf|nan", text, re.IGNORECASE | re.ASCII):
-        raise argparse.ArgumentTypeError(f"'{text}' is no number")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number")
     return float(text)
 
 
 NUMBERS: dict[type, Callable[[str], Any]] = {int: integer, float: real}
+"""Parsers of numbers by type."""
 
 
 def add_options(
@@ -87,7 +89,16 @@ def add_options(
     leave_out: Sequence[str] = (),
     only: Sequence[str] | None = None,
 ) -> None:
-    """One flag per field, in the help those of a section together; those not given are absent from the result."""
+    """Add a flag for each field of a schema to a parser, grouped by section in the help.
+
+    Flags that are not given are absent from the parsed result.
+
+    Args:
+        parser: The parser.
+        schema: The schema.
+        leave_out: Names of fields without a flag.
+        only: Names of the fields that get a flag. Default: all.
+    """
     groups: dict[str, argparse._ActionsContainer] = {"": parser}
     for spec in dataclasses.fields(schema):
         if spec.name in leave_out or (only is not None and spec.name not in only):
@@ -99,25 +110,29 @@ def add_options(
         if section not in groups:
             groups[section] = parser.add_argument_group(section)
         flag = "--" + spec.name.replace("_", "-")
-        text = f"{help_text(spec)} ({'none' if spec.default == '' else spec.default})".replace("%", "%%")
+        text = f"{help_text(spec)} (default: {'none' if spec.default == '' else spec.default})".replace("%", "%%")
         if isinstance(spec.default, bool):
             action = argparse.BooleanOptionalAction
             groups[section].add_argument(flag, action=action, default=argparse.SUPPRESS, help=text)
         else:
-            groups[section].add_argument(flag, type=kind_of(spec), default=argparse.SUPPRESS, metavar="X", help=text)
+            groups[section].add_argument(flag, type=parser_of(spec), default=argparse.SUPPRESS, metavar="X", help=text)
 
 
-def kind_of(spec: dataclasses.Field[Any]) -> Callable[[str], Any]:
-    """What reads a field's value from the command line."""
+def parser_of(spec: dataclasses.Field[Any]) -> Callable[[str], Any]:
+    """Return the function that parses a field's value from the command line."""
     return NUMBERS.get(type(spec.default), str)
 
 
 def parse_strategies(text: str) -> dict[str, dict[str, Any]]:
-    """What `--strategies` says: by each name as it stands, the strategy and the flags that follow it by colons.
+    """Parse `--strategies`: names separated by commas, each with flags of its strategy after colons.
 
-    InputError for the same twice, and for a flag or a value that there is not.
+    Returns:
+        For each name as written, the strategy and the fields that its flags set.
+
+    Raises:
+        InputError: A name occurs twice, or a flag or its value is invalid.
     """
-    found: dict[str, dict[str, Any]] = {}
+    fields_by_name: dict[str, dict[str, Any]] = {}
     for name in text.split(","):
         strategy, *flags = name.split(":")
         parser = Parser(prog="weft compare", add_help=False)
@@ -126,13 +141,18 @@ def parse_strategies(text: str) -> dict[str, dict[str, Any]]:
             values = parser.parse_args([f"--{flag}" if flag else "" for flag in flags])
         except InputError as error:
             raise InputError(f"--strategies {name}: {error}") from error
-        if name in found:
+        if name in fields_by_name:
             raise InputError(f"--strategies {text}: give different names, separated by commas")
-        found[name] = {"strategy": strategy, **given_fields(values, Config)}
-    return found
+        fields_by_name[name] = {"strategy": strategy, **given_fields(values, Config)}
+    return fields_by_name
 
 
 def given_fields(options: argparse.Namespace, schema: type[Config | PartitionOptions]) -> dict[str, Any]:
-    """The fields of a schema that a command line gives."""
+    """Return the fields of a schema that the command line sets.
+
+    Args:
+        options: The parsed command line.
+        schema: The schema.
+    """
     names = {spec.name for spec in dataclasses.fields(schema)}
     return {name: value for name, value in vars(options).items() if name in names}

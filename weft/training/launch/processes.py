@@ -128,9 +128,8 @@ class Ranks:
     """
 
     def __init__(self, entry: Callable[..., None], arguments: tuple[Any, ...], meeting: Meeting, workers: int) -> None:
-        context: Any = multiprocessing.get_context(
-            start_method()
-        )  # typed Any, since the possible contexts have no common type
+        # Typed Any, since the possible contexts have no common type.
+        context: Any = multiprocessing.get_context(start_method())
         pipes = [context.Pipe(duplex=False) for _ in range(workers)]
         self._meeting = meeting
         self._reports = [our_end for our_end, _ in pipes]

@@ -48,9 +48,8 @@ def graph_for_task(graph: Graph, config: Config) -> Graph:
             graph = with_held_out_links(graph, config.seed)
         require_links(graph)
         if config.inverse_relations and forward_relations(graph) == graph.relations:
-            graph = with_inverse_relations(
-                graph
-            )  # only now that edges were held out, whose inverses would give them away
+            # Only now, since an inverse of a held-out edge would give the edge away.
+            graph = with_inverse_relations(graph)
     require_trainable(graph, features=not graph.vertex_types, labels=config.task == "node")
     return graph
 
