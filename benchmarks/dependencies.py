@@ -23,7 +23,7 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -35,17 +35,19 @@ from safetensors.torch import load_file, save_file
 from steps import make_plan, train_step
 
 import weft
+from weft.autotune import measured_machine
 from weft.comm import Group, join
 from weft.config.config import Config
 from weft.config.optimisations import Optimisations
+from weft.cost import Profile
 from weft.data import Graph
 from weft.nn import Workload, make_model
 from weft.partition import make_book
+from weft.runtime.cores import num_cores
 from weft.runtime.kernel_selection import Choices, use
 from weft.runtime.memory import keep_pages
 from weft.runtime.meter import Meter
 from weft.strategies import Step
-from weft.strategies.probe import probe
 from weft.training.artifacts.run_writer import communication_seconds
 from weft.training.tasks.task import make_task
 
@@ -185,10 +187,12 @@ class Runner:
         group.all_gather_object({})
         start = time.perf_counter()
         self.plan = make_plan(kind, work, group.size, **given)
-        probe_start = time.perf_counter()
+        measure_start = time.perf_counter()
         if kind == "hybrid" and not ratio and not options.get("nominal"):  # as by --measure
-            self.plan = type(self.plan)(work, group.size, self.plan.options, probe(work, self.plan.traits, group))
-        self.probe_seconds = time.perf_counter() - probe_start
+            unknown = Profile(host={"cores": num_cores()}, prices=[])
+            machine, _ = measured_machine(work, group, unknown, hosts=group.size)
+            self.plan = type(self.plan)(work, group.size, self.plan.options, machine)
+        self.measure_seconds = time.perf_counter() - measure_start
         self.placed = self.plan.place(group)
         self.setup_seconds = time.perf_counter() - start
         self.task = make_task(Config(), self.placed)
@@ -234,7 +238,7 @@ class Runner:
 
     def row(self) -> dict[str, Any]:
         """What all ranks measured, of an epoch, without the first round."""
-        facts = self.placed.describe() | {"probe_seconds": self.probe_seconds}
+        facts = self.placed.describe() | {"measure_seconds": self.measure_seconds}
         ranks = self.group.all_gather_object({"rounds": self.rounds[1:], "setup": self.setup_seconds, "facts": facts})
         rounds = list(zip(*(rank["rounds"] for rank in ranks), strict=True))
         exposed = [communication_seconds([one["stays"] for one in each]) for each in rounds]
@@ -253,7 +257,7 @@ class Runner:
             "edges": [one["edges"] for one in rounds[-1]],
             "setup_seconds": max(rank["setup"] for rank in ranks),
             "facts": [rank["facts"] for rank in ranks],
-            "factors": self.plan.machine.record() if self.plan.machine else None,
+            "factors": asdict(self.plan.machine) if self.plan.machine else None,
         }
 
 
@@ -279,7 +283,7 @@ def report(rate: str, rows: list[dict[str, Any]]) -> None:
         exposed, waiting = (statistics.median(row[f"{kind}_seconds"]) for kind in ("exposed", "waiting"))
         median = statistics.median(seconds)
         cached, fetched = (sum(sum(facts.get(kind, [])) for facts in row["facts"]) for kind in ("cached", "fetched"))
-        decision = max(facts.get("probe_seconds", 0) + facts.get("choice_seconds", 0) for facts in row["facts"])
+        decision = max(facts.get("measure_seconds", 0) + facts.get("choice_seconds", 0) for facts in row["facts"])
         print(
             f"{rate:>8} {row['contender']:>22}: {median:7.3f} s ({min(seconds):.3f} to {max(seconds):.3f}) "
             f"{median / base:5.2f}x  exposed {exposed:6.3f} s waiting {waiting:6.3f} s  {row['bytes'] / 1e6:8.1f} MB  "

@@ -25,8 +25,7 @@ from tests.lib.running import complaints, losses
 from weft.cli.main import main
 from weft.config.config import Config
 from weft.config.files import read_options
-from weft.cost import Machine, Profile
-from weft.cost.machine import NOMINAL_RATES
+from weft.cost import Profile
 from weft.partition import PartitionBook, make_book
 from weft.reporting.timeline_rows import read_slices
 from weft.runtime.kernel_selection import DEFAULT
@@ -34,6 +33,7 @@ from weft.training.artifacts import checkpoint
 from weft.training.artifacts.run_folder import RunFolder
 from weft.training.artifacts.saved_model import SavedModel
 from weft.training.planning import probe_command
+from weft.utils import migrate
 from weft.utils.errors import InputError
 from weft.utils.migrate import VERSIONS
 
@@ -45,7 +45,6 @@ FILES = {
     "record": "run/metrics.jsonl",
     "checkpoint": f"run/{CHECKPOINT}/state.json",
     "model": "run/model.safetensors",
-    "factors": "ranks/probe.json",
     "timeline": "ranks/timeline.json",
     "profile": "machine.json",
     "plan": "plan.json",
@@ -187,6 +186,7 @@ def test_a_checkpoint_is_read_whole(name: str) -> None:
     state = json.loads((Path(name) / CHECKPOINT / "state.json").read_text())["state"]
     read = checkpoint.newest(Path(name) / "checkpoints")
     assert read is not None
+    assert state["config"].pop("probe") == read.config.machine == ""
     assert state["config"].items() <= asdict(read.config).items()
     assert state["progress"].items() <= asdict(read.progress).items()
     assert (read.fingerprint, read.updates, asdict(read.record)) == (
@@ -198,7 +198,7 @@ def test_a_checkpoint_is_read_whole(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["run", "ranks"])
 def test_a_run_goes_on(name: str, folder: Path, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Keep its kernels and factors, and reach the losses of a run that was never stopped."""
+    """Keep its kernels, and reach the losses of a run that was never stopped."""
     before = {file: (folder / name / file).read_text() for file in ("metrics.jsonl", "choices.json")}
     assert main([*GO_ON, name, "--workers", "1"]) == 0
     (line,) = complaints(capsys.readouterr().err)
@@ -216,15 +216,6 @@ def test_a_run_without_choices_and_updates_goes_on(folder: Path, whole: Path) ->
     edit_state(folder / "run" / CHECKPOINT / "state.json", updates=None)
     assert main([*GO_ON, "run"]) == 0
     assert losses(folder / "run") == pytest.approx(losses(whole), rel=1e-9, abs=1e-9)
-
-
-def test_factors_without_rates_are_nominal(folder: Path) -> None:
-    path = folder / "ranks" / "probe.json"
-    former = json.loads(path.read_text())
-    assert Machine.read(path).record() == former
-    del former["rates"]
-    path.write_text(json.dumps(former))
-    assert Machine.read(path).rates == NOMINAL_RATES
 
 
 def test_lines_of_ranks_without_counts_are_read(folder: Path) -> None:
@@ -313,6 +304,40 @@ def test_former_names_in_a_run_are_read(folder: Path) -> None:
     assert SavedModel.read(RunFolder(folder / "run")).description.config.disable == "prefetch"
 
 
+@pytest.mark.parametrize("version", [0, 1])
+def test_probe_in_a_file_of_options_is_a_machine(
+    version: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Take a profile; pass over a former run's probe.json, which nothing reads any more."""
+    path = tmp_path / "run.toml"
+    path.write_text(f'version = {version}\n[strategy]\nprobe = "machine.json"')
+    assert Config.read(path) == Config(machine="machine.json")
+    assert not capsys.readouterr().err
+    migrate._print_once.cache_clear()
+    for file in ("ranks/probe.json", "ranks/probe.json", "no.json", ""):
+        path.write_text(f'version = {version}\n[strategy]\nprobe = "{file}"')
+        assert Config.read(path) == Config()
+    assert capsys.readouterr().err.splitlines() == [
+        f"weft: the former option probe is ignored: {file} is no profile, see --machine"
+        for file in ("ranks/probe.json", "no.json")
+    ]
+    path.write_text('version = 2\n[strategy]\nprobe = "machine.json"')
+    with pytest.raises(InputError, match=r"\[strategy\] probe is now called machine"):
+        Config.read(path)
+
+
+def test_a_run_that_decided_by_a_probe_goes_on(folder: Path, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Decide as a new run does, and say in one line that the former file is ignored."""
+    path = folder / "ranks" / "config.toml"
+    path.write_text(path.read_text().replace('probe = ""', 'probe = "ranks/probe.json"'))
+    migrate._print_once.cache_clear()
+    assert main([*GO_ON, "ranks", "--workers", "1"]) == 0
+    (line,) = [one for one in capsys.readouterr().err.splitlines() if "probe" in one]
+    assert line.startswith("weft: the former option probe is ignored: ranks/probe.json")
+    assert losses(folder / "ranks") == pytest.approx(losses(whole), rel=1e-9, abs=1e-9)
+    assert 'machine = ""' in path.read_text()
+
+
 def test_a_book_is_opened() -> None:
     graph = weft.load("graph")
     assert torch.equal(PartitionBook.open("book.safetensors", graph).part, make_book(graph, 2, method="range").part)
@@ -321,7 +346,6 @@ def test_a_book_is_opened() -> None:
 READING = {
     **{kind: [*GO_ON, "run"] for kind in ("options", "choices", "record", "checkpoint")},
     "model": ["predict", "run", "--out", "rows.npy"],
-    "factors": [*GO_ON, "ranks"],
     "timeline": ["report", "ranks", "--out", "page.html"],
     "profile": ["plan", "graph", "--machine", "machine.json"],
     "plan": ["train", "graph", "--plan", "plan.json", "--quiet"],
@@ -351,12 +375,11 @@ def test_today_s_files_have_their_versions(
     graph = weft.load("graph")
     graph.save(tmp_path / "graph")
     make_book(graph, 2, method="range").save(tmp_path / "book.safetensors")
-    Machine.read(folder / "ranks" / "probe.json").save(tmp_path / "probe.json")
     Profile.read(folder / "machine.json").save(tmp_path / "machine.json")
     capsys.readouterr()
     assert main(["plan", "graph", "--workers", "1", "--machine", "machine.json", "--json"]) == 0
     (tmp_path / "plan.json").write_text(capsys.readouterr().out)
-    paths = {"factors": "probe.json"} | {kind: FILES[kind] for kind in ("profile", "plan", "graph", "book")}
+    paths = {kind: FILES[kind] for kind in ("profile", "plan", "graph", "book")}
     versions = {kind: version_in(tmp_path / path) for kind, path in paths.items()}
     of_run = {"options": "config.toml", "timeline": "timeline.json", "checkpoint": f"{CHECKPOINT}/state.json"}
     of_run |= {kind: FILES[kind].removeprefix("run/") for kind in ("choices", "record", "model")}

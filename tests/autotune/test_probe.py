@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -17,13 +18,14 @@ from torch import Tensor
 
 from tests.lib.cases import Case
 from tests.lib.pairwise import param
+from tests.lib.profiles import profile
 from tests.lib.ranks import on_ranks
-from weft.autotune import Cluster, epoch_time, probe
+from weft.autotune import Cluster, epoch_time, machine_of, measured_machine, probe
 from weft.autotune.estimate_time import step_calls
 from weft.autotune.probe import small_work
 from weft.cli.main import main
 from weft.comm import Group
-from weft.cost import Prices, Processes, Profile
+from weft.cost import Machine, Prices, PriceTable, Processes, Profile
 from weft.cost.prices import WORK, table_of
 from weft.data import Adjacency
 from weft.kernels import spmm
@@ -145,6 +147,77 @@ def test_a_sample_of_few_targets_has_all_the_sources(monkeypatch: pytest.MonkeyP
     assert (seen[0].num_sources, seen[0].num_targets) == (1000, 100)
     assert seen[0].num_edges * 8 == pytest.approx(units, rel=0.1)
     assert probe.aggregate_sample((1000.0, 1.0, 4.0), 8.0, make, backward=True)[:2] == (32000.0, 10.0)
+
+
+def test_sizes_around_calls_price_them_alike() -> None:
+    """Between, at and beyond the sizes of a table; and nothing is measured of kernels that are not called."""
+    whole = {"Sum": probe.kernel_samples()["Sum"], "linear": probe.kernel_samples()["linear"]}
+    calls = [KernelCall("Sum", (edges, 3000, 5000, edges, width, 0)) for edges in (6000, 10**6) for width in (7, 300)]
+    calls += [KernelCall("Sum_backward", (9000, 8192, 100, 900, 64, 0)), KernelCall("WholeLayer", (1,))]
+    around = probe.samples_around(whole, calls)
+    assert around.keys() == {"Sum"}
+
+    def prices(samples: probe.KernelSamples) -> Prices:
+        """Every size has a price of its own."""
+        tables = {
+            name: PriceTable(axes=tuple(axes), seconds=tuple(math.prod(sizes) ** 0.7 for sizes in product(*axes)))
+            for name, (axes, _) in samples.items()
+        }
+        return Prices(ranks=1, threads=1, tables=tables)
+
+    few, all_sizes = prices(around), prices(whole)
+    assert math.prod(map(len, around["Sum"][0])) < math.prod(map(len, whole["Sum"][0])) / 2
+    for call in calls:
+        assert few.seconds(call) == pytest.approx(all_sizes.seconds(call))
+
+
+def completed(group: Group, known: list[Profile], hosts: int) -> tuple[Machine, tuple[str, ...], list[str]]:
+    """Return what `measured_machine` gives a rank whose host has one of some profiles, and what was measured."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in FEW.items():
+            patch.setattr(probe, name, value)
+        tables: list[str] = []
+        make_table = probe.price_table
+        patch.setattr(probe, "price_table", lambda *given: tables.append(given[2].__name__) or make_table(*given))
+        return *measured_machine(workload(), group, known[group.rank], hosts=hosts), tables
+
+
+def workload() -> Workload:
+    graph, model = Case(model="gcn").build()
+    return Workload(model, graph)
+
+
+def test_ranks_measure_what_a_profile_lacks() -> None:
+    """All have the factors of rank 0, whose profile it is that counts."""
+    nothing = Profile(host={"cores": 2}, prices=[])
+    (first, measured, tables), second = on_ranks(2, completed, [nothing, profile()], 1)
+    assert (first, measured, tables) == second
+    assert measured == ("kernels", "network")
+    assert {"linear_sample", "sum_sample"} <= {*tables}
+    assert not {"attention_sample", "draw_sample", "update_sample"} & {*tables}
+    assert min(first.seconds_per_flop, first.seconds_per_edge, first.seconds_per_byte) > 1e-13
+
+
+@pytest.mark.parametrize(
+    ("hosts", "lacks", "expected"),
+    [
+        (1, {}, ()),
+        (2, {}, ()),
+        (1, {"networks": []}, ("network",)),
+        (2, {"networks": profile().networks[:1]}, ("network",)),
+        (1, {"prices": profile().prices[:1]}, ("kernels",)),
+    ],
+    ids=["nothing", "nothing-2-hosts", "network", "network-2-hosts", "kernels"],
+)
+def test_what_a_profile_has_is_not_measured(hosts: int, lacks: dict[str, Any], expected: tuple[str, ...]) -> None:
+    known = replace(profile(), **lacks)
+    cluster = Cluster(profile=profile(), ranks=2, hosts=hosts, threads=1, memory_bytes=0)
+    whole = machine_of(workload(), cluster)
+    (found, measured, tables), _ = on_ranks(2, completed, [known, known], hosts)
+    assert measured == expected
+    assert bool(tables) == bool(expected)
+    assert (found.seconds_per_byte == whole.seconds_per_byte) == ("network" not in expected)
+    assert (found.seconds_per_flop == whole.seconds_per_flop) == ("kernels" not in expected)
 
 
 PRICED = ("single", "tensor", "hybrid", "offload", "pipeline", "split")

@@ -18,7 +18,7 @@ MEMORY_BYTES = 12 << 30
 """Of addresses, which a forked process has several GB of to begin with."""
 AMOUNTS = ("device_memory", "cache_memory")
 NAMES = ("model", "strategy", "partition", "loss", "metrics", "optimizer", "scheduler")
-PATHS = ("scratch", "probe", "choices")
+PATHS = ("scratch", "machine", "choices")
 """Fields that are text, by what they name."""
 NO_NUMBERS = ("", " ", "x", "1e", "--", "0x10", "1,5", "1 2", "one", "None", "True", "\u00bd", "\u216b", "[1]", "\x07")
 NO_WHOLE_NUMBERS = ("1.5", "nan", "inf", "-inf", "1e3", "1e400")

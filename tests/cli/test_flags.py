@@ -32,7 +32,7 @@ OTHER = {
     "prefetch_batches": 0,
     "cache_ratio": 0.5,
     "cache_memory": "1MB",
-    "probe": "probe.json",
+    "machine": "machine.json",
     "measure": True,
     "refresh_every": 2,
     "staleness": 0.1,
@@ -167,6 +167,7 @@ def test_an_option_of_ones_own_keeps_its_default(monkeypatch: pytest.MonkeyPatch
         (("--without", "reuse"), "--without is now --disable (see weft --help)"),
         (("--bins=4",), "--bins is now --chunks (see weft --help)"),
         (("--metric", "auc"), "--metric is now --metrics (see weft --help)"),
+        (("--strategy", "hybrid", "--probe", "x"), "--probe is now --machine (see weft --help)"),
         (("--disable", "reuse,intra"), "--disable intra is now called prefetch"),
     ],
 )

@@ -50,7 +50,7 @@ class Given(dict[str, Any]):
         kind = get_strategy(name)
         known = {spec.name for spec in fields(kind.options_type)}
         options = kind.options_type(**{one: value for one, value in self.items() if one in known})
-        return kind(work, size, options, self.get("machine") if "probe" in kind.flags else None, decisions)
+        return kind(work, size, options, self.get("machine") if "machine" in kind.flags else None, decisions)
 
 
 NOTHING = Given()

@@ -22,13 +22,13 @@ from weft.cli.main import main
 from weft.comm import Group
 from weft.config.config import Config
 from weft.cost import Machine, Profile
-from weft.cost.profile import MAX_FACTOR, MIN_RUNS, MAX_RUNS
+from weft.cost.profile import MAX_FACTOR, MAX_RUNS, MIN_RUNS
+from weft.prediction.prediction import predicting_config
 from weft.reporting import run_facts, run_table
 from weft.reporting.records import RunRecords
 from weft.runtime.kernel_selection import DEFAULT
 from weft.strategies.single import SinglePlan
-from weft.training.artifacts.run_folder import RunFolder
-from weft.training.machine_context import local_cluster, known_machine
+from weft.training.machine_context import known_machine, local_cluster
 from weft.training.planning import calibration, probe_command, run_estimate
 from weft.training.planning.calibration import Correction, Epoch, Estimate
 from weft.training.planning.probe_command import only_writer, update_calibration
@@ -260,20 +260,61 @@ def test_factors_of_a_profile() -> None:
 def test_hybrid_decides_by_the_profile(tmp_path: Path, machine: Path) -> None:
     work, here = prepared_workload(hybrid(), None, None), factors_of(profile())
     assert known_machine(hybrid(), work) == here
-    assert known_machine(hybrid(measure=True), work) is None  # the ranks will
+    assert known_machine(hybrid(measure=True), work) == here
     assert known_machine(replace(hybrid(), strategy="communicated"), work) is None
-    given = shutil.copy(machine, tmp_path / "given.json")
+    given = str(shutil.copy(machine, tmp_path / "given.json"))
     machine.unlink()
     assert known_machine(hybrid(), work) is None
-    assert known_machine(hybrid(probe=str(given)), work) == here
+    assert known_machine(hybrid(machine=given), work) == here
 
 
-def test_a_hybrid_run_keeps_its_factors(tmp_path: Path, machine: Path) -> None:
-    """Also where the machine has been measured anew, or for the first time, since it began."""
-    folder, work = RunFolder(tmp_path), prepared_workload(hybrid(), None, None)
-    folder.begin(hybrid())
-    assert known_machine(hybrid(), work, folder) is None  # it began with nominal ones
-    before = factors_of(profile(byte_seconds=1e-7))
-    before.save(folder.probe)
-    assert known_machine(hybrid(), work, folder) == before != known_machine(hybrid(), work)
-    assert known_machine(hybrid(probe=str(machine)), work, folder) == factors_of(profile())
+def test_offload_decides_by_a_profile_that_is_named(machine: Path) -> None:
+    """By default it caches nothing, which would take memory."""
+    config = replace(hybrid(), strategy="offload")
+    work = prepared_workload(config, None, None)
+    assert known_machine(config, work) is None
+    assert known_machine(replace(config, machine=str(machine)), work) == factors_of(profile())
+
+
+def test_a_profile_of_other_threads_decides_nothing(machine: Path) -> None:
+    """Refuse it where it is named, unless the ranks will measure what it lacks."""
+    work = prepared_workload(hybrid(), None, None)
+    profile(cores=8).save(machine)  # ranks of 8 threads and of 1
+    known = Profile.read(machine)
+    replace(known, prices=[one for one in known.prices if one.threads > 1]).save(machine)
+    assert known_machine(hybrid(), work) is None
+    with pytest.raises(weft.InputError, match="measured with 8 threads a rank, not 1"):
+        known_machine(hybrid(machine=str(machine)), work)
+    completed = hybrid(machine=str(machine), measure=True)
+    assert known_machine(completed, work) is None
+    assert known_machine(predicting_config(completed, {}), work) is None
+
+
+BAD = {
+    "no JSON": b"[" * 100_000,
+    "no text": b"\xff\xfe\x00",
+    "a list": b"[1, 2, 3]",
+    "a former run's factors": b'{"seconds_per_flop": 1, "seconds_per_edge": 1, "seconds_per_byte": 1}',
+}
+
+
+@pytest.mark.parametrize("strategy", ["hybrid", "offload"])
+@pytest.mark.parametrize("content", BAD.values(), ids=BAD)
+def test_a_file_without_a_profile_is_refused(
+    content: bytes, strategy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bad.json"
+    path.write_bytes(content)
+    out = tmp_path / "run"
+    flags = ["--strategy", strategy, "--machine", str(path), "--out", str(out), "--quiet"]
+    assert main(["train", "digits", *flags]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"weft: error: {path}: cannot be read")
+    assert line.endswith("weft probe")
+    assert not out.exists()
+
+
+def test_a_profile_is_not_of_gpus(machine: Path) -> None:
+    work = prepared_workload(hybrid(), None, None)
+    with pytest.raises(weft.InputError, match="--machine names a profile of CPUs"):
+        known_machine(hybrid(machine=str(machine), device="cuda"), work)

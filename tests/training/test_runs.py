@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 import weft
+from tests.lib.profiles import profile
 from tests.lib.ranks import spawn
 from tests.lib.running import (
     complaints,
@@ -376,45 +376,30 @@ def test_a_rank_killed_among_others(tmp_path: Path) -> None:
 
 
 def test_dependencies(tmp_path: Path) -> None:
-    """A run by a book that measures, its choice again from its probe, under a memory limit, and resumed with others."""
+    """Decide by a book and what the ranks measure, by a profile, and under a memory limit; resume with others."""
     options = {"hidden": 16, "dtype": "float64", "norm": "batch", "layers": 3, "workers": 2, "quiet": True}
-    book = tmp_path / "book.safetensors"
+    book, machine = tmp_path / "book.safetensors", tmp_path / "machine.json"
     make_book(weft.load("digits"), 2, method="fennel").save(book)
+    profile().save(machine)
 
     hybrid = {"strategy": "hybrid", "partition": str(book)}
     first = train("digits", out=tmp_path / "first", epochs=6, measure=True, **hybrid, **options)
-    assert min(one["probe_seconds"] for one in first.records[0]["placement"]) > 0
-    factors = shutil.copy(first.folder / "probe.json", tmp_path)
-    again = train(
-        "digits",
-        out=tmp_path / "again",
-        epochs=3,
-        strategy="hybrid",
-        partition="fennel",
-        probe=str(factors),
-        **options,
-    )
-    assert choice(first) == choice(again)
-    assert losses(again.folder) == losses(first.folder)[:3]
+    begun = first.records[0]
+    assert begun["measured"] == ["kernels", "network"]
+    assert min(begun["measure_seconds"], *begun["machine"].values()) > 0
 
-    Path(factors).unlink()  # the run has its own
-    train("digits", out=again.folder, resume=True, epochs=4, probe=str(factors), **hybrid, **options)
-    assert losses(again.folder) == losses(first.folder)[:4]
+    by_profile = {"strategy": "hybrid", "partition": "fennel", "machine": str(machine)}
+    again = train("digits", out=tmp_path / "again", epochs=3, **by_profile, **options)
+    assert losses(again.folder) == pytest.approx(losses(first.folder)[:3], abs=1e-9)
+    for epochs, measure in ((4, True), (5, False)):  # the profile lacks nothing
+        by_profile["measure"] = measure
+        more = train("digits", out=again.folder, resume=True, epochs=epochs, **by_profile, **options)
+        begun = [line for line in more.records if line["kind"] == "config"]
+        assert begun[-1]["measured"] == []
+        assert begun[-1]["machine"] == begun[0]["machine"] is not None
+        assert [one["cached"] for one in begun[-1]["placement"]] == choice(again)
     resumed = train("digits", out=again.folder, resume=True, epochs=6, strategy="cached", **options)
     assert losses(resumed.folder) == pytest.approx(losses(first.folder), abs=1e-9)
-
-    longer = train("digits", out=first.folder, resume=True, epochs=8, measure=True, **hybrid, **options)
-    placed = [line["placement"] for line in longer.records if line["kind"] == "config"]
-    assert len(placed) == 2
-    assert [one["cached"] for one in placed[1]] == choice(first)
-    assert max(one["probe_seconds"] for one in placed[1]) == 0  # the first run's is taken
-
-    (first.folder / "probe.json").write_text("[" * 100_000)
-    again = {"out": first.folder, "resume": True, "epochs": 9, "measure": True, **hybrid, **options, "quiet": False}
-    damaged = said_by_ranks(2, weft.train, "digits", **again)
-    assert damaged.err.count("probe.json is damaged: using the cost factors of a new run") == 1
-    placed = [line["placement"] for line in damaged.result.records if line["kind"] == "config"]
-    assert min(one["probe_seconds"] for one in placed[2]) > 0
 
     options |= {"epochs": 1, "strategy": "hybrid", "cache_ratio": 1.0, "cache_memory": "1kB", "out": tmp_path / "few"}
     options |= {"quiet": False}
@@ -428,8 +413,8 @@ def test_hybrid_is_the_same_bit_for_bit(tmp_path: Path) -> None:
     """It decides by nominal factors, which no machine's load changes."""
     options = {"hidden": 16, "layers": 3, "workers": 2, "partition": "random", "epochs": 4, "quiet": True}
     one, other = (train("digits", out=tmp_path / name, strategy="hybrid", **options) for name in ("one", "other"))
-    assert not (one.folder / "probe.json").exists()
-    assert max(placed["probe_seconds"] for placed in one.records[0]["placement"]) == 0
+    assert one.records[0]["machine"] is None
+    assert one.records[0]["measure_seconds"] == 0
     assert choice(one) == choice(other)
     assert losses(one.folder) == losses(other.folder)
     assert (one.folder / "model.safetensors").read_bytes() == (other.folder / "model.safetensors").read_bytes()

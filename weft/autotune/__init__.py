@@ -4,7 +4,7 @@ Reading order: kernel_choice, probe and disk (measure the machine's profile), es
 cost_factors (rates by which a strategy decides what to cache), extrapolate (estimates for a larger graph).
 """
 
-from weft.autotune.cost_factors import machine_of
+from weft.autotune.cost_factors import machine_of, measured_machine
 from weft.autotune.disk import measure_disk
 from weft.autotune.estimate_time import (
     CONTEXT_BYTES,
@@ -35,6 +35,7 @@ __all__ = [
     "measure_disk",
     "measure_kernels",
     "measure_network",
+    "measured_machine",
     "plan_memory",
     "select_fastest_kernels",
     "steps_time",

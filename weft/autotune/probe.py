@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import statistics
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from typing import Any
 
@@ -17,7 +19,7 @@ from torch.nn.functional import cross_entropy, elu
 from weft.autotune.estimate_time import Cluster, epoch_time, step_calls
 from weft.comm import Group
 from weft.cost import Network, Operation, Prices, PriceTable, Profile
-from weft.cost.prices import MOVE_KERNELS, is_attention
+from weft.cost.prices import MOVE_KERNELS, WORK, is_attention, table_of
 from weft.data import Adjacency, Graph
 from weft.kernels import attend, attend_edges, keyed_dropout, pair_logits, spmm, spmm_max
 from weft.nn import Workload, make_model
@@ -145,28 +147,80 @@ class Stopwatch:
         return (time.perf_counter() - start) / (times * len(works))
 
 
-def measure_kernels(group: Group) -> Prices:
-    """Measure every kernel on the ranks of one host, which all call this at the same time."""
-    watch = Stopwatch(group)
-    tables = {
-        "linear": price_table(watch, (ROWS, COLUMNS, WIDTHS), linear_sample),
-        "linear_weights": price_table(watch, (ROWS, COLUMNS, WIDTHS), linear_weights_sample),
-        "pass": price_table(watch, (BYTES,), pass_sample),
-        "gather": price_table(watch, (BYTES, ROW_BYTES), gather_sample),
-        "exponential": price_table(watch, (BYTES,), exponential_sample),
-        "dropout": price_table(watch, (BYTES,), dropout_sample),
-        "update": price_table(watch, (BYTES,), update_sample),
-        "loss": price_table(watch, (ROWS, CLASS_COUNTS), loss_sample),
-        "draw": price_table(watch, (TARGETS, FANOUTS), draw_sample),
-        "Sum": price_table(watch, (SOURCES, SHARES, DEGREES, SUM_WIDTHS), sum_sample),
+def measure_kernels(group: Group, calls: Iterable[KernelCall] | None = None) -> Prices:
+    """Measure kernels on the ranks of one host, which all call this at the same time.
+
+    Args:
+        group: The ranks, which measure on their devices.
+        calls: Kernel calls whose prices are needed. Only the sizes next to theirs are measured, and no fixed costs.
+            None: all kernels at all sizes, and the fixed costs.
+    """
+    samples = kernel_samples()
+    if calls is not None:
+        samples = samples_around(samples, calls)
+    tables = {name: price_table(Stopwatch(group), axes, make) for name, (axes, make) in samples.items()}
+    prices = Prices(ranks=group.size, threads=torch.get_num_threads(), tables=tables)
+    return prices if calls is not None else with_fixed_costs(prices, Stopwatch(group, **VARYING))
+
+
+def kernel_samples() -> KernelSamples:
+    """Return the sizes at which each kernel is measured, and the function that returns a sample, by kernel."""
+    samples: KernelSamples = {
+        "linear": ((ROWS, COLUMNS, WIDTHS), linear_sample),
+        "linear_weights": ((ROWS, COLUMNS, WIDTHS), linear_weights_sample),
+        "pass": ((BYTES,), pass_sample),
+        "gather": ((BYTES, ROW_BYTES), gather_sample),
+        "exponential": ((BYTES,), exponential_sample),
+        "dropout": ((BYTES,), dropout_sample),
+        "update": ((BYTES,), update_sample),
+        "loss": ((ROWS, CLASS_COUNTS), loss_sample),
+        "draw": ((TARGETS, FANOUTS), draw_sample),
+        "Sum": ((SOURCES, SHARES, DEGREES, SUM_WIDTHS), sum_sample),
     }
     for name, kernel in (("Attend", attention_sample), ("AttendEdges", edge_attention_sample), ("Max", max_sample)):
         heads = () if name == "Max" else (HEADS,)
         for back in (False, True):
             axes = (SOURCES, SHARES, DEGREES, ATTENTION_WIDTHS, *heads)
-            tables[name + "_backward" * back] = price_table(watch, axes, kernel, backward=back)
-    free = Prices(ranks=group.size, threads=torch.get_num_threads(), tables=tables)
-    return with_fixed_costs(free, Stopwatch(group, **VARYING))
+            samples[name + "_backward" * back] = axes, partial(kernel, backward=back)
+    return samples
+
+
+def samples_around(samples: KernelSamples, calls: Iterable[KernelCall]) -> KernelSamples:
+    """Return samples of the kernels that are called, at the sizes from which the prices of the calls are interpolated.
+
+    A table of these sizes gives the calls the same prices as a table of all sizes.
+
+    Args:
+        samples: All sizes of every kernel.
+        calls: Kernel calls whose prices are needed. Kernels without a table are left out.
+    """
+    needed: dict[str, list[set[float]]] = {}
+    for call in calls:
+        if call.kernel not in WORK:
+            continue
+        _, sizes = WORK[call.kernel](*call.sizes)
+        axes, _ = samples[table_of(call.kernel)]
+        for axis, size, subset in zip(
+            axes, sizes, needed.setdefault(table_of(call.kernel), [set() for _ in axes]), strict=True
+        ):
+            after = bisect_right(axis, size)
+            subset.update(axis[max(after - 1, 0) : after + (size not in axis)])
+    return {
+        name: (tuple(tuple(sorted(subset)) for subset in subsets), samples[name][1]) for name, subsets in needed.items()
+    }
+
+
+def measure_exchange(group: Group, num_bytes: int, *, hosts: int = 1) -> Network:
+    """Measure an all-to-all exchange of one size between the ranks of a group; all ranks call it.
+
+    Args:
+        group: At least two ranks.
+        num_bytes: Bytes that each rank sends, evenly to all others, and receives.
+        hosts: Number of hosts.
+    """
+    watch = Stopwatch(group, **VARYING)
+    table = price_table(watch, ((float(num_bytes),),), lambda size: exchange_sample(group, int(size)))
+    return Network(ranks=group.size, hosts=hosts, tables={"all_to_all": table})
 
 
 def measure_network(group: Group, profile: Profile, *, hosts: int = 1, emulated: bool = False) -> Network:
@@ -320,11 +374,11 @@ def train_step(plan: Plan, group: Group) -> Work:
 
 ProbeSample = tuple[float, float, Callable[[], Work]]
 """Units of a sample's work, its work as a share of `MAX_WORK`, and a function that prepares its tensors."""
+KernelSamples = dict[str, tuple[Sequence[tuple[float, ...]], Callable[..., ProbeSample]]]
+"""Sizes of each axis, and the function that returns the sample of a combination of sizes, by kernel."""
 
 
-def price_table(
-    watch: Stopwatch, axes: Sequence[tuple[float, ...]], make: Callable[..., ProbeSample], **options: Any
-) -> PriceTable:
+def price_table(watch: Stopwatch, axes: Sequence[tuple[float, ...]], make: Callable[..., ProbeSample]) -> PriceTable:
     """Measure the seconds per unit of work at each combination of sizes.
 
     If a sample is too large, its first size is reduced until it has `MAX_WORK`. If that is no more than the size before
@@ -334,19 +388,19 @@ def price_table(
         watch: Timer.
         axes: Sizes of each axis, ascending.
         make: Function that returns the sample of a combination of sizes.
-        **options: Keyword arguments of `make`.
     """
     seconds: dict[tuple[float, ...], float] = {}
     for sizes in product(*axes):
-        units, share, prepare = make(*sizes, **options)
+        units, share, prepare = make(*sizes)
         index = axes[0].index(sizes[0])
         if share > 1 and index:
             previous = axes[0][index - 1]
             if sizes[0] / share <= previous:
                 seconds[sizes] = seconds[(previous, *sizes[1:])]
                 continue
-            units, _, prepare = make(sizes[0] // share, *sizes[1:], **options)
-        works = copies(prepare)
+            units, _, prepare = make(sizes[0] // share, *sizes[1:])
+        with default_device(watch.group.device):
+            works = copies(prepare)
         seconds[sizes] = watch.seconds(*works) / units
         del works
     gathered = watch.group.all_gather_object({"seconds": list(seconds.values())}) if watch.group.size > 1 else None
@@ -355,6 +409,11 @@ def price_table(
     else:
         means = tuple(seconds.values())
     return PriceTable(axes=tuple(axes), seconds=means)
+
+
+def default_device(device: torch.device) -> Any:
+    """Return a context in which new tensors are created on `device`."""
+    return nullcontext() if device.type == "cpu" else device
 
 
 def copies(prepare: Callable[[], Work]) -> list[Work]:
@@ -523,7 +582,9 @@ def aggregate_sample(
     targets = None if backward else edges[0] * min(1.0, MAX_WORK["aggregated"] / numbers)
 
     def prepare() -> Work:
-        block = random_edges(*edges, targets)
+        with torch.device("cpu"):  # its generator draws the edges
+            block = random_edges(*edges, targets)
+        block = block.to(torch.get_default_device())
         run = make(block)
         x = torch.rand(block.num_sources, int(width), requires_grad=backward)
         if not backward:

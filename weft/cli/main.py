@@ -221,9 +221,12 @@ def _parser() -> argparse.ArgumentParser:
         "plan", help="estimate time and memory of each strategy before a run", usage=USAGE, epilog=PLAN_EXAMPLES
     )
     _add_config(command)
-    add_options(command, leave_out=("strategy",))
+    add_options(command, leave_out=("strategy", "machine"))
     command.add_argument(
-        "--machine", type=Path, metavar="FILE", help="profile to use (default: this machine's, from weft probe)"
+        "--machine",
+        default=argparse.SUPPRESS,
+        metavar="FILE",
+        help="profile to use (default: this machine's, from weft probe)",
     )
     command.add_argument(
         "--hosts",
@@ -492,7 +495,8 @@ def _plan(options: argparse.Namespace) -> int:
 
     config = _config(options)
     _require_named(options, config.model)
-    where = Where(machine=options.machine or "", hosts=options.hosts, machines=options.machines)
+    where = Where(machine=config.machine, hosts=options.hosts, machines=options.machines)
+    config = dataclasses.replace(config, machine="")
     with _named_by_files(options), _imports_frozen():
         estimates, values = planned(config, None, None, where, approximate=options.approximate)
     if options.json:

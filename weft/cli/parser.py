@@ -27,7 +27,6 @@ COMMAND_FLAGS = (
     "--serve",
     "--port",
     "--plan",
-    "--machine",
     "--hosts",
     "--approximate",
 )

@@ -210,13 +210,13 @@ class Config:
         "hybrid, offload, split, sampled: what a rank's cache may take, such as 512MB: vertices that it recomputes "
         "(none: no limit); of split and sampled, features that batches read (none: no cache)",
     )
-    probe: str = strategy_option(
+    machine: str = strategy_option(
         "",
-        "hybrid, offload: what they decide by, a profile of weft probe or a run's probe.json; none: of hybrid this "
-        "machine's profile, where there is one; else nominal factors",
+        "hybrid, offload: file of a profile of weft probe, by which they choose what to cache; none: hybrid chooses by "
+        "this machine's profile if there is one, else by nominal costs, and offload caches nothing",
     )
     measure: bool = strategy_option(
-        False, "hybrid: measure the factors on the ranks at the start, unless --probe or the run that goes on has them"
+        False, "hybrid: before the first step, measure on the ranks the kernels and the network that the profile lacks"
     )
     refresh_every: int = strategy_option(4, "stale: training steps between two exchanges of halos", least=1)
     staleness: float = strategy_option(
@@ -319,7 +319,7 @@ PLACEMENT_FIELDS = (
     "partition",
     "cache_ratio",
     "cache_memory",
-    "probe",
+    "machine",
     "device",
     "device_memory",
     "nn_device",

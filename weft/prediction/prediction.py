@@ -48,7 +48,7 @@ WHAT = ("logits", "classes", "embeddings")
 """Values of `--what`."""
 SUFFIXES = (*HEADERS, ".parquet")
 """File formats of `--out`."""
-TRAINING_FIELDS = ("measure", "patience", "until", "timeline")
+TRAINING_FIELDS = ("patience", "until", "timeline")
 """Fields of a configuration that affect only training, whatever its strategy."""
 
 

@@ -14,7 +14,7 @@ from weft.config.optimisations import Optimisations
 from weft.cost import Machine, Profile, holds_profile
 from weft.kernels import triton_backend
 from weft.nn import Workload, has_onednn
-from weft.runtime.cores import cores_per_rank
+from weft.runtime.cores import cores_per_rank, num_cores
 from weft.runtime.kernel_selection import DEFAULT, REMEDY, KernelSelection
 from weft.runtime.memory import memory_limit_bytes
 from weft.strategies import get_strategy
@@ -25,12 +25,11 @@ from weft.utils import migrate
 from weft.utils.errors import InputError
 
 
-def local_cluster(config: Config, profile: Profile | None = None) -> Cluster | None:
-    """Return this host as the cluster of a run, to estimate its time.
+def local_cluster(config: Config) -> Cluster | None:
+    """Return this host as the cluster of a run, to estimate its time by the profile that `weft probe` wrote.
 
     Args:
         config: The run's configuration.
-        profile: The profile of this host. Default: the file that `weft probe` wrote.
 
     Returns:
         None if the ranks are on several hosts or on GPUs, or if this host has no profile.
@@ -38,16 +37,30 @@ def local_cluster(config: Config, profile: Profile | None = None) -> Cluster | N
     if config.device != "cpu" or not on_one_host():
         return None
     try:
-        profile = profile or load_profile()
+        return cluster_of_ranks(config, load_profile())
     except InputError:
         return None
+
+
+def cluster_of_ranks(config: Config, profile: Profile) -> Cluster:
+    """Return the cluster of a run on the hosts where its ranks are.
+
+    Args:
+        config: The run's configuration.
+        profile: The profile of each host.
+    """
     return Cluster(
         profile=profile,
         ranks=config.workers,
-        hosts=1,
+        hosts=num_hosts(config.workers),
         threads=threads_of_rank(config),
         memory_bytes=memory_limit_bytes(),
     )
+
+
+def num_hosts(ranks: int) -> int:
+    """Return the number of hosts of a run with `ranks` ranks, in a rank or in the process that starts local ranks."""
+    return ranks // int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
 
 
 def threads_of_rank(config: Config) -> int:
@@ -57,63 +70,51 @@ def threads_of_rank(config: Config) -> int:
     return cores_per_rank(config.workers)
 
 
-def known_machine(
-    config: Config, work: Workload, resumed: RunFolder | None = None, cluster: Cluster | None = None
-) -> Machine | None:
-    """Return the cost factors for the plan of a run.
-
-    The first of these sources that applies is used: the factors of the run to resume; the file of --probe; and for a
-    strategy that can measure factors (`hybrid`), the profile of the cluster.
+def known_machine(config: Config, work: Workload, cluster: Cluster | None = None) -> Machine | None:
+    """Return the cost factors for the plan of a run, from a profile of the machine.
 
     Args:
-        config: The run's configuration.
+        config: The run's configuration. `machine` names the file of a profile.
         work: The model and graph.
-        resumed: Folder of the run to resume, if one is resumed.
-        cluster: Where the ranks run. Default: this host.
+        cluster: Where the ranks of `hybrid` run if the configuration names no profile. Default: this host.
 
     Returns:
-        None if the strategy uses nominal factors, or its ranks will measure them.
+        None if the strategy uses nominal factors.
 
     Raises:
-        InputError: The file of --probe cannot be read.
+        InputError: The file of --machine cannot be read, or it lacks what the run needs and the run has no --measure.
     """
-    if resumed and resumed.probe.exists() and config.probe in ("", Config.read(resumed.config).probe):
-        try:
-            return Machine.read(resumed.probe)
-        except migrate.NewerFile:
-            raise
-        except InputError:
-            print(f"weft: {resumed.probe} is damaged: using the cost factors of a new run", file=sys.stderr)
-    elif resumed and not config.probe:
-        return None
-    if config.probe:
-        return machine_in(Path(config.probe), config, work)
-    if config.measure or "measure" not in get_strategy(config.strategy).flags:
-        return None
-    cluster = cluster or local_cluster(config)
+    if config.machine:
+        if config.device != "cpu":
+            raise InputError("--machine names a profile of CPUs: leave it out, or give --device cpu")
+        cluster = cluster_of_ranks(config, load_profile(config.machine))
+    elif "measure" in get_strategy(config.strategy).flags:
+        cluster = cluster or local_cluster(config)
+    else:
+        cluster = None
     try:
         return machine_of(work, cluster) if cluster else None
-    except InputError:  # it was measured with other threads, or without such a network
-        return None
+    except InputError:
+        if config.machine and not config.measure:
+            raise
+        return None  # the profile lacks this number of threads, or such a network
 
 
-def machine_in(path: Path, config: Config, work: Workload) -> Machine:
-    """Return the cost factors in a file, or factors for a workload computed from a profile in that file.
+def profile_to_complete(config: Config) -> Profile:
+    """Return the profile by which a run decides, for its ranks to measure what it lacks.
 
     Args:
-        path: File with factors (probe.json of a run) or with a profile of `weft probe`.
         config: The run's configuration.
-        work: The model and graph.
 
-    Raises:
-        InputError: The file cannot be read, or it is a profile and the run is on GPUs or several hosts.
+    Returns:
+        A profile without prices on GPUs, and on hosts that have no profile: only that of rank 0's host counts.
     """
-    if not holds_profile(path):
-        return Machine.read(path)
-    cluster = local_cluster(config, Profile.read(path))
-    if cluster is None:
-        raise InputError(f"--probe {path} is a profile of the CPUs of one host: leave it out for GPUs or several hosts")
-    return machine_of(work, cluster)
+    try:
+        if config.device == "cpu":
+            return load_profile(config.machine)
+    except InputError:
+        pass
+    return Profile(host={"cores": num_cores()}, prices=[])
 
 
 def kernels_for_run(config: Config, resumed: RunFolder | None = None) -> KernelSelection:

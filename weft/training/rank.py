@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from weft.autotune import measured_machine
 from weft.comm import Group, local_gpu
 from weft.config.config import Config
 from weft.config.optimisations import Optimisations
@@ -22,7 +23,6 @@ from weft.runtime.kernel_selection import DEFAULT, KernelSelection, select_kerne
 from weft.runtime.memory import keep_freed_memory
 from weft.runtime.stop_request import StopRequest
 from weft.strategies import Plan, get_strategy
-from weft.strategies.probe import probe
 from weft.training.artifacts import checkpoint
 from weft.training.artifacts.embedding_shards import restore_rows
 from weft.training.artifacts.run_folder import RunFolder
@@ -32,7 +32,7 @@ from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, combined_
 from weft.training.flag_checks import make_options
 from weft.training.launch.watchdog import Watchdog
 from weft.training.loop import Trainer
-from weft.training.machine_context import known_machine
+from weft.training.machine_context import known_machine, num_hosts, profile_to_complete
 from weft.training.planning.calibration import Estimate
 from weft.training.progress import ProgressShow, waiting
 from weft.training.tasks.losses import num_logits
@@ -92,18 +92,17 @@ def make_workload(config: Config, graph: Graph, model: nn.Module) -> Workload:
     return Workload(model, graph, Optimisations.without(config.disable), num_classes=width)
 
 
-def make_plan(config: Config, work: Workload, resumed: RunFolder | None = None) -> Plan:
+def make_plan(config: Config, work: Workload) -> Plan:
     """Return the plan of the configured strategy for the configured number of ranks.
 
     Args:
         config: The run's configuration.
         work: The model and graph.
-        resumed: Folder of the run to resume, if one is resumed; its cost factors are used again.
 
     Raises:
         InputError: The strategy cannot run this workload, for instance within the given memory.
     """
-    options, machine = make_options(config, work.graph), known_machine(config, work, resumed)
+    options, machine = make_options(config, work.graph), known_machine(config, work)
     plan = get_strategy(config.strategy)(work, config.workers, options, machine)
     plan.check_fits()
     return plan
@@ -159,7 +158,7 @@ def run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, *, impatient
 
 
 def _run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, stop: StopRequest) -> Ended:
-    # 1. Agree on kernels, measure the cost factors if requested, and place the plan.
+    # 1. Agree on kernels, measure the machine if requested, and place the plan.
     # 2. Restore the newest checkpoint of a resumed run.
     # 3. Train: rank 0 also records and saves.
     # 4. Send the best embedding rows and the summary from rank 0 to all ranks.
@@ -168,22 +167,32 @@ def _run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, stop: StopR
     choices = use_kernels_of_rank_zero(job.choices, group)
     if group.shares_gpu and group.rank == 0:
         print(SHARED_GPU_WARNING, file=sys.stderr, flush=True)
-    probe_seconds = 0.0
-    if config.measure and plan.machine is None:
+    measured: tuple[str, ...] = ()
+    measure_seconds = 0.0
+    if config.measure and group.size > 1:
         started = time.perf_counter()
-        plan = type(plan)(work, plan.size, plan.options, probe(work, plan.traits, group))
-        probe_seconds = time.perf_counter() - started
+        with waiting("measuring this machine", quiet=job.quiet or group.rank > 0):
+            profile, hosts = profile_to_complete(config), num_hosts(group.size)
+            machine, measured = measured_machine(work, group, profile, hosts=hosts)
+        plan = type(plan)(work, plan.size, plan.options, machine)
+        measure_seconds = time.perf_counter() - started
     with waiting(f"placing rows under {config.strategy}", quiet=job.quiet or group.rank > 0):
         strategy = plan.place(group, seed=config.seed)
         trainer = Trainer(config, strategy, make_task(config, strategy, job.functions), job.functions)
         restored = checkpoint.broadcast_newest(folder.checkpoints, group) if job.resume else None
         if restored:
             trainer.restore(*restored)
-        placed = group.all_gather_object(strategy.describe() | {"probe_seconds": probe_seconds})
+        placed = group.all_gather_object(strategy.describe())
     if group.rank:
         stopped_by, summary, best = _follow(trainer, stop)
     else:
-        facts = {"placement": placed, "machine": plan.machine, "partition": _partition_quality(plan)}
+        facts = {
+            "placement": placed,
+            "machine": asdict(plan.machine) if plan.machine else None,
+            "measured": measured,
+            "measure_seconds": measure_seconds,
+            "partition": _partition_quality(plan),
+        }
         stopped_by, summary, best = _lead(job, folder, trainer, stop, choices=choices.record(), **facts)
     if stopped_by:
         return stopped_by

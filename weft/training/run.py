@@ -397,7 +397,7 @@ def run_checked(job: Job, work: Workload, plan: Plan | None = None, *, launched:
     else:
         _check_folder(job, work.graph)
         with waiting(f"planning {job.config.strategy}", quiet=job.quiet):
-            plan = plan or make_plan(job.config, work, job.resumed)
+            plan = plan or make_plan(job.config, work)
             job = with_kernels(with_estimate(job, plan))
         folder = _open_folder(job, work.graph)
         try:
@@ -519,7 +519,7 @@ def _work_joined(job: Job, work: Workload, *, last: bool) -> tuple[RunFolder, En
 
     def lead() -> tuple[Plan, str]:
         _check_folder(job, graph)
-        plan = make_plan(config, work, job.resumed)
+        plan = make_plan(config, work)
         jobs.append(with_kernels(with_estimate(job, plan)))
         folders.append(_open_folder(jobs[0], graph))
         return plan, str(folders[0].path)

@@ -6,19 +6,22 @@ it is whole. A file without a version is of version 0.
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from weft.utils.errors import InputError
 
 VERSIONS = {
-    "options": 2,  # config.toml, and any file for --config or of a sweep; 2: no optimisation "intra"
+    "options": 2,  # config.toml, and any file for --config or of a sweep; 2: no optimisation "intra", no option "probe"
     "choices": 1,  # choices.json
     "record": 1,  # each line of metrics.jsonl
     "checkpoint": 2,  # state.json of a checkpoint; 2: digests of the graph's data
     "model": 1,  # metadata of model.safetensors
-    "factors": 1,  # probe.json
     "timeline": 1,  # timeline.json
     "profile": 1,  # machine.json of weft probe
     "plan": 1,  # what weft plan --json prints
@@ -29,7 +32,7 @@ VERSIONS = {
 
 Whoever changes a format gives it the next number, and its function below what turns the version before into it.
 """
-FORMER_OPTIONS = {"without": "disable", "bins": "chunks", "metric": "metrics"}
+FORMER_OPTIONS = {"without": "disable", "bins": "chunks", "metric": "metrics", "probe": "machine"}
 """Today's names of options by their former names."""
 FORMER_OPTIMISATIONS = {"intra": "prefetch"}
 """Today's names of optimisations, which are values of `disable`, by their former names."""
@@ -42,8 +45,6 @@ FORMER_CHOICES = {
     },
 }
 """Implementations of kernels in runs and profiles that do not name any; they stay when the default changes."""
-FORMER_RATES = {"host": 1.0, "ranks": 2.0, "inplace": 8.0}
-"""Rates at which rows move, for factors that have none."""
 
 
 class NewerFile(InputError):
@@ -61,7 +62,7 @@ def options(tables: dict[str, Any], path: Path) -> dict[str, Any]:
     tables = {name: value for name, value in tables.items() if name != "version"}
     if version > 1:
         return tables
-    names = FORMER_OPTIONS if version == 0 else {}
+    names = FORMER_OPTIONS if version == 0 else {"probe": "machine"}
     return {
         name: _renamed(value, names, f"{path}: [{name}]") if isinstance(value, dict) else value
         for name, value in _renamed(tables, names, f"{path}:").items()
@@ -76,16 +77,37 @@ def config(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
 def _renamed(values: Mapping[str, Any], names: Mapping[str, str], place: str) -> dict[str, Any]:
     """Return options by today's names, given by former names, and optimisations in `disable` by today's names.
 
+    The former option `probe` could also name a run's probe.json, which nothing reads today: it is left out.
+
     Raises:
         InputError: an option is given by both of its names; the message begins with `place`.
     """
     renamed: dict[str, Any] = {}
     for name, value in values.items():
         today = names.get(name, name)
+        if name == "probe" and not _is_profile(value):
+            if value:
+                _print_once(f"the former option probe is ignored: {value} is no profile, see --machine")
+            continue
         if today in renamed:
             raise InputError(f"{place} {today} is given twice: leave one out")
         renamed[today] = _optimisations(value) if today == "disable" else value
     return renamed
+
+
+def _is_profile(path: Any) -> bool:
+    """Return whether a path is that of a file which holds a profile of weft probe."""
+    try:
+        return "prices" in json.loads(Path(path).read_text())
+    except (OSError, TypeError, ValueError, RecursionError):
+        return False
+
+
+@cache  # a file may be read several times
+def _print_once(text: str) -> None:
+    """Print a line to standard error, of torchrun's ranks on rank 0 alone, unless this process has printed it."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"weft: {text}", file=sys.stderr, flush=True)
 
 
 def _optimisations(value: Any) -> Any:
@@ -133,12 +155,6 @@ def described(values: dict[str, Any], folder: Path) -> dict[str, Any]:
         )
     shape = _with(values["shape"], relations=[], featured_types=[])
     return values | {"shape": shape, "config": config(values["config"], folder)}
-
-
-def factors(values: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the content of a probe.json."""
-    version = _version("factors", values, path)
-    return values if version else _with(values, rates=FORMER_RATES)
 
 
 def timeline(values: dict[str, Any], path: Path) -> dict[str, Any]:

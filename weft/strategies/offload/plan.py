@@ -56,7 +56,7 @@ class OffloadPlan(Plan):
 
     name = "offload"
     options_type: ClassVar[type[Options]] = OffloadOptions
-    flags: ClassVar[tuple[str, ...]] = ("probe",)
+    flags: ClassVar[tuple[str, ...]] = ("machine",)
     optimisations: ClassVar[tuple[str, ...]] = ("reach", "share", "keep", "reorder", "prefetch")
     traits = SPREAD
     options: ChunkOptions
@@ -183,7 +183,7 @@ class OffloadPlan(Plan):
         if not self.work.optimisations.reorder:
             return None
         (cutter,) = self.cutters
-        return cutter.choose_orders(cutter.bounds(count), self.machine.rates if self.machine else NOMINAL_RATES)
+        return cutter.choose_orders(cutter.bounds(count), NOMINAL_RATES)
 
     def _search(self) -> tuple[int, Orders | None]:
         """As few chunks as fit, and their order. InputError where the device's memory is too little for any."""

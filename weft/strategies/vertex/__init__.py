@@ -2,5 +2,4 @@
 
 Reading order: plan (what a rank computes and fetches), costs (the cost model behind that decision), blocks (the edges,
 and the exchange of rows), setup (how ranks agree on routes), embedding_rows (trained rows), stale (old halos).
-weft.strategies.probe measures the costs.
 """

@@ -444,4 +444,4 @@ class HybridPlan(VertexPlan):
 
     name = "hybrid"
     options_type = HybridOptions
-    flags = ("probe", "measure")
+    flags = ("machine", "measure")

@@ -1,6 +1,6 @@
 """Folder of a run.
 
-It contains config.toml, choices.json, metrics.jsonl, probe.json, checkpoints/, and if requested timeline.json; after
+It contains config.toml, choices.json, metrics.jsonl, checkpoints/, and if requested timeline.json; after
 the end of the run also model.safetensors and card.md; and while it lives, a lock. Only rank 0 reads or writes it.
 """
 
@@ -48,7 +48,6 @@ class RunFolder:
         self.path = path
         self.config = path / "config.toml"
         self.metrics = path / "metrics.jsonl"
-        self.probe = path / "probe.json"
         self.choices = path / CHOICES
         self.timeline = path / "timeline.json"
         self.checkpoints = path / "checkpoints"
@@ -222,7 +221,7 @@ class RunFolder:
         """Remove the files of a run that failed before it recorded an epoch. Keep the folder if it has other files."""
         if any(line["kind"] == "epoch" for line in jsonl.read(self.metrics)):
             return
-        for path in (self.config, self.choices, self.metrics, self.probe, self.path / LOCK):
+        for path in (self.config, self.choices, self.metrics, self.path / LOCK):
             path.unlink(missing_ok=True)
         with suppress(OSError):  # the folder has other files
             self.path.rmdir()

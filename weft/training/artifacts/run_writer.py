@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import Tensor
 
-from weft.cost import Machine
 from weft.reporting.records import newest_start, rank_summaries
 from weft.runtime.timeline import Slice, write_timeline
 from weft.training.artifacts import checkpoint
@@ -46,18 +45,15 @@ class RunWriter:
         self.recorder = Recorder(folder.metrics)
         self._slices: list[list[Slice]] = []
 
-    def begin(self, epoch: int, *, placement: list[dict[str, Any]], machine: Machine | None, **facts: Any) -> None:
+    def begin(self, epoch: int, *, placement: list[dict[str, Any]], **facts: Any) -> None:
         """Write the first record of a run, or of its continuation.
 
         Args:
             epoch: Number of the first epoch.
             placement: Facts about the plan on each rank.
-            machine: Cost factors of the plan, if it used any.
-            **facts: Facts about the machine.
+            **facts: Facts about the machine, and the cost factors of the plan.
         """
         self.recorder.write("config", epoch=epoch, **self.description.record(), placement=placement, **facts)
-        if machine:
-            machine.save(self.folder.probe)
         for rank, facts_of_rank in enumerate(placement):
             if "summary" in facts_of_rank:
                 self.show.say(

@@ -35,7 +35,7 @@ from weft.utils.errors import InputError
 
 Result = TypeVar("Result")
 
-PATH_FIELDS = ("graph", "partition", "probe", "choices", "scratch")
+PATH_FIELDS = ("graph", "partition", "machine", "choices", "scratch")
 """Fields of Config that name files, whose paths may differ between hosts."""
 DIGEST_ROWS = 4096
 """Approximate number of rows of each tensor over vertices that are compared between ranks."""
@@ -213,7 +213,7 @@ def plan_with_kernels(
     """
 
     def lead() -> tuple[Plan, str]:
-        return make_plan(config, work, resumed), kernels_for_run(config, resumed).text()
+        return make_plan(config, work), kernels_for_run(config, resumed).text()
 
     plan, kernels = plan_together(config, work, group, lead)
     return plan, KernelSelection.from_record(json.loads(kernels))
@@ -245,7 +245,7 @@ def plan_together(
             planned_part = partition_of(plan.options)
             part = part if planned_part is None else planned_part
             message = {"extra": extra, "has_partition": planned_part is not None, "state": plan.state()}
-            message["machine"] = plan.machine.record() if plan.machine else None
+            message["machine"] = asdict(plan.machine) if plan.machine else None
         except InputError as error:
             message = {"error": str(error)}
     message = group.all_gather_object(message)[0]
@@ -257,6 +257,6 @@ def plan_together(
     if group.rank:
         options = make_options(config)
         options = with_partition(options, part.cpu()) if message["has_partition"] else options
-        machine = Machine.from_record(message["machine"]) if message["machine"] else None
+        machine = Machine(**message["machine"]) if message["machine"] else None
         plan = get_strategy(config.strategy)(work, config.workers, options, machine, message["state"])
     return plan, message["extra"]
