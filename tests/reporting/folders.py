@@ -101,7 +101,7 @@ def tables(page: str) -> dict[str, list[Line]]:
 def rows(group: Line) -> list[Line]:
     """Those of one group."""
     columns = group["columns"]
-    return [group["alike"] | dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return [group["shared"] | dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def text(page: str) -> str:

@@ -22,7 +22,7 @@ from tests.lib.running import train
 from tests.reporting.folders import Elements, Line, make_run, rank_line, tables, text
 from weft.cli.main import main
 from weft.reporting import page as page_module
-from weft.reporting.records import KINDS, NEEDED
+from weft.reporting.records import KINDS, REQUIRED_FIELDS
 from weft.reporting.serve import HOST, ReportServer
 from weft.reporting.write import read_runs, report_page
 from weft.utils.errors import InputError
@@ -76,13 +76,13 @@ def test_seconds_are_the_record(folder: Path, lines: list[Line]) -> None:
     found, ranks = tables(page_of(folder)), [line for line in lines if line["kind"] == "rank"]
     shown = {"compute": "compute", "communication": "network", "waiting": "waiting"}
     for phase in ("train", "eval", "setup"):
-        bars = {(one["who"], one["kind"]): one["seconds"] for one in found[f"phase-{phase}"]}
+        bars = {(one["label"], one["kind"]): one["seconds"] for one in found[f"phase-{phase}"]}
         for rank in range(2):
             for kind in KINDS:
                 of = [one[f"{kind}_seconds"] for one in ranks if (one["phase"], one["rank"]) == (phase, rank)]
                 expected = sum(of) if phase == "setup" else statistics.median(of)
                 assert bars[f"rank {rank}", shown[kind]] == expected
-    courses = [(one["who"], one["epoch"], one["compute"], one["network"], one["waiting"]) for one in found["ranks"]]
+    courses = [(one["label"], one["epoch"], one["compute"], one["network"], one["waiting"]) for one in found["ranks"]]
     trained = sorted((one for one in ranks if one["phase"] == "train"), key=lambda one: one["rank"])
     assert courses == [
         (f"rank {one['rank']}", one["epoch"], *(one[f"{kind}_seconds"] for kind in KINDS)) for one in trained
@@ -92,15 +92,15 @@ def test_seconds_are_the_record(folder: Path, lines: list[Line]) -> None:
 def test_counts_are_the_record(folder: Path, lines: list[Line]) -> None:
     found = tables(page_of(folder))
     trained = [line for line in lines if line["kind"] == "rank" and line["phase"] == "train"]
-    traffic = {one["who"]: one["bytes"] for one in found["traffic-0"] if one["kind"] == "counted"}
+    traffic = {one["label"]: one["bytes"] for one in found["traffic-0"] if one["kind"] == "counted"}
     last = [line for line in trained if line["epoch"] == 3]
     for tag in ("halo", "gradients"):
         assert traffic[f"sent: {tag}"] == sum(line["bytes_sent"][tag] for line in last) > 0
     assert traffic["sent: all tags"] == sum(sum(line["bytes_sent"].values()) for line in last)
-    most = {one["who"]: one["bytes"] for one in found["memory"]}
+    most = {one["label"]: one["bytes"] for one in found["memory"]}
     for rank in range(2):
         assert most[f"rank {rank}"] == max(line["peak_memory_bytes"] for line in trained if line["rank"] == rank)
-    loads = {(one["who"], one["load"]): one["value"] for one in found["balance"]}
+    loads = {(one["label"], one["load"]): one["value"] for one in found["balance"]}
     assert [loads[f"rank {rank}", "edges x width"] for rank in range(2)] == [line["edges"] for line in last]
     shares = [one["share"] for one in found["balance"] if one["load"] == "edges x width"]
     assert shares == pytest.approx([one["edges"] / statistics.fmean(two["edges"] for two in last) for one in last])
@@ -116,7 +116,7 @@ def test_the_graph_and_its_parts_are_counted_anew(folder: Path) -> None:
     assert sum(bars.values()) == graph.num_vertices
     part = weft.partition.range_parts(graph.in_edges, 2)
     quality = weft.partition.Quality.measure(graph, part, 2, 0.0)
-    parts = {(one["who"], one["load"]): one["value"] for one in found["parts"]}
+    parts = {(one["label"], one["load"]): one["value"] for one in found["parts"]}
     for rank in range(2):
         assert parts[f"rank {rank}", "vertices"] == quality.vertices[rank]
         assert parts[f"rank {rank}", "in-edges"] == quality.in_edges[rank]
@@ -144,7 +144,7 @@ def test_planned_bytes_stand_beside_those_counted(tmp_path: Path) -> None:
     run = train(GRAPH, workers=2, strategy="tensor", epochs=2, out=tmp_path / "run")
     found: dict[str, dict[str, int]] = {"counted": {}, "planned": {}}
     for one in tables(page_of(run.folder))["traffic-0"]:
-        found[one["kind"]][one["who"]] = one["bytes"]
+        found[one["kind"]][one["label"]] = one["bytes"]
     assert found["planned"] == found["counted"]
     assert {"sent: rows_to_cols", "sent: cols_to_rows", "sent: gradients", "sent: all tags"} <= found["planned"].keys()
 
@@ -153,20 +153,20 @@ def test_a_forecast_stands_beside_what_was_moved(tmp_path: Path) -> None:
     run = train(GRAPH, strategy="offload", chunks=2, epochs=2, out=tmp_path / "run")
     found = tables(page_of(run.folder))
     forecast = run.records[0]["placement"][0]["forecast"]
-    moved = {(one["who"], one["kind"]): one["bytes"] for one in found["traffic-0"]}
+    moved = {(one["label"], one["kind"]): one["bytes"] for one in found["traffic-0"]}
     assert moved["to the device: all tags", "planned"] == forecast["to_device"]
     assert moved["to the device: all tags", "counted"] == forecast["to_device"]
-    held = {one["what"]: one["bytes"] for one in found["held"]}
-    assert held == {f"{name}, forecast": forecast[name] for name in ("device", "host", "disk") if forecast[name]}
+    held = {one["kind"]: one["bytes"] for one in found["memory-estimates"]}
+    assert held == {f"{name}, estimated": forecast[name] for name in ("device", "host", "disk") if forecast[name]}
 
 
 def test_lines_have_what_readers_need(lines: list[Line]) -> None:
     """What reading asks of a line, of a real run: an end that has no event is left out of this."""
-    for kind in NEEDED.keys() - {"event"}:
+    for kind in REQUIRED_FIELDS.keys() - {"event"}:
         known = [line for line in lines if line["kind"] == kind]
         assert known
         for line in known:
-            assert NEEDED[kind].keys() <= line.keys()
+            assert REQUIRED_FIELDS[kind].keys() <= line.keys()
 
 
 def test_several_runs_are_set_side_by_side(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_several_runs_are_set_side_by_side(tmp_path: Path) -> None:
     assert losses == {("one", e): 1 / (1 + e) for e in range(3)} | {("two", e): 2 / (1 + e) for e in range(5)}
     heads = [cell for row in made.split("<thead>")[1:2] for cell in row.split("</thead>")[0].split('scope="col">')[1:]]
     assert [cell.split("<")[0] for cell in heads] == ["one", "two"]
-    assert "two, rank 1" in {row["who"] for row in tables(made)["balance"]}
+    assert "two, rank 1" in {row["label"] for row in tables(made)["balance"]}
     chart = json.loads(Elements(made).scripts["figure-loss"])
     assert chart["encoding"]["color"]["scale"]["domain"] == ["one", "two"]
     said = text(made)
@@ -188,7 +188,7 @@ def test_several_runs_are_set_side_by_side(tmp_path: Path) -> None:
 def test_runs_of_one_name_are_told_by_their_paths(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / place / "run") for place in ("a", "b")]
     assert {row["run"] for row in tables(page_of(*folders))["epochs"]} == {str(folder) for folder in folders}
-    with pytest.raises(InputError, match="is given twice"):
+    with pytest.raises(InputError, match="is named twice"):
         read_runs([folders[0], folders[0] / ".." / "run"])
 
 
@@ -231,14 +231,14 @@ def test_every_figure_has_words_and_numbers(folder: Path) -> None:
 
 def test_what_is_not_recorded_is_named(tmp_path: Path) -> None:
     said = text(page_of(make_run(tmp_path / "run", ranks=1)))
-    left_out = said[said.index("What is left out") :]
-    for title in ("What ranks do when", "Load balance over the ranks", "Partition"):
+    left_out = said[said.rindex("Not shown") :]
+    for title in ("Timelines of the ranks", "Load balance over the ranks", "Partition"):
         assert f"{title}:" in left_out
     assert "Loss and scores:" not in left_out
-    assert "the strategy records no forecast" in said
+    assert "the strategy records no estimate" in said
 
 
-@pytest.mark.parametrize(("begun", "said"), [(False, "interrupted: 0 of 3 epochs"), (True, "under way: 0 of 3 epochs")])
+@pytest.mark.parametrize(("begun", "said"), [(False, "interrupted: 0 of 3 epochs"), (True, "running: 0 of 3 epochs")])
 def test_a_run_without_epochs(begun: bool, said: str, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", epochs=3, ended=False)
     metrics = folder / "metrics.jsonl"
@@ -287,7 +287,7 @@ def test_a_resumed_run_tells_of_its_newest_start(tmp_path: Path) -> None:
     recorder.close()
     found = tables(page_of(folder))
     assert [row["epoch"] for row in found["epochs"]] == [0, 1, 2, 3]
-    assert [(row["who"], row["epoch"]) for row in found["ranks"]] == [("rank 0", 3)]
+    assert [(row["label"], row["epoch"]) for row in found["ranks"]] == [("rank 0", 3)]
 
 
 @pytest.mark.parametrize(
@@ -295,12 +295,12 @@ def test_a_resumed_run_tells_of_its_newest_start(tmp_path: Path) -> None:
     [
         ("no json", "line 2 is damaged"),
         ('{"kind": "epoch", "epoch": 1, "loss": 1.0}', "line 2 is damaged (a line of kind epoch has no 'seconds')"),
-        ('{"kind": "epoch", "epoch": 1, "loss": "low", "seconds": 1}', "has 'loss' low, of another type"),
+        ('{"kind": "epoch", "epoch": 1, "loss": "low", "seconds": 1}', "has 'loss' low, of the wrong type"),
         (
             json.dumps({"kind": "rank", **rank_line(0, 0), "bytes_sent": {"halo": "many"}}),
-            "the records are not as a run",
+            "the records do not have the format",
         ),
-        (json.dumps({"kind": "rank", **rank_line(0, 0), "stages": 3}), "the records are not as a run"),
+        (json.dumps({"kind": "rank", **rank_line(0, 0), "stages": 3}), "the records do not have the format"),
     ],
 )
 def test_a_damaged_record_is_one_line(line: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -329,7 +329,7 @@ def test_what_a_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (run, "--out", str(taken), "--port", "80"): "--port has no effect without --serve",
         (run, "--serve", "--overwrite"): "--overwrite has no effect with --serve",
         (run, "--serve", "--port", "65536"): "--port 65536",
-        (str(tmp_path), "--out", str(taken)): "holds no run",
+        (str(tmp_path), "--out", str(taken)): "contains no run",
         (str(tmp_path / "damaged" / "run"), "--out", str(taken), "--overwrite"): "config.toml: cannot be read",
     }.items():
         assert main(["report", *arguments]) == 2

@@ -76,8 +76,8 @@ def test_a_run_beside_its_forecast(tmp_path: Path, machine: Path) -> None:
         "host_bytes": run.summary["ranks"][0]["peak_memory_bytes"],
     }
     times = seen["epoch_seconds"] / told["epoch_seconds"]
-    assert f"({times:.2f} x): compute " in str(run_table(run.summary).title)
-    assert "memory of all ranks, told and seen" in run_facts(RunRecords.read(run.folder))
+    assert f"({times:.2f} x); estimated / measured: compute " in str(run_table(run.summary).title)
+    assert "memory of all ranks (estimated, measured)" in run_facts(RunRecords.read(run.folder))
     assert learned(machine) == [{"compute": pytest.approx(seen["compute_seconds"] / told["compute_seconds"])}]
 
 
@@ -135,7 +135,9 @@ def test_a_forecast_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def broken(*_: object) -> None:
         raise ValueError("ranks take part in different collectives")
 
-    monkeypatch.setattr(calibration, "update_calibration", lambda *_: (_ for _ in ()).throw(OSError("the disk is full")))
+    monkeypatch.setattr(
+        calibration, "update_calibration", lambda *_: (_ for _ in ()).throw(OSError("the disk is full"))
+    )
     assert "forecast" in train("digits", out=tmp_path / "kept", epochs=FEW, quiet=True).summary
     monkeypatch.setattr(run_estimate, "epoch_time", broken)
     assert "forecast" not in train("digits", out=tmp_path / "run", epochs=FEW, quiet=True).summary
@@ -238,7 +240,7 @@ def test_a_kind_of_few_seconds_teaches_nothing() -> None:
 def test_the_plan_says_of_how_many_runs(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     calibrated(1.5, 1.5, 1.5).save(machine)
     assert main(["plan", "digits"]) == 0
-    assert "factors of 3 runs on what the probe has measured: compute 1.50 x, network 1.00 x" in capsys.readouterr().out
+    assert "calibrated by 3 runs: compute 1.50 x, network 1.00 x the seconds of the probe" in capsys.readouterr().out
 
 
 def hybrid(**options: Any) -> Config:

@@ -20,7 +20,7 @@ from weft.training.planning import probe_command
 from weft.training.planning.machine_list import Machines, clusters_on, machines_of
 from weft.training.planning.plan_call import Where, planned, subject_of
 from weft.training.planning.plan_subject import MAX_EDGES, MAX_RANKS, DescribedSubject
-from weft.training.planning.search import StrategyEstimate, estimate_strategies, estimate_config
+from weft.training.planning.search import StrategyEstimate, estimate_config, estimate_strategies
 from weft.utils.errors import InputError
 
 PAPERS = "stats:vertices=111m,edges=1.6b,features=128,classes=172"

@@ -13,7 +13,7 @@ import weft
 from tests.lib.graph_checks import assert_one_line
 from tests.lib.profiles import profile
 from tests.lib.running import train
-from weft.autotune import Cluster, untraced_calls, plan_memory, epoch_time, steps_time, estimate_ranks
+from weft.autotune import Cluster, epoch_time, estimate_ranks, plan_memory, steps_time, untraced_calls
 from weft.cli.main import main
 from weft.config.config import Config
 from weft.cost import Steps
@@ -67,7 +67,7 @@ def test_seconds_are_the_parts(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "digits", "--workers", "2"]) == 0
     out = capsys.readouterr().out
     assert "weft train digits --strategy" in out
-    assert "memory of a host" in out
+    assert "host memory" in out
 
 
 def test_sent_bytes_are_those_of_a_run(tmp_path: Path) -> None:
@@ -256,7 +256,10 @@ def test_what_mini_batches_cannot_be_told_of(machine: Path, capsys: pytest.Captu
     assert main(["plan", "digits"]) == 0
     capsys.readouterr()
     assert main(["train", "digits", "--strategy", "auto", *flags]) == 2
-    assert "has draw from another version of weft's probe: measure the machine again with: weft probe" in capsys.readouterr().err
+    assert (
+        "has draw from another version of weft's probe: measure the machine again with: weft probe"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_damaged_plan(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def sweep(values: Mapping[str, Any], out: Path, *, quiet: bool = False) -> list[
     """
     if under_torchrun():
         raise InputError(
-            "weft sweep starts its own ranks: use --workers instead of torchrun, or run weft train --config under torchrun"
+            "weft sweep starts its own ranks: use --workers instead of torchrun, or torchrun with weft train --config"
         )
     configs = combinations(values)
     for config, _ in configs.values():

@@ -1,12 +1,12 @@
-"""What a person reads after a run, made from its records alone."""
+"""Reports, tables and charts of runs, made from their records alone."""
 
 from weft.reporting.curves import plot, run_facts
 from weft.reporting.page import make_page
 from weft.reporting.print_table import print_table
 from weft.reporting.records import RunRecords, epoch_columns, rank_columns
 from weft.reporting.run_table import (
-    compare_table,
     calibration_line,
+    compare_table,
     partition_table,
     plan_table,
     run_table,
@@ -16,9 +16,9 @@ from weft.reporting.run_table import (
 
 __all__ = [
     "RunRecords",
+    "calibration_line",
     "compare_table",
     "epoch_columns",
-    "calibration_line",
     "make_page",
     "partition_table",
     "plan_table",

@@ -1,6 +1,7 @@
-"""Figures as charts of Vega-Altair: Vega-Lite, which needs no network, drawn as SVG with labels for screen readers.
+"""Charts of a report by Vega-Altair: as Vega-Lite, which needs no network, as SVG with labels for screen readers.
 
-Fields of charts have fixed names: what people name (runs, scores) is values, never a field or an expression.
+The fields of charts have fixed names. Names that users choose (of runs or scores) are values, never fields or
+expressions, since these could contain code.
 """
 
 from __future__ import annotations
@@ -14,53 +15,64 @@ from weft.reporting.records import RecordColumns
 from weft.utils.optional_packages import import_extra
 
 LINE_POINTS = 40
-"""Up to how many epochs of a run each is marked by a point as well."""
-ROW = 20
-"""Pixels of a bar's row."""
+"""Most epochs of a curve that marks each epoch with a point."""
+ROW_PIXELS = 20
+"""Height of a row of bars."""
 SECONDS = "abs(datum.value) < 1 ? format(datum.value * 1000, ',.4~g') + ' ms' : format(datum.value, ',.4~g') + ' s'"
+"""Expression of Vega that formats an axis in seconds."""
 BYTES = "datum.value == 0 ? '0' : format(datum.value, '.3~s') + 'B'"
+"""Expression of Vega that formats an axis in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FigureGroup:
-    """Rows of a figure's data: some columns, and what is alike in all of them."""
+    """Group of rows of a figure's data."""
 
-    alike: dict[str, Any]
+    shared: dict[str, Any]
+    """Fields that have the same value in all rows."""
     columns: RecordColumns
+    """Fields that differ, as columns of equal length."""
 
     def rows(self) -> list[dict[str, Any]]:
-        """One mapping a row."""
+        """Return a mapping for each row."""
         names = list(self.columns)
-        return [self.alike | dict(zip(names, row, strict=True)) for row in zip(*self.columns.values(), strict=True)]
+        return [self.shared | dict(zip(names, row, strict=True)) for row in zip(*self.columns.values(), strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """What figures are drawn from."""
+    """Data of one or more figures."""
 
     name: str
+    """Name that is unique in a report."""
     groups: Sequence[FigureGroup]
+    """Rows, in groups."""
 
     def rows(self) -> list[dict[str, Any]]:
-        """Those of all groups."""
+        """Return the rows of all groups."""
         return list(chain.from_iterable(group.rows() for group in self.groups))
 
     def values(self, field: str) -> list[Any]:
-        """The distinct values of a field, in the order of their first appearance."""
-        found: dict[Any, None] = {}
+        """Return the distinct values of a field, in the order of their first appearance."""
+        values: dict[Any, None] = {}
         for group in self.groups:
-            found |= dict.fromkeys([group.alike[field]] if field in group.alike else group.columns[field])
-        return list(found)
+            values |= dict.fromkeys([group.shared[field]] if field in group.shared else group.columns[field])
+        return list(values)
 
 
 def curves(data: Data, field: str, title: str, *, unit: str = "", inline: bool = False) -> Any:
-    """Lines over the epochs of a field, by run and, where data have them, by split. unit: see `_axis`.
+    """Return a chart with lines over the epochs, by run and (if the data has it) by split.
 
-    inline: the chart has its data, can be shown by itself, and does not zoom.
+    Args:
+        data: Data with the fields run, epoch and `field`, and possibly split.
+        field: Field of the vertical axis.
+        title: Title of the vertical axis.
+        unit: Expression that formats the axis; see `_axis`.
+        inline: True: the chart contains its data, so that it can be shown alone, and does not zoom.
     """
     alt = import_extra("altair", "a chart")
     runs = data.values("run")
-    splits = data.values("split") if data.groups and "split" in data.groups[0].alike else []
+    splits = data.values("split") if data.groups and "split" in data.groups[0].shared else []
     few = max((len(group.columns["epoch"]) for group in data.groups), default=0) <= LINE_POINTS
     by_run, by_split = _hue(alt, "run", runs), _hue(alt, "split", splits)
     marks = {"color": by_run if len(runs) > 1 or not splits else by_split}
@@ -83,9 +95,9 @@ def curves(data: Data, field: str, title: str, *, unit: str = "", inline: bool =
 
 
 def areas(data: Data) -> Any:
-    """Seconds of training by epoch and kind, stacked, of the rank that is chosen in a list."""
+    """Return a chart of training seconds over the epochs, stacked by kind, for the rank that the reader selects."""
     alt = import_extra("altair", "a chart")
-    ranks = data.values("who")
+    ranks = data.values("label")
     chosen = alt.param(
         name="chosen",
         value=ranks[0],
@@ -94,7 +106,7 @@ def areas(data: Data) -> Any:
     kinds = ["compute", "network", "waiting"]
     return (
         _chart(alt, data)
-        .transform_filter("datum.who === chosen")
+        .transform_filter("datum.label === chosen")
         .transform_fold(kinds, as_=["kind", "seconds"])
         .mark_area(interpolate="step")
         .encode(
@@ -109,24 +121,41 @@ def areas(data: Data) -> Any:
 
 
 def stacked_bars(data: Data, field: str, title: str, *, by: str, unit: str) -> Any:
-    """A bar for each `who`, in parts by `by`, which are drawn in their order in the data."""
+    """Return a chart with a bar for each `label` of the data, stacked by another field.
+
+    Args:
+        data: Data with the fields label, `by`, `field` and place (position in the stack).
+        field: Field that gives the lengths.
+        title: Title of the horizontal axis.
+        by: Field that the parts of a bar stand for.
+        unit: Expression that formats the axis; see `_axis`.
+    """
     alt = import_extra("altair", "a chart")
     return (
         _chart(alt, data)
         .mark_bar()
         .encode(
             x=alt.X(f"{field}:Q", title=title, axis=_axis(alt, unit)),
-            y=_who(alt, data),
+            y=_labels_axis(alt, data),
             color=_hue(alt, by, data.values(by)),
             order=alt.Order("place:Q"),
-            tooltip=["who:N", f"{by}:N", f"{field}:Q"],
+            tooltip=["label:N", f"{by}:N", f"{field}:Q"],
         )
-        .properties(height=ROW * len(data.values("who")))
+        .properties(height=ROW_PIXELS * len(data.values("label")))
     )
 
 
 def grouped_bars(data: Data, field: str, title: str, *, by: str, unit: str = "", mark: float | None = None) -> Any:
-    """For each `who` a bar by each `by`, one below the other. mark: where a line is drawn."""
+    """Return a chart with a bar for each value of a field, grouped by `label`.
+
+    Args:
+        data: Data with the fields label, `by` and `field`.
+        field: Field that gives the lengths.
+        title: Title of the horizontal axis.
+        by: Field that the bars of a group stand for.
+        unit: Expression that formats the axis; see `_axis`.
+        mark: Value at which a line is drawn. None: no line.
+    """
     alt = import_extra("altair", "a chart")
     names = data.values(by)
     chart = (
@@ -134,12 +163,14 @@ def grouped_bars(data: Data, field: str, title: str, *, by: str, unit: str = "",
         .mark_bar()
         .encode(
             x=alt.X(f"{field}:Q", title=title, axis=_axis(alt, unit)),
-            y=_who(alt, data),
+            y=_labels_axis(alt, data),
             yOffset=alt.YOffset(f"{by}:N", sort=names),
             color=_hue(alt, by, names),
-            tooltip=["who:N", f"{by}:N", f"{field}:Q"],
+            tooltip=["label:N", f"{by}:N", f"{field}:Q"],
         )
-        .properties(height=len(data.values("who")) * (ROW if len(names) == 1 else 0.75 * ROW * len(names)))
+        .properties(
+            height=len(data.values("label")) * (ROW_PIXELS if len(names) == 1 else 0.75 * ROW_PIXELS * len(names))
+        )
     )
     if mark is None:
         return chart
@@ -148,7 +179,16 @@ def grouped_bars(data: Data, field: str, title: str, *, by: str, unit: str = "",
 
 
 def columns(data: Data, x: str, x_title: str, y: str, y_title: str, *, by: str) -> Any:
-    """Upright bars, side by side by `by`."""
+    """Return a chart with vertical bars, side by side.
+
+    Args:
+        data: Data with the fields `x`, `y` and `by`.
+        x: Field of the horizontal axis.
+        x_title: Title of the horizontal axis.
+        y: Field of the heights.
+        y_title: Title of the vertical axis.
+        by: Field that the bars next to each other stand for.
+    """
     alt = import_extra("altair", "a chart")
     names = data.values(by)
     return (
@@ -165,7 +205,7 @@ def columns(data: Data, x: str, x_title: str, y: str, y_title: str, *, by: str) 
 
 
 def timeline(data: Data) -> Any:
-    """What ranks do when: a row for each stream, `start` to `stop` in milliseconds."""
+    """Return a chart with a row for each lane of the data, and a bar from start to stop, in milliseconds."""
     alt = import_extra("altair", "a chart")
     lanes, kinds = data.values("lane"), data.values("kind")
     return (
@@ -178,7 +218,7 @@ def timeline(data: Data) -> Any:
             color=_hue(alt, "kind", kinds),
             tooltip=["lane:N", "name:N", "start:Q", "stop:Q"],
         )
-        .properties(height=ROW * len(lanes))
+        .properties(height=ROW_PIXELS * len(lanes))
         .add_params(_zoom(alt))
     )
 
@@ -188,19 +228,22 @@ def _chart(alt: Any, data: Data, *, inline: bool = False) -> Any:
 
 
 def _zoom(alt: Any) -> Any:
-    """Of the horizontal axis; a wheel that scrolls the page does not zoom, nor does a finger."""
+    """Return the zoom of the horizontal axis.
+
+    It needs Shift with the wheel, so that scrolling the page does not zoom.
+    """
     moving, zooming = "[mousedown, window:mouseup] > window:mousemove!", "wheel![event.shiftKey]"
     return alt.selection_interval(name="zoom", encodings=["x"], bind="scales", translate=moving, zoom=zooming)
 
 
 def _hue(alt: Any, field: str, names: Sequence[str]) -> Any:
-    """A colour by a field, with a legend where there are several values."""
+    """Return colors by a field, with a legend if it has several values."""
     legend = alt.Legend(title=None) if len(names) > 1 else None
     return alt.Color(f"{field}:N", title=field, sort=list(names), scale=alt.Scale(domain=list(names)), legend=legend)
 
 
-def _who(alt: Any, data: Data) -> Any:
-    return alt.Y("who:N", title=None, sort=data.values("who"), axis=_labels(alt))
+def _labels_axis(alt: Any, data: Data) -> Any:
+    return alt.Y("label:N", title=None, sort=data.values("label"), axis=_labels(alt))
 
 
 def _labels(alt: Any) -> Any:
@@ -212,5 +255,5 @@ def _tight(alt: Any) -> Any:
 
 
 def _axis(alt: Any, unit: str) -> Any:
-    """An axis whose labels an expression of Vega makes; '': numbers."""
+    """Return an axis whose labels an expression of Vega formats. Empty `unit`: plain numbers."""
     return alt.Axis(labelExpr=unit, tickCount=5) if unit else alt.Axis(tickCount=5)

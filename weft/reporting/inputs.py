@@ -1,4 +1,4 @@
-"""What runs were of: the graph, the model, and who has which vertices."""
+"""Sections of a report about the inputs of runs: graph, model and partition."""
 
 from __future__ import annotations
 
@@ -7,82 +7,83 @@ from typing import Any
 
 from weft.reporting import figures
 from weft.reporting.figures import Data, FigureGroup
-from weft.reporting.page_parts import Figure, PageTable, Runs, Section, by_run, rank_name
+from weft.reporting.page_parts import Figure, PageTable, Runs, Section, facts_table, rank_name
 from weft.reporting.records import RunRecords
 
 
 def graph(runs: Runs) -> Section:
-    """What the runs were of."""
-    begun = [run for run in runs if run.begun]
-    lacking = {run.name: "the beginning is not recorded" for run in runs if not run.begun}
+    """Return the section with the graph and the model of each run."""
+    recorded = [run for run in runs if run.config_line]
+    missing = {run.name: "the configuration is not recorded" for run in runs if not run.config_line}
     facts = [
         {name: f"{value:,}" if isinstance(value, int) else str(value) for name, value in _of_graph(run).items()}
-        for run in begun
+        for run in recorded
     ]
-    parts: list[Figure | PageTable] = [by_run(begun, "Graph and model", facts)] if begun else []
-    found: dict[str, FigureGroup] = {}
-    for run in begun:
-        degrees = run.begun.get("degrees")
+    parts: list[Figure | PageTable] = [facts_table(recorded, "Graph and model", facts)] if recorded else []
+    graphs: dict[str, FigureGroup] = {}
+    for run in recorded:
+        degrees = run.config_line.get("degrees")
         if not degrees:
-            lacking[run.name] = "degrees are not recorded"
-        elif (mark := str(run.begun["graph"].get("fingerprint"))) not in found:
+            missing[run.name] = "degrees are not recorded"
+        elif (fingerprint := str(run.config_line["graph"].get("fingerprint"))) not in graphs:
             ranges = {"degree": [_range(number) for number in range(len(degrees))], "vertices": degrees}
-            found[mark] = FigureGroup(alike={"graph": run.config.graph or run.name}, columns=ranges)
-    if found:
-        data = Data(name="degrees", groups=[*found.values()])
+            graphs[fingerprint] = FigureGroup(shared={"graph": run.config.graph or run.name}, columns=ranges)
+    if graphs:
+        data = Data(name="degrees", groups=[*graphs.values()])
         chart = figures.columns(data, "degree", "in-degree", "vertices", "vertices", by="graph")
-        caption = "How many vertices have how many in-edges."
+        caption = "Number of vertices by in-degree."
         parts.append(Figure(name="degrees", title="Degrees", caption=caption, data=data, chart=chart))
-    return Section(name="graph", title="Graph", parts=parts, lacking=lacking)
+    return Section(name="graph", title="Graph", parts=parts, missing=missing)
 
 
 def _of_graph(run: RunRecords) -> dict[str, Any]:
-    begun = run.begun
-    known = {name: begun["graph"].get(name) for name in ("vertices", "edges", "fingerprint")}
-    shape: Any = begun.get("shape") or {}
-    more = {name.removeprefix("num_"): shape[name] for name in ("num_features", "num_classes") if name in shape}
-    model = str(begun.get("own_model") or run.config.model)
-    return {"graph": run.config.graph, **known, **more, "model": model, "parameters": begun["num_parameters"]}
+    line = run.config_line
+    sizes = {name: line["graph"].get(name) for name in ("vertices", "edges", "fingerprint")}
+    shape: Any = line.get("shape") or {}
+    widths = {name.removeprefix("num_"): shape[name] for name in ("num_features", "num_classes") if name in shape}
+    model = str(line.get("own_model") or run.config.model)
+    return {"graph": run.config.graph, **sizes, **widths, "model": model, "parameters": line["num_parameters"]}
 
 
 def _range(number: int) -> str:
-    """The degrees that are counted at a place: 0, 1, 2 to 3, 4 to 7, ..."""
+    """Return the degrees of a bin as a text: 0, 1, 2 to 3, 4 to 7, ..."""
     if number < 2:
         return str(number)
-    least = 1 << number - 1
-    return f"{least:,} to {2 * least - 1:,}"
+    first = 1 << number - 1
+    return f"{first:,} to {2 * first - 1:,}"
 
 
-PARTS = {"vertices": "vertices", "in_edges": "in-edges", "remote": "remote sources"}
+LOADS = {"vertices": "vertices", "in_edges": "in-edges", "remote": "remote sources"}
+"""Names of the loads of a part, by their names in the records."""
 
 
 def partition(runs: Runs) -> Section:
-    """Who has which vertices, and what lies between them."""
-    groups, facts, shown, lacking = [], [], [], {}
+    """Return the section with the sizes of the parts and the edges between them."""
+    groups, facts, shown, missing = [], [], [], {}
     for run in runs:
-        quality = run.begun.get("partition")
+        quality = run.config_line.get("partition")
         if not quality:
-            lacking[run.name] = "vertices are not divided, or it is not recorded how"
+            missing[run.name] = "the vertices are not partitioned, or the partition is not recorded"
             continue
         shown.append(run)
         edges = max(sum(quality["in_edges"]), 1)
         facts.append(
             {
-                "method": run.config.partition or "the strategy's own",
+                "method": run.config.partition or "chosen by the strategy",
                 "cut edges": f"{quality['cut']:,} of {edges:,} ({quality['cut'] / edges:.1%})",
                 "replication": f"{quality['replication']:.3f}",
             }
         )
         for load in ("vertices", "in_edges", "remote"):
-            values, who = quality[load], [rank_name(run, part, runs) for part in range(len(quality[load]))]
+            values, labels = quality[load], [rank_name(run, part, runs) for part in range(len(quality[load]))]
             mean = statistics.fmean(values)
             if mean:
-                columns = {"who": who, "value": values, "share": [value / mean for value in values]}
-                groups.append(FigureGroup(alike={"load": PARTS[load]}, columns=columns))
-    parts: list[Figure | PageTable] = [by_run(shown, "Partition", facts)] if shown else []
+                columns = {"label": labels, "value": values, "share": [value / mean for value in values]}
+                groups.append(FigureGroup(shared={"load": LOADS[load]}, columns=columns))
+    parts: list[Figure | PageTable] = [facts_table(shown, "Partition", facts)] if shown else []
     if groups:
         data = Data(name="parts", groups=groups)
-        chart = figures.grouped_bars(data, "share", "share of the parts' mean; 1 is even", by="load", mark=1.0)
-        caption = "Vertices, in-edges and distinct remote sources of each part, as shares of the mean over the parts."
-        parts.append(Figure(name="parts", title="How even the parts are", caption=caption, data=data, chart=chart))
-    return Section(name="partition", title="Partition", parts=parts, lacking=lacking)
+        chart = figures.grouped_bars(data, "share", "ratio to the mean of the parts (1: balanced)", by="load", mark=1.0)
+        caption = "Vertices, in-edges and distinct remote sources of each part, divided by their means over the parts."
+        parts.append(Figure(name="parts", title="Balance of the parts", caption=caption, data=data, chart=chart))
+    return Section(name="partition", title="Partition", parts=parts, missing=missing)

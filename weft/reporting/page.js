@@ -1,4 +1,4 @@
-// Draws the figures of a report from the records that the page holds; follows a run where the page is served.
+// Draws the figures of a report from the records in the page. A served page is updated while the run goes on.
 "use strict";
 (() => {
   const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -10,17 +10,17 @@
   }
 
   function rows(name) {
-    const found = [];
-    for (const { alike, columns } of tables[name]) {
+    const result = [];
+    for (const { shared, columns } of tables[name]) {
       const fields = Object.keys(columns);
       const length = fields.length ? columns[fields[0]].length : 0;
       for (let row = 0; row < length; row += 1) {
-        const made = { ...alike };
-        for (const field of fields) made[field] = columns[field][row];
-        found.push(made);
+        const values = { ...shared };
+        for (const field of fields) values[field] = columns[field][row];
+        result.push(values);
       }
     }
-    return found;
+    return result;
   }
 
   async function draw(figure) {
@@ -29,22 +29,22 @@
     const theme = JSON.parse(document.getElementById("themes").textContent)[dark.matches ? "dark" : "light"];
     spec.datasets = { ...spec.datasets, [figure.dataset.table]: rows(figure.dataset.table) };
     views.get(figure.id)?.finalize();
-    const made = await vegaEmbed(chart, spec, {
+    const view = await vegaEmbed(chart, spec, {
       actions: false, renderer: "svg", config: theme, tooltip: { theme: dark.matches ? "dark" : "light" },
     });
-    views.set(figure.id, made);
+    views.set(figure.id, view);
     figure.dataset.drawn = "yes";
   }
 
   async function drawAll() {
     for (const figure of document.querySelectorAll("figure")) {
-      await new Promise((go) => { setTimeout(go); }); // so that what is drawn is shown
+      await new Promise((go) => { setTimeout(go); }); // lets the browser show the previous figure
       await draw(figure);
     }
     document.body.dataset.drawn = "yes";
   }
 
-  // The horizontal axis moves by these shares of what is shown; "all" shows everything again.
+  // Shares of the visible range by which both ends of the horizontal axis move; "all" resets the zoom.
   const MOVES = { in: [0.25, -0.25], out: [-0.5, 0.5], left: [-0.5, -0.5], right: [0.5, 0.5] };
 
   async function zoom(button) {
@@ -59,30 +59,30 @@
   function fill(details) {
     const body = details.querySelector("tbody");
     if (!body || body.rows.length) return;
-    const found = rows(details.dataset.table);
-    const fields = Object.keys(found[0] ?? {}).filter((field) => field !== "place");
+    const data = rows(details.dataset.table);
+    const fields = Object.keys(data[0] ?? {}).filter((field) => field !== "place");
     const head = details.querySelector("thead").insertRow();
     for (const field of fields) head.append(Object.assign(document.createElement("th"), { scope: "col", textContent: field }));
-    for (const row of found) {
+    for (const row of data) {
       const line = body.insertRow();
       for (const field of fields) line.insertCell().textContent = row[field] ?? "none";
     }
   }
 
-  // A page that goes on: figures that stay keep their zoom and get the new rows, the rest of the page is replaced.
+  // Updates the page: unchanged figures keep their zoom and get the new rows, everything else is replaced.
   async function renew(text) {
     const fresh = new DOMParser().parseFromString(text, "text/html");
     tables = read(fresh);
     for (const details of fresh.querySelectorAll("details[id]")) {
       if (document.getElementById(details.id)?.open) details.open = true;
     }
-    const kept = [];
+    const unchanged = [];
     for (const figure of fresh.querySelectorAll("figure")) {
       const old = document.getElementById(figure.id);
       if (old?.dataset.drawn && old.querySelector("script").textContent === figure.querySelector("script").textContent) {
         figure.querySelector(".chart").replaceWith(old.querySelector(".chart"));
         figure.dataset.drawn = "yes";
-        kept.push(figure);
+        unchanged.push(figure);
       }
     }
     const focused = document.activeElement?.id;
@@ -90,7 +90,7 @@
     document.querySelector("header").replaceWith(document.adoptNode(fresh.querySelector("header")));
     if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
     for (const details of document.querySelectorAll("details[open][data-table]")) fill(details);
-    for (const figure of kept) await views.get(figure.id).view.data(figure.dataset.table, rows(figure.dataset.table)).runAsync();
+    for (const figure of unchanged) await views.get(figure.id).view.data(figure.dataset.table, rows(figure.dataset.table)).runAsync();
     for (const figure of document.querySelectorAll("figure:not([data-drawn])")) await draw(figure);
   }
 
@@ -104,7 +104,7 @@
       document.getElementById("gone").hidden = answer.status < 400;
     } catch (error) {
       if (!(error instanceof TypeError)) throw error;
-      document.getElementById("gone").hidden = false; // nobody answers any more
+      document.getElementById("gone").hidden = false; // the server has stopped
     }
     setTimeout(follow, 2000, state);
   }

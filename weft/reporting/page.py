@@ -1,4 +1,4 @@
-"""A report as one page of HTML that needs no network: text and tables as they are, figures drawn when it is opened."""
+"""Report as a single HTML page that needs no network: text and tables are in it, figures are drawn by the browser."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from weft.reporting.records import RunRecords
 from weft.reporting.sections import sections
 from weft.utils.optional_packages import import_extra
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
+"""Folder of the page's style sheet and script."""
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'"
 )
-"""What the page may load: nothing but itself. Vega makes functions of a chart's expressions."""
+"""Content security policy: the page loads nothing but itself. Vega needs `unsafe-eval` for a chart's expressions."""
 FONT = "system-ui, sans-serif"
 COLOURS = {
     "light": {
@@ -36,36 +37,45 @@ COLOURS = {
         "marks": ["#62b0f5", "#ff9a57", "#3fc79a", "#ec8fce", "#d9c24a", "#a99cff", "#cf9f80", "#b4bec9"],
     },
 }
-"""Marks differ from the ground by 3 to 1 and more, and from each other also without red or green."""
-ZOOMS = {"in": "Zoom in", "out": "Zoom out", "left": "Left", "right": "Right", "all": "Whole"}
+"""Colors of both schemes.
+
+Marks have a contrast of at least 3 to 1 with the background, and can be told apart without seeing red or green.
+"""
+ZOOMS = {"in": "Zoom in", "out": "Zoom out", "left": "Left", "right": "Right", "all": "Reset"}
+"""Texts of a figure's buttons."""
 
 
 def make_page(runs: Sequence[RunRecords], *, follow: str | None = None) -> str:
-    """The report of some runs. follow: the state that a served page is of, which asks for newer ones then.
+    """Return the report of some runs as HTML.
 
-    InputError for records that cannot be read, and where the packages for figures are not installed.
+    Args:
+        runs: Records of the runs.
+        follow: State of the records, for a page that is served: the page then asks for newer ones. None: a file.
+
+    Raises:
+        InputError: The records cannot be read, or the packages for charts are not installed.
     """
-    found = sections(runs)
-    shown = [section for section in found if section.parts]
+    all_sections = sections(runs)
+    shown = [section for section in all_sections if section.parts]
     title = f"weft: {', '.join(run.name for run in runs)}"
-    contents = "".join(f'<li><a href="#{one.name}">{escape(one.title)}</a></li>' for one in shown)
-    going_on = "" if follow is None else f' data-follow="{escape(follow)}"'
+    contents = "".join(f'<li><a href="#{section.name}">{escape(section.title)}</a></li>' for section in shown)
+    follow_attribute = "" if follow is None else f' data-follow="{escape(follow)}"'
     figures = [part for section in shown for part in section.parts if isinstance(part, Figure)]
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         '<link rel="icon" href="data:,">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{_file('page.css')}</style>\n</head>\n<body{going_on}>\n"
-        '<a class="skip" href="#main">To the report</a>\n'
+        f"<title>{escape(title)}</title>\n<style>\n{_file('page.css')}</style>\n</head>\n<body{follow_attribute}>\n"
+        '<a class="skip" href="#main">Skip to the report</a>\n'
         f"<header><h1>{escape(title)}</h1>\n"
         f'<nav aria-label="Contents"><ul>{contents}</ul></nav></header>\n'
-        f'<main id="main" tabindex="-1">\n{"".join(map(_section, shown))}{_left_out(found)}'
+        f'<main id="main" tabindex="-1">\n{"".join(map(_section, shown))}{_not_shown(all_sections)}'
         f'<script type="application/json" id="records">{_json(_records(figures))}</script>\n</main>\n'
-        '<p id="gone" role="status" hidden>The report is not renewed: weft report --serve has ended, or cannot read '
-        "the records.</p>\n"
-        "<footer>Made by weft from the records of the runs. Figures move by their buttons and by dragging, and zoom by "
-        "the wheel with Shift.</footer>\n"
+        '<p id="gone" role="status" hidden>This page is no longer updated: weft report --serve has stopped, or '
+        "cannot read the records.</p>\n"
+        "<footer>Made by weft from the records of the runs. Move and zoom the figures with their buttons, by dragging, "
+        "or with Shift and the wheel.</footer>\n"
         f'<script type="application/json" id="themes">{_json({name: _theme(name) for name in COLOURS})}</script>\n'
         f"<script>{vega()}</script>\n<script>\n{_file('page.js')}</script>\n</body>\n</html>\n"
     )
@@ -73,39 +83,39 @@ def make_page(runs: Sequence[RunRecords], *, follow: str | None = None) -> str:
 
 @cache
 def vega() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script."""
+    """Return Vega, Vega-Lite and Vega-Embed as one script."""
     return str(import_extra("vl_convert", "a report").javascript_bundle()).replace("</script", "<\\/script")
 
 
 def _file(name: str) -> str:
-    return (HERE / name).read_text()
+    return (FOLDER / name).read_text()
 
 
 def _json(value: Any) -> str:
-    """As it can stand inside a script: nothing in it ends that."""
+    """Return JSON that can stand inside a script element: it contains no `<`, which could end the element."""
     return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _records(figures: Iterable[Figure]) -> dict[str, list[dict[str, Any]]]:
-    """The data of all figures by name, in columns."""
+    """Return the data of all figures by name, in columns."""
     data: dict[str, Data] = {figure.data.name: figure.data for figure in figures}
-    return {name: [vars(group) for group in one.groups] for name, one in data.items()}
+    return {name: [vars(group) for group in figure_data.groups] for name, figure_data in data.items()}
 
 
 def _section(section: Section) -> str:
     parts = "".join(_part(part) for part in section.parts)
-    lacking = "; ".join(f"{', '.join(runs)}: {why}" for why, runs in _by_reason(section).items())
-    notes = f'<p class="soft">Left out here. {escape(lacking)}.</p>\n' if lacking else ""
+    missing = "; ".join(f"{', '.join(runs)}: {reason}" for reason, runs in _by_reason(section).items())
+    notes = f'<p class="soft">Not shown: {escape(missing)}.</p>\n' if missing else ""
     head = f'<h2 id="{section.name}-title">{escape(section.title)}</h2>'
     return f'<section id="{section.name}" aria-labelledby="{section.name}-title">\n{head}\n{parts}{notes}</section>\n'
 
 
 def _by_reason(section: Section) -> dict[str, list[str]]:
-    """Why runs are left out of a section, with the names of those."""
-    found: dict[str, list[str]] = {}
-    for run, why in section.lacking.items():
-        found.setdefault(why, []).append(run)
-    return found
+    """Return the runs that a section does not show, by the reason."""
+    by_reason: dict[str, list[str]] = {}
+    for run, reason in section.missing.items():
+        by_reason.setdefault(reason, []).append(run)
+    return by_reason
 
 
 def _part(part: Figure | PageTable | Code) -> str:
@@ -131,16 +141,17 @@ def _figure(figure: Figure) -> str:
         for move, text in ZOOMS.items()
     )
     tools = f'<div class="tools">{buttons}</div>' if figure.zoom else ""
-    lazy = PageTable(caption=figure.title, head=(), rows=())
-    table = _table(figure.table or lazy)
-    of = "" if figure.table else f' data-table="{figure.data.name}"'
+    empty_table = PageTable(caption=figure.title, head=(), rows=())
+    table = _table(figure.table or empty_table)
+    # Without a table, the page's script fills it from the figure's data when the reader opens it.
+    data_table = "" if figure.table else f' data-table="{figure.data.name}"'
     return (
         f"<h3>{escape(figure.title)}</h3>\n"
         f'<figure id="{name}" data-table="{figure.data.name}" data-zoom="{figure.zoom}" '
         f'aria-labelledby="{name}-caption">\n'
         f'<figcaption id="{name}-caption">{escape(figure.caption)}</figcaption>\n'
         f'{tools}<div class="chart"></div>\n<script type="application/json">{_json(spec)}</script>\n</figure>\n'
-        f'<details id="{name}-table"{of}><summary>Numbers of {escape(figure.title)}</summary>{table}</details>\n'
+        f'<details id="{name}-table"{data_table}><summary>Table: {escape(figure.title)}</summary>{table}</details>\n'
     )
 
 
@@ -158,21 +169,23 @@ def _table(table: PageTable) -> str:
     )
 
 
-def _left_out(found: Sequence[Section]) -> str:
-    """The sections that no run has data for, by name."""
+def _not_shown(all_sections: Sequence[Section]) -> str:
+    """Return the list of sections that no run has data for, with the reasons."""
     lines = "".join(
-        f"<li>{escape(one.title)}: {escape('; '.join(_by_reason(one)))}.</li>" for one in found if not one.parts
+        f"<li>{escape(section.title)}: {escape('; '.join(_by_reason(section)))}.</li>"
+        for section in all_sections
+        if not section.parts
     )
     if not lines:
         return ""
     return (
-        '<section id="left-out" aria-labelledby="left-out-title">\n<h2 id="left-out-title">What is left out</h2>\n'
+        '<section id="left-out" aria-labelledby="left-out-title">\n<h2 id="left-out-title">Not shown</h2>\n'
         f"<ul>{lines}</ul></section>\n"
     )
 
 
 def _theme(name: str) -> dict[str, Any]:
-    """The configuration of Vega-Lite for a light or a dark page."""
+    """Return the configuration of Vega-Lite for a light or a dark page."""
     colours = COLOURS[name]
     text, soft = colours["text"], colours["soft"]
     return {

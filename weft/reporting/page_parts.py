@@ -1,4 +1,4 @@
-"""What a report is made of: sections of figures, tables and text, before there is any HTML."""
+"""Parts of a report before it is HTML: sections with figures, tables and text."""
 
 from __future__ import annotations
 
@@ -14,63 +14,88 @@ Runs = Sequence[RunRecords]
 
 @dataclass(frozen=True, kw_only=True)
 class PageTable:
-    """Cells as text; the first column names the row."""
+    """Table of texts, whose first column names the row."""
 
     caption: str
+    """Text above the table."""
     head: Sequence[str]
+    """Names of the columns."""
     rows: Sequence[Sequence[str]]
+    """Cells of each row."""
     code: bool = False
-    """Whether the cells are what a person types."""
+    """True: the cells are code, and shown in a monospaced font."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A chart, what it shows in words, and its numbers as a table."""
+    """Chart, with a caption that says in words what it shows, and a table of its numbers."""
 
     name: str
-    """In letters, digits and dashes: one figure of the report has it."""
+    """Name that is unique in a report, of letters, digits and dashes."""
     title: str
+    """Text above the figure."""
     caption: str
+    """Text that says what the figure shows."""
     data: Data
+    """Data of the chart."""
     chart: Any
+    """Chart of Vega-Altair."""
     table: PageTable | None = None
-    """Where that of the data's own rows would be too long; None: the page makes that when it is opened."""
+    """Table to show with the figure. None: the page makes one from the data when the reader opens it."""
     zoom: str = ""
-    """The field of the horizontal axis, where it can be zoomed."""
+    """Field of the horizontal axis, if it can be zoomed; else empty."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """Text to be copied."""
+    """Code to copy."""
 
     title: str
+    """Text above the code."""
     text: str
+    """The code."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A part of the report."""
+    """Section of a report."""
 
     name: str
+    """Name that is unique in a report, of letters."""
     title: str
+    """Heading."""
     parts: Sequence[Figure | PageTable | Code] = ()
-    lacking: dict[str, str] = field(default_factory=dict)
-    """By the name of a run that it does not show: why."""
+    """Content. Empty: no run has data for the section."""
+    missing: dict[str, str] = field(default_factory=dict)
+    """Reason why a run is not shown, by the name of the run."""
 
 
-def by_run(runs: Runs, caption: str, facts: Sequence[dict[str, str]]) -> PageTable:
-    """A column for each run."""
-    names = dict.fromkeys(name for one in facts for name in one)
-    rows = [[name, *(one.get(name, "-") for one in facts)] for name in names]
+def facts_table(runs: Runs, caption: str, facts: Sequence[dict[str, str]]) -> PageTable:
+    """Return a table with a column for each run and a row for each fact.
+
+    Args:
+        runs: Records of the runs.
+        caption: Text above the table.
+        facts: Facts of each run, by name.
+    """
+    names = dict.fromkeys(name for run_facts in facts for name in run_facts)
+    rows = [[name, *(run_facts.get(name, "-") for run_facts in facts)] for name in names]
     return PageTable(caption=caption, head=["", *(run.name for run in runs)], rows=rows)
 
 
-def with_ranks(runs: Runs) -> tuple[list[RunRecords], dict[str, str]]:
+def runs_with_ranks(runs: Runs) -> tuple[list[RunRecords], dict[str, str]]:
+    """Return the runs that have lines of ranks, and the reason for each run that has none."""
     return [run for run in runs if run.rank_lines], {run.name: NO_EPOCH for run in runs if not run.rank_lines}
 
 
 def rank_name(run: RunRecords, rank: int, runs: Runs) -> str:
-    """What a rank is called among those of all runs of the report."""
+    """Return the name of a rank, with the run if the report has several.
+
+    Args:
+        run: Records of the run.
+        rank: Number of the rank.
+        runs: All runs of the report.
+    """
     return f"{run.name}, rank {rank}" if len(runs) > 1 else f"rank {rank}"
 
 
@@ -78,13 +103,20 @@ NO_EPOCH = "no epoch is recorded yet"
 
 
 def seconds_text(value: float) -> str:
+    """Return seconds as a text in s or ms."""
     return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.2f} ms"
 
 
-def course(run: RunRecords, name: str, text: Callable[[float], str] = lambda value: f"{value:.4g}") -> str:
-    """Where a curve begins and ends, as a sentence."""
-    known = [(line["epoch"], line[name]) for line in run.epochs if isinstance(line.get(name), int | float)]
-    if not known:
+def describe_curve(run: RunRecords, name: str, text: Callable[[float], str] = lambda value: f"{value:.4g}") -> str:
+    """Return the first and the last value of a curve, as a sentence.
+
+    Args:
+        run: Records of the run.
+        name: Field of the lines of epochs.
+        text: Function that formats a value.
+    """
+    points = [(line["epoch"], line[name]) for line in run.epochs if isinstance(line.get(name), int | float)]
+    if not points:
         return f"{run.name}: not evaluated."
-    (first, begin), (last, end) = known[0], known[-1]
+    (first, begin), (last, end) = points[0], points[-1]
     return f"{run.name}: {text(begin)} in epoch {first}, {text(end)} in epoch {last}."

@@ -1,4 +1,4 @@
-"""Prints tables: on a terminal no wider than that, elsewhere as wide as they need to be."""
+"""Print tables: on a terminal within its width, elsewhere as wide as they need to be."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from rich.table import Table
 
 from weft.utils.terminal import is_terminal
 
-MOST_WIDE = 10_000
+MAX_WIDTH = 10_000
+"""Columns of text outside of a terminal."""
 
 
 def print_table(table: Table) -> None:
-    """Prints a table to standard output: its title, and its columns in as many tables as the terminal has room for."""
+    """Print a table to standard output; on a terminal, as several tables if the columns do not fit in one."""
     console = Console(force_terminal=is_terminal(sys.stdout), soft_wrap=False)
     if not is_terminal(sys.stdout):
-        console.width = MOST_WIDE
+        console.width = MAX_WIDTH
     if table.title:
         console.print(table.title, highlight=False)
         table.title = None
@@ -26,9 +27,13 @@ def print_table(table: Table) -> None:
 
 
 def fitting_tables(table: Table, console: Console) -> list[Table]:
-    """A table's columns in tables that are no wider than a console, each with the first column.
+    """Return a table's columns as tables that fit in a console, each with the first column.
 
-    A column that has no room even so is in a table of its own.
+    A column that is too wide even so gets a separate table.
+
+    Args:
+        table: The table.
+        console: Console whose width is the limit.
     """
     rest, parts = list(range(1, len(table.columns))), []
     while rest:
@@ -41,16 +46,26 @@ def fitting_tables(table: Table, console: Console) -> list[Table]:
 
 
 def with_columns(table: Table, numbers: Sequence[int]) -> Table:
-    """A table with some of its columns."""
-    made = Table(box=table.box, pad_edge=table.pad_edge)
-    chosen = [table.columns[number] for number in numbers]
-    for column in chosen:
-        made.add_column(column.header, justify=column.justify, no_wrap=column.no_wrap)
-    for row, cells in zip(table.rows, zip(*(column.cells for column in chosen), strict=True), strict=True):
-        made.add_row(*cells, end_section=row.end_section)
-    return made
+    """Return a table with some of its columns.
+
+    Args:
+        table: The table.
+        numbers: Numbers of the columns.
+    """
+    part = Table(box=table.box, pad_edge=table.pad_edge)
+    selected = [table.columns[number] for number in numbers]
+    for column in selected:
+        part.add_column(column.header, justify=column.justify, no_wrap=column.no_wrap)
+    for row, cells in zip(table.rows, zip(*(column.cells for column in selected), strict=True), strict=True):
+        part.add_row(*cells, end_section=row.end_section)
+    return part
 
 
 def natural_width(table: Table, console: Console) -> int:
-    """Columns of text that a table takes where there is room."""
-    return console.measure(table, options=console.options.update(width=MOST_WIDE)).maximum
+    """Return the number of columns of text that a table needs.
+
+    Args:
+        table: The table.
+        console: Console to print it on.
+    """
+    return console.measure(table, options=console.options.update(width=MAX_WIDTH)).maximum

@@ -1,4 +1,4 @@
-"""A run's records as they are read: lines that are checked, what they come to, and as columns. Needs no PyTorch."""
+"""Read and check the records of a run, and return them as lines, summaries or columns. Needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from weft.utils import jsonl
 from weft.utils.errors import InputError
 
 RecordLine = dict[str, Any]
+"""Line of metrics.jsonl."""
 RecordColumns = dict[str, list[Any]]
-"""Values by column, all of one length; None where a row has none."""
+"""Columns of equal length, by name; None: the row has no value."""
 
 KINDS = ("compute", "communication", "waiting")
-"""What a rank's seconds in a phase are divided into."""
+"""Kinds of a rank's seconds in a phase."""
 NUMBER = (int, float)
-NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
+REQUIRED_FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "config": {"epoch": int, "config": dict, "graph": dict, "placement": list, "ranks": int, "num_parameters": int},
     "epoch": {"epoch": int, "loss": NUMBER, "seconds": NUMBER},
     "rank": {
@@ -34,91 +35,104 @@ NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
     "event": {"event": str, "epoch": int},
     "summary": {"epochs": int, "best_epoch": int, "loss": NUMBER, "ranks": list},
 }
-"""By a line's kind, what every reader needs of it."""
-NO_SCORES = ("kind", "version", "epoch", "loss", "lr", "seconds")
-"""What a line of an epoch has besides its scores."""
+"""Fields that a line must have, and their types, by the kind of the line."""
+NOT_SCORES = ("kind", "version", "epoch", "loss", "lr", "seconds")
+"""Fields of an epoch's line that are not scores."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecords:
-    """What the folder of a run says, also of one that goes on or was stopped."""
+    """Records in the folder of a run, which may still be running or may have been stopped."""
 
     name: str
-    """What tells the run from others in a report."""
+    """Name of the run in a report."""
     folder: Path
+    """Folder of the run."""
     config: Config
-    """As config.toml has it: without what had no effect."""
+    """Configuration from config.toml, without options that had no effect."""
     lines: list[RecordLine]
-    """Of metrics.jsonl, checked."""
+    """Checked lines of metrics.jsonl."""
 
     @classmethod
     def read(cls, folder: Path, name: str = "") -> RunRecords:
-        """Those in a folder. InputError where there is no run, and where a line is not as a run writes it."""
+        """Read the records of a run.
+
+        Args:
+            folder: Folder of the run.
+            name: Name of the run in a report. Empty: the name of its folder.
+
+        Raises:
+            InputError: The folder has no run, or a line is damaged.
+        """
         config, metrics = folder / "config.toml", folder / "metrics.jsonl"
         try:
             if not config.exists():
-                raise InputError(f"{folder} holds no run (no config.toml): give the folder of one")
+                raise InputError(f"{folder} contains no run (no config.toml): give the folder of a run")
             lines = read_lines(metrics)
         except OSError as error:
             raise InputError(
-                f"{error.filename or folder}: {error.strerror}: check the path and who may read it"
+                f"{error.filename or folder}: {error.strerror}: check the path and its permissions"
             ) from error
         return cls(name=name or folder.resolve().name, folder=folder, config=Config.read(config), lines=lines)
 
     def of_kind(self, kind: str) -> list[RecordLine]:
-        """The lines of one kind."""
+        """Return the lines of one kind."""
         return [line for line in self.lines if line["kind"] == kind]
 
     @property
-    def begun(self) -> RecordLine:
-        """What the run, or its newest start, was begun with; empty where that is not recorded yet."""
+    def config_line(self) -> RecordLine:
+        """Line of kind `config` of the newest start. Empty: not recorded yet."""
         return (self.of_kind("config") or [{}])[-1]
 
     @property
     def epochs(self) -> list[RecordLine]:
-        """The lines of epochs."""
+        """Lines of epochs."""
         return self.of_kind("epoch")
 
     @property
     def summary(self) -> RecordLine:
-        """The last line of a run that has ended; else empty."""
+        """Last line of a finished run; empty for others."""
         last = (self.lines or [{"kind": ""}])[-1]
         return last if last["kind"] == "summary" else {}
 
     @property
     def rank_lines(self) -> list[RecordLine]:
-        """The lines of ranks since the run's newest start that got an epoch done."""
+        """Lines of ranks since the newest start that finished an epoch."""
         return [line for line in newest_start(self.lines) if line["kind"] == "rank"]
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks have told of themselves."""
+        """Number of ranks that have lines."""
         return 1 + max((line["rank"] for line in self.rank_lines), default=-1)
 
 
 def read_lines(path: Path) -> list[RecordLine]:
-    """The lines of a metrics.jsonl, each with what readers need; the last may be cut short. InputError for others."""
+    """Read and check the lines of a metrics.jsonl. A last line that is incomplete is left out.
+
+    Raises:
+        InputError: A line is damaged.
+    """
     lines = jsonl.read(path)
     for number, line in enumerate(lines, 1):
-        for name, kind in NEEDED.get(line["kind"], {}).items():
+        for name, kind in REQUIRED_FIELDS.get(line["kind"], {}).items():
             if name not in line:
-                wrong = f"has no '{name}'"
+                problem = f"has no '{name}'"
             elif not isinstance(line[name], kind):
-                wrong = f"has '{name}' {str(line[name])[:40]}, of another type"
+                problem = f"has '{name}' {str(line[name])[:40]}, of the wrong type"
             else:
                 continue
-            raise InputError(f"{path}: line {number} is damaged (a line of kind {line['kind']} {wrong}): remove it")
+            raise InputError(f"{path}: line {number} is damaged (a line of kind {line['kind']} {problem}): remove it")
     return lines
 
 
 def newest_start(lines: Sequence[RecordLine]) -> Sequence[RecordLine]:
-    """The lines since a run began or went on the last time, if it got an epoch done since; else all."""
-    begun = max((number for number, line in enumerate(lines) if line["kind"] == "config"), default=0)
-    return lines[begun:] if any(line["kind"] == "epoch" for line in lines[begun:]) else lines
+    """Return the lines since a run last started or resumed, if it has finished an epoch since then; else all lines."""
+    start = max((number for number, line in enumerate(lines) if line["kind"] == "config"), default=0)
+    return lines[start:] if any(line["kind"] == "epoch" for line in lines[start:]) else lines
 
 
 def rank_summaries(lines: Iterable[RecordLine]) -> list[RecordLine]:
-    """By rank, what its training epochs come to: medians of seconds, counts of the last one, the most memory."""
+    """Return a summary of each rank's training epochs: medians of seconds, counts of the last epoch, peak memory."""
     trained = [line for line in lines if line["kind"] == "rank" and line["phase"] == "train"]
     by_rank: dict[int, list[RecordLine]] = {}
     for line in trained:
@@ -144,24 +158,26 @@ def _rank_summary(rank: int, lines: list[RecordLine]) -> RecordLine:
 
 
 def score_names(epochs: Iterable[RecordLine]) -> list[str]:
-    """The scores of some epochs, such as val_accuracy, in the order of their first appearance."""
-    return list(dict.fromkeys(name for line in epochs for name in line if name not in NO_SCORES))
+    """Return the names of the scores, such as val_accuracy, in the order of their first appearance."""
+    return list(dict.fromkeys(name for line in epochs for name in line if name not in NOT_SCORES))
 
 
 def epoch_columns(lines: Iterable[RecordLine]) -> RecordColumns:
-    """A row for each epoch: epoch, loss, lr, seconds, and each score, None where it was not evaluated."""
+    """Return a row for each epoch: epoch, loss, lr, seconds, and each score (None: not evaluated)."""
     return _columns([line for line in lines if line["kind"] == "epoch"])
 
 
 def rank_columns(lines: Iterable[RecordLine]) -> RecordColumns:
-    """A row for each epoch, phase and rank; counts by tag are columns such as bytes_sent.halo, or None."""
+    """Return a row for each epoch, phase and rank; counts by tag are columns such as bytes_sent.halo."""
     flat = []
     for line in lines:
         if line["kind"] == "rank":
             row: RecordLine = {}
             for name, value in line.items():
                 row |= (
-                    {f"{name}.{tag}": one for tag, one in value.items()} if isinstance(value, dict) else {name: value}
+                    {f"{name}.{tag}": count for tag, count in value.items()}
+                    if isinstance(value, dict)
+                    else {name: value}
                 )
             flat.append(row)
     return _columns(flat)

@@ -1,4 +1,4 @@
-"""How a run is made again: its command, or the call."""
+"""Command or Python call that repeats a run."""
 
 from __future__ import annotations
 
@@ -11,28 +11,35 @@ from weft.config.config import Config
 
 
 def changed_fields(config: Config) -> dict[str, Any]:
-    """The fields of a configuration that are not as they are by default, but for graph and model."""
+    """Return the fields of a configuration that differ from their defaults, without graph and model."""
     fields = [spec for spec in dataclasses.fields(config) if spec.name not in ("graph", "model")]
-    return {one.name: getattr(config, one.name) for one in fields if getattr(config, one.name) != one.default}
+    return {spec.name: getattr(config, spec.name) for spec in fields if getattr(config, spec.name) != spec.default}
 
 
-def repeating(config: Config, given: dict[str, Any], *, own_model: str, own_graph: bool) -> tuple[str, str]:
-    """The language, `sh` or `python`, and the command; the call where graph or model have no name that a command knows.
+def rerun_command(config: Config, fields: dict[str, Any], *, own_model: str, own_graph: bool) -> tuple[str, str]:
+    """Return the command that repeats a run, or a Python call if the command line cannot name the graph or the model.
 
-    given: the fields to say. own_model: the class of a module of one's own, if it is one. own_graph: see Description.
+    Args:
+        config: Configuration of the run.
+        fields: Fields to set, by name.
+        own_model: Class of a custom module. Empty: the configuration names the model.
+        own_graph: True if the graph was an object.
+
+    Returns:
+        The language, "sh" or "python", and the command or the call.
     """
-    own = bool(own_model) and ":" not in config.model  # with one, the name says where it is defined
-    if own or own_graph:
+    is_object = bool(own_model) and ":" not in config.model  # "module:Class" names a custom module on the command line
+    if is_object or own_graph:
         graph = "graph" if own_graph else repr(config.graph)
-        model = f"model=model,  # a {own_model}" if own else f"model={config.model!r},"
-        options = "".join(f"    {name}={value!r},\n" for name, value in given.items())
+        model = f"model=model,  # a {own_model}" if is_object else f"model={config.model!r},"
+        options = "".join(f"    {name}={value!r},\n" for name, value in fields.items())
         return "python", f"weft.train(\n    {graph},\n    {model}\n{options})"
     words = ["weft", "train", config.graph, f"--model={config.model}"]
-    return "sh", shlex.join([*words, *map("=".join, flags(given))])
+    return "sh", shlex.join([*words, *map("=".join, flags(fields))])
 
 
-def flags(given: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """The words of the command line that say some fields of a configuration: a flag, and its value if it takes one."""
-    for name, value in given.items():
+def flags(fields: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Yield the flag of each field of a configuration, with its value if it takes one."""
+    for name, value in fields.items():
         flag = name.replace("_", "-")
         yield (f"--{flag}" if value else f"--no-{flag}",) if isinstance(value, bool) else (f"--{flag}", str(value))

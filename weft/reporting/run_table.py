@@ -1,4 +1,4 @@
-"""Tables of finished runs. Reads records only."""
+"""Tables about runs, plans, sweeps and partitions for the terminal, made from records alone."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from rich.table import Table
 
 from weft.utils.units import format_bytes
 
-EXCHANGES = ("rows_to_cols", "cols_to_rows", "halo")  # collectives that move rows
+EXCHANGES = ("rows_to_cols", "cols_to_rows", "halo")
+"""Tags of the collectives that exchange rows."""
 STAGES = ("batches", "negatives", "encode", "decode", "loss", "captured", "update")
+"""Stages of a training step, in order."""
 
 
 def run_table(summary: Mapping[str, Any]) -> Table:
-    """One run: scores, epoch time and its stages above, a line for each rank below."""
+    """Return the table of a run: scores, seconds of an epoch and its stages in the title, and a row for each rank."""
     stages = ", ".join(f"{stage} {_seconds(seconds)}" for stage, seconds in _stages(summary).items())
     goal = f"goal {_goal(summary)}\n" if "goal_seconds" in summary else ""
     title = (
-        f"{_scores(summary)} (after {summary['best_epoch'] + 1} of {summary['epochs']} epochs, the best)\n"
-        f"{goal}epoch {_seconds(summary['epoch_seconds'])}; its stages, each in the rank that is longest at it:\n"
+        f"{_scores(summary)} (best epoch: {summary['best_epoch'] + 1} of {summary['epochs']})\n"
+        f"{goal}epoch {_seconds(summary['epoch_seconds'])}; seconds of its stages, each on the slowest rank:\n"
         f"{stages}\n"
-        f"{_foretold(summary['forecast']) if 'forecast' in summary else ''}"
-        "per rank and epoch of training, seconds as medians:"
+        f"{_estimate_line(summary['forecast']) if 'forecast' in summary else ''}"
+        "per rank and training epoch (medians of seconds):"
     )
     table = Table(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in (
@@ -54,25 +56,25 @@ def run_table(summary: Mapping[str, Any]) -> Table:
     return table
 
 
-def _foretold(forecast: Mapping[str, Mapping[str, float]]) -> str:
-    """What was told of an epoch, and what it took, in a line."""
-    told, seen = forecast["told"], forecast["seen"]
-    both = {
-        kind: (_seconds(told[f"{kind}_seconds"]), _seconds(seen[f"{kind}_seconds"]))
+def _estimate_line(forecast: Mapping[str, Mapping[str, float]]) -> str:
+    """Return the estimated and the measured time and memory of an epoch, in a line."""
+    estimated, measured = forecast["told"], forecast["seen"]
+    pairs = {
+        kind: (_seconds(estimated[f"{kind}_seconds"]), _seconds(measured[f"{kind}_seconds"]))
         for kind in ("epoch", "compute", "network", "waiting")
-    } | {"memory": (format_bytes(int(told["host_bytes"])), format_bytes(int(seen["host_bytes"])))}
-    before, after = both.pop("epoch")
-    parts = ", ".join(f"{kind} {one} and {other}" for kind, (one, other) in both.items())
-    times = seen["epoch_seconds"] / told["epoch_seconds"]
-    return f"told {before} an epoch, took {after} ({times:.2f} x): {parts}\n"
+    } | {"memory": (format_bytes(int(estimated["host_bytes"])), format_bytes(int(measured["host_bytes"])))}
+    estimate, measurement = pairs.pop("epoch")
+    parts = ", ".join(f"{kind} {before} / {after}" for kind, (before, after) in pairs.items())
+    ratio = measured["epoch_seconds"] / estimated["epoch_seconds"]
+    return f"epoch estimated {estimate}, measured {measurement} ({ratio:.2f} x); estimated / measured: {parts}\n"
 
 
 def compare_table(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Runs on one graph, each against the first; and how even its ranks' loads are."""
-    title = "max/min over the ranks: of edges x width, of bytes sent, of seconds of compute"
+    """Return the table that compares runs on one graph with the first run."""
+    title = "max/min: largest over smallest rank, of edges x width, bytes sent and compute seconds"
     goal = any("goal_seconds" in summary for summary in summaries.values())
     if goal:
-        title += "; goal: in seconds of training"
+        title += "; goal: seconds of training until it was reached"
     table = Table(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in (
         "strategy",
@@ -82,7 +84,7 @@ def compare_table(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
         "loss - first",
         "epoch",
         "network",
-        "sent by all",
+        "sent, all ranks",
         "max/min",
         "memory",
         *(("epochs", "goal") if goal else ()),
@@ -110,30 +112,30 @@ def compare_table(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def stage_table(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Where a training step's seconds go under each strategy, each stage's in the rank that takes longest for it.
+    """Return the table of a training step's seconds by stage under each strategy, each stage on its slowest rank.
 
-    Shares are of the stages' sum, as in table 4 of NeutronTP.
+    Shares are of the sum of the stages (NeutronTP, table 4).
     """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    found = {name: _stages(summary) for name, summary in summaries.items()}
-    known = [stage for stage in STAGES if any(stage in stages for stages in found.values())]
-    for name in ("strategy", *known):
+    stages_by_name = {name: _stages(summary) for name, summary in summaries.items()}
+    recorded = [stage for stage in STAGES if any(stage in stages for stages in stages_by_name.values())]
+    for name in ("strategy", *recorded):
         table.add_column(name, justify="left" if name == "strategy" else "right", no_wrap=True)
-    for name, stages in found.items():
-        seconds = [stages.get(stage, 0.0) for stage in known]
-        table.add_row(name, *(f"{_seconds(one)} {one / sum(seconds):4.0%}" for one in seconds))
+    for name, stages in stages_by_name.items():
+        seconds = [stages.get(stage, 0.0) for stage in recorded]
+        table.add_row(name, *(f"{_seconds(value)} {value / sum(seconds):4.0%}" for value in seconds))
     return table
 
 
 def plan_table(plans: Sequence[Mapping[str, Any]]) -> Table:
-    """What each strategy will take, the best first, and of those that cannot be why."""
+    """Return the table of a plan file's rows: the estimate of each strategy, or the reason why it is impossible."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    where = ["machines"] if any(plan["machines"] for plan in plans) else []
-    device = ["of a device"] if any("device" in plan["options"] for plan in plans) else []
+    machines = ["machines"] if any(plan["machines"] for plan in plans) else []
+    device = ["device memory"] if any("device" in plan["options"] for plan in plans) else []
     disk = ["disk"] if any(plan["disk_seconds"] for plan in plans) else []
     parts = ("epoch", "compute", "network", *disk, "waiting")
-    columns = (*parts, "sent by all", "memory of a host", *device)
-    for name in ("strategy", *where, "ranks", *columns, ""):
+    columns = (*parts, "sent, all ranks", "host memory", *device)
+    for name in ("strategy", *machines, "ranks", *columns, ""):
         left = name in ("strategy", "machines", "")
         table.add_column(name, justify="left" if left else "right", no_wrap=bool(name))
     for plan in plans:
@@ -144,24 +146,24 @@ def plan_table(plans: Sequence[Mapping[str, Any]]) -> Table:
             format_bytes(plan["host_bytes"]),
             *([format_bytes(plan["device_bytes"])] if device else []),
         ]
-        known = numbers if plan["epoch_seconds"] else [""] * len(numbers)
-        named = [" ".join([plan["strategy"], *options]), *([plan["machines"]] if where else [])]
-        table.add_row(*named, str(plan["workers"]), *known, plan["reason"])
+        cells = numbers if plan["epoch_seconds"] else [""] * len(numbers)
+        names = [" ".join([plan["strategy"], *options]), *([plan["machines"]] if machines else [])]
+        table.add_row(*names, str(plan["workers"]), *cells, plan["reason"])
     return table
 
 
-def calibration_line(learned: Mapping[str, float]) -> str:
-    """What runs have taught the forecasts of a machine."""
-    factors = [f"{kind} {factor:.2f} x" for kind, factor in learned.items() if kind != "runs"]
-    return f"factors of {learned['runs']} runs on what the probe has measured: {', '.join(factors)}"
+def calibration_line(calibration: Mapping[str, float]) -> str:
+    """Return a line about the factors by which earlier runs calibrate the estimates of a machine."""
+    factors = [f"{kind} {factor:.2f} x" for kind, factor in calibration.items() if kind != "runs"]
+    return f"calibrated by {calibration['runs']} runs: {', '.join(factors)} the seconds of the probe"
 
 
 def sweep_table(points: Sequence[Mapping[str, Any]]) -> Table:
-    """Combinations of options, each with means over its runs, and behind them the standard deviations."""
-    title = "means over the seeds, and standard deviations"
+    """Return the table of a sweep: a row for each combination of options, with statistics over its seeds."""
+    title = "mean +- standard deviation over the seeds"
     table = Table(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False)
-    known: Mapping[str, Any] = next((point["numbers"] for point in points if point["numbers"]), {})
-    scores = [name for split in ("test", "val") for name in known if name.startswith(f"{split}_")]
+    numbers_of_first: Mapping[str, Any] = next((point["numbers"] for point in points if point["numbers"]), {})
+    scores = [name for split in ("test", "val") for name in numbers_of_first if name.startswith(f"{split}_")]
     for name in ("options", "runs", *(score.replace("_", " ") for score in scores), "loss", "epochs", "epoch"):
         table.add_column(name, justify="left" if name == "options" else "right", no_wrap=True)
     for point in points:
@@ -178,7 +180,7 @@ def sweep_table(points: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _spread(number: Mapping[str, Any] | None, form: str) -> str:
-    """A mean, and behind it the standard deviation where there is one."""
+    """Return a mean, and the standard deviation if there is one, as a text."""
     if number is None:
         return "-"
     spread = "" if number["std"] is None else f" +- {form.format(number['std'])}"
@@ -186,7 +188,7 @@ def _spread(number: Mapping[str, Any] | None, form: str) -> str:
 
 
 def partition_table(quality: Mapping[str, Any]) -> Table:
-    """A partition: what lies between the parts above, a line for each part below, the evenness last."""
+    """Return the table of a partition: cut and replication in the title, a row for each part, and the balance."""
     cut, num_edges = quality["cut"], sum(quality["in_edges"])
     title = (
         f"cut {cut:,} of {num_edges:,} edges ({cut / max(num_edges, 1):.1%})\n"
@@ -205,13 +207,13 @@ def partition_table(quality: Mapping[str, Any]) -> Table:
 
 
 def _stages(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds of each stage, in the rank that takes longest for it."""
-    known = summary["ranks"][0]["stages"]
-    return {stage: max(rank["stages"][stage] for rank in summary["ranks"]) for stage in STAGES if stage in known}
+    """Return the seconds of each stage on its slowest rank."""
+    recorded = summary["ranks"][0]["stages"]
+    return {stage: max(rank["stages"][stage] for rank in summary["ranks"]) for stage in STAGES if stage in recorded}
 
 
 def _scores(summary: Mapping[str, Any]) -> str:
-    """A line for each kind of score: 'auc test 0.9120, val 0.9203'."""
+    """Return a line for each kind of score, such as 'auc test 0.9120, val 0.9203'."""
     kinds: dict[str, list[str]] = {}
     for split in ("test", "val", "train"):
         for name, value in summary.items():

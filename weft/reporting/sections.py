@@ -1,4 +1,4 @@
-"""All sections of a report, in their order. Each draws what records hold, and names what they lack."""
+"""All sections of a report, in order. Each shows what the records contain, and names what is missing."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ SECTIONS: tuple[Callable[[Runs], Section], ...] = (
     partition,
     configuration,
 )
+"""Functions that return the sections of a report, in order."""
 
 
 def sections(runs: Runs) -> list[Section]:
-    """All, also those without parts, which no run has data for. InputError for records that cannot be read."""
-    return [made(runs) for made in SECTIONS]
+    """Return all sections, also those that no run has data for. InputError for records that cannot be read."""
+    return [make_section(runs) for make_section in SECTIONS]

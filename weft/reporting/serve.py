@@ -1,4 +1,4 @@
-"""Shows a report on this machine alone, and makes it anew when the runs' records have grown."""
+"""Serve a report on this machine only, and make it again when the records of the runs grow."""
 
 from __future__ import annotations
 
@@ -16,11 +16,19 @@ from weft.utils.errors import InputError
 
 HOST = "127.0.0.1"
 FILES = ("config.toml", "metrics.jsonl", "timeline.json", "lock")
-"""What a report is made of."""
+"""Files of a run that a report is made of."""
 
 
 class ReportServer(ThreadingHTTPServer):
-    """Answers with the report of some runs as they are. InputError where the port is not to be had."""
+    """HTTP server of the current report of some runs.
+
+    Args:
+        folders: Folders of the runs.
+        port: Port to listen on. 0: any free port.
+
+    Raises:
+        InputError: The port cannot be used.
+    """
 
     daemon_threads = True
 
@@ -28,28 +36,32 @@ class ReportServer(ThreadingHTTPServer):
         try:
             super().__init__((HOST, port), _Handler)
         except (OSError, OverflowError) as error:
-            cause = getattr(error, "strerror", None) or "there is no such port"
-            raise InputError(f"--port {port}: {cause}: give another, or leave it out") from error
+            cause = getattr(error, "strerror", None) or "no such port"
+            raise InputError(f"--port {port}: {cause}: choose another port, or leave --port out") from error
         self.page = lru_cache(maxsize=1)(lambda state: report_page(read_runs(folders), follow=state))
         self.folders = folders
 
     @property
     def url(self) -> str:
-        """Where the report is."""
+        """Address of the report."""
         return f"http://{HOST}:{self.server_port}/"
 
     def state(self) -> str:
-        """Another one as soon as a file that the report is made of has changed."""
+        """Return a checksum that changes with each file that the report is made of."""
         paths = [folder / name for folder in self.folders for name in FILES]
-        known = [(one.stat().st_size, one.stat().st_mtime_ns) if one.exists() else None for one in paths]
-        return sha256(repr(known).encode()).hexdigest()
+        versions = [(path.stat().st_size, path.stat().st_mtime_ns) if path.exists() else None for path in paths]
+        return sha256(repr(versions).encode()).hexdigest()
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: ReportServer
 
     def do_GET(self) -> None:
-        """The page; 304 where the browser has it as it is; nothing for a site that asks under a name of its own."""
+        """Answer with the page.
+
+        304 if the browser's page is up to date. 403 for another host name, which a foreign web site may have bound to
+        this address (DNS rebinding).
+        """
         if self.headers.get("Host") not in [f"{name}:{self.server.server_port}" for name in (HOST, "localhost")]:
             return self._answer(403, "")
         if self.path != "/":
@@ -74,13 +86,21 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Nothing: the one line that is printed is the address."""
+        """Print nothing: only the address is printed, at the start."""
 
 
 def serve(folders: Sequence[Path], port: int = 0) -> int:
-    """Shows the report until Ctrl-C, which is 0. InputError for runs that cannot be read, and a port that is taken."""
+    """Serve a report until Ctrl-C, and return exit code 0.
+
+    Args:
+        folders: Folders of the runs.
+        port: Port to listen on. 0: any free port.
+
+    Raises:
+        InputError: The runs cannot be read, or the port cannot be used.
+    """
     read_runs(folders)
-    vega()  # says at once where it is not installed
+    vega()  # fails here, not at the first request, if Vega is not installed
     with ReportServer(folders, port) as server:
         print(f"report at {server.url} (Ctrl-C to end)", flush=True)
         try:

@@ -1,4 +1,4 @@
-"""What a run's timeline.json shows, in rows that do not overlap."""
+"""Spans of a run's timeline.json, in lanes in which they do not overlap."""
 
 from __future__ import annotations
 
@@ -10,69 +10,81 @@ from weft.utils import migrate
 from weft.utils.errors import readable
 
 MICROSECONDS = 1e3
-"""Of a millisecond."""
+"""Microseconds per millisecond."""
 
 
 class TimelineSpan(NamedTuple):
-    """Something that a rank did without a break."""
+    """Interval in which a rank did one thing."""
 
     rank: int
+    """Number of the rank."""
     stream: str
+    """Stream on which it ran, such as compute or send."""
     name: str
+    """Name of the work."""
     start: float
-    """Milliseconds since the first, as is stop."""
+    """Start, in milliseconds since the begin of the timeline."""
     stop: float
+    """End, in milliseconds since the begin of the timeline."""
     depth: int
-    """How many others of its stream it lies in."""
+    """Number of spans of the same stream that contain this one."""
 
     @property
     def lane(self) -> str:
-        """The row that it is drawn in."""
+        """Row of the chart in which the span is drawn."""
         return f"rank {self.rank} {self.stream}" + (f" ({self.depth + 1})" if self.depth else "")
 
     @property
     def kind(self) -> str:
-        """What it is coloured by: its stream, or waiting."""
+        """Kind that decides the color: the stream, or waiting."""
         return "waiting" if self.name.startswith("wait:") else self.stream
 
 
-def read_slices(path: Path) -> list[TimelineSpan]:
-    """The slices of a timeline by rank and stream, each in the order of its start. InputError for a damaged file."""
+def read_spans(path: Path) -> list[TimelineSpan]:
+    """Read the spans of a timeline, ordered by rank, stream and start.
+
+    Raises:
+        InputError: The file is damaged.
+    """
     with readable(path, "remove it, or train again with --timeline"):
         events: list[dict[str, Any]] = migrate.timeline(json.loads(path.read_text()), path)["traceEvents"]
-        streams = {(one["pid"], one["tid"]): str(one["args"]["name"]) for one in events if one["name"] == "thread_name"}
-        slices = [
+        streams = {
+            (event["pid"], event["tid"]): str(event["args"]["name"])
+            for event in events
+            if event["name"] == "thread_name"
+        }
+        spans = [
             TimelineSpan(
-                rank=int(one["pid"]),
-                stream=streams[one["pid"], one["tid"]],
-                name=str(one["name"]),
-                start=one["ts"] / MICROSECONDS,
-                stop=(one["ts"] + one["dur"]) / MICROSECONDS,
+                rank=int(event["pid"]),
+                stream=streams[event["pid"], event["tid"]],
+                name=str(event["name"]),
+                start=event["ts"] / MICROSECONDS,
+                stop=(event["ts"] + event["dur"]) / MICROSECONDS,
                 depth=0,
             )
-            for one in events
-            if one["ph"] == "X"
+            for event in events
+            if event["ph"] == "X"
         ]
     order = {name: number for number, name in enumerate(dict.fromkeys(streams.values()))}
-    return _nested(sorted(slices, key=lambda one: (one.rank, order[one.stream], one.start, -one.stop)))
+    return _with_depths(sorted(spans, key=lambda span: (span.rank, order[span.stream], span.start, -span.stop)))
 
 
-def _nested(slices: list[TimelineSpan]) -> list[TimelineSpan]:
-    """With the depths of slices that stand by rank, stream and start."""
-    found: list[TimelineSpan] = []
-    around: list[TimelineSpan] = []
-    for one in slices:
-        while around and (around[-1][:2] != one[:2] or around[-1].stop <= one.start):
-            around.pop()
-        around.append(one._replace(depth=len(around)))
-        found.append(around[-1])
-    return found
+def _with_depths(spans: list[TimelineSpan]) -> list[TimelineSpan]:
+    """Return spans, ordered by rank, stream and start, with their depths."""
+    nested: list[TimelineSpan] = []
+    containing: list[TimelineSpan] = []  # spans that have not ended where the current one starts, the outermost first
+    for span in spans:
+        while containing and (containing[-1][:2] != span[:2] or containing[-1].stop <= span.start):
+            containing.pop()
+        containing.append(span._replace(depth=len(containing)))
+        nested.append(containing[-1])
+    return nested
 
 
-def totals(slices: list[TimelineSpan]) -> dict[tuple[int, str, str], tuple[int, float]]:
-    """By rank, stream and name, how many slices there are, and their milliseconds together."""
-    found: dict[tuple[int, str, str], tuple[int, float]] = {}
-    for one in slices:
-        number, length = found.get((one.rank, one.stream, one.name), (0, 0.0))
-        found[one.rank, one.stream, one.name] = number + 1, length + one.stop - one.start
-    return found
+def span_totals(spans: list[TimelineSpan]) -> dict[tuple[int, str, str], tuple[int, float]]:
+    """Return the number of spans and the sum of their milliseconds, by rank, stream and name."""
+    totals: dict[tuple[int, str, str], tuple[int, float]] = {}
+    for span in spans:
+        number, length = totals.get((span.rank, span.stream, span.name), (0, 0.0))
+        totals[span.rank, span.stream, span.name] = number + 1, length + span.stop - span.start
+    return totals

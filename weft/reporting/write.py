@@ -1,4 +1,4 @@
-"""Reads the runs of a report, and writes it."""
+"""Read the runs of a report, and write it to a file."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from weft.utils.errors import InputError, readable
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunRecords]:
-    """The records of runs, named by their folders, or by the paths where two folders have one name.
+    """Read the records of runs. A run is named by its folder, or by its path if two folders have the same name.
 
-    InputError for a folder given twice, one without a run, and damaged records.
+    Raises:
+        InputError: A folder is named twice or has no run, or its records are damaged.
     """
-    whole = [folder.resolve() for folder in folders]
-    for number, folder in enumerate(whole):
-        if folder in whole[:number]:
-            raise InputError(f"{folders[number]}: is given twice: give each run once")
-    names = [folder.name for folder in whole]
+    paths = [folder.resolve() for folder in folders]
+    for number, path in enumerate(paths):
+        if path in paths[:number]:
+            raise InputError(f"{folders[number]} is named twice: name each run once")
+    names = [path.name for path in paths]
     return [
         RunRecords.read(folder, name if names.count(name) == 1 else str(folder))
         for folder, name in zip(folders, names, strict=True)
@@ -27,21 +28,38 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecords]:
 
 
 def report_page(runs: Sequence[RunRecords], *, follow: str | None = None) -> str:
-    """`make_page`; InputError also for what damaged lines make it stumble over."""
-    with readable(", ".join(str(run.folder) for run in runs), "the records are not as a run of this weft writes them"):
+    """Return the report of some runs as HTML; see `make_page`.
+
+    Args:
+        runs: Records of the runs.
+        follow: State of the records, for a page that is served.
+
+    Raises:
+        InputError: The records are damaged, also in ways that only show when the page is made.
+    """
+    with readable(", ".join(str(run.folder) for run in runs), "the records do not have the format of this weft"):
         return make_page(runs, follow=follow)
 
 
 def write_report(runs: Sequence[RunRecords], out: Path, *, overwrite: bool = False) -> None:
-    """Writes a report whole or not at all. InputError for a file that is there, and one that cannot be written."""
+    """Write a report to a file, completely or not at all.
+
+    Args:
+        runs: Records of the runs.
+        out: File to write, .html.
+        overwrite: Replace an existing file.
+
+    Raises:
+        InputError: The file exists or cannot be written, or the records are damaged.
+    """
     if out.suffix != ".html":
-        raise InputError(f"--out {out}: give a file's name that ends with .html")
+        raise InputError(f"--out {out}: the name of the file must end with .html")
     if out.exists() and not overwrite:
-        raise InputError(f"--out {out} is there already: give another name, or --overwrite")
+        raise InputError(f"--out {out} exists already: choose another name, or add --overwrite")
     text, draft = report_page(runs), out.with_name(f".{out.name}.tmp")
     try:
         draft.write_text(text)
         draft.replace(out)
     except OSError as error:
         draft.unlink(missing_ok=True)
-        raise InputError(f"--out {out}: {error.strerror}: give a file that can be written") from error
+        raise InputError(f"--out {out}: {error.strerror}: choose a file that can be written") from error

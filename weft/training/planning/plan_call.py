@@ -84,8 +84,8 @@ class Where:
         needs_profile = any(not machines.gpu for machines in alternatives)
         if self.machine and not needs_profile:
             raise InputError("--machine has no effect if all --machines have GPUs: leave --machine out")
-        profile = load_profile(self.machine) if needs_profile else None
-        return clusters_on(alternatives, config, profile), profile
+        this_machine = load_profile(self.machine) if needs_profile else None
+        return clusters_on(alternatives, config, this_machine), this_machine
 
 
 def planned(
