@@ -79,12 +79,12 @@ def wrong_ids(place: Callable[..., None]) -> Callable[..., None]:
 @contextmanager
 def wrong_pairs() -> Iterator[None]:
     """Two pairs of a rank change places on their way to their vertices."""
-    right = RelationRows.map
+    right = RelationRows.transform
 
     def wrong(pairs: RelationRows, z: Tensor, weight: Tensor) -> Tensor:
         return right(pairs, z.roll(1, 0), weight)
 
-    with replaced(RelationRows, "map", wrong):
+    with replaced(RelationRows, "transform", wrong):
         yield
 
 

@@ -139,7 +139,7 @@ class View(Protocol):
         Raises:
             InputError: `reduce` is another word.
         """
-        return self.relation_rows.map(self.aggregate(ByRelation.reducing(reduce), {"x": x}), weight)
+        return self.relation_rows.transform(self.aggregate(ByRelation.reducing(reduce), {"x": x}), weight)
 
     @property
     def typed_rows(self) -> TypedRows:

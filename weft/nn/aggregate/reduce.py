@@ -92,8 +92,8 @@ class Max(Aggregate):
         return WorkingSet(TARGET_BYTES + 3 * row, SLOT_BYTES + 3 * row, per_edge)
 
     def partial(self, part: EdgeSubset, rows: Rows) -> Partial:
-        values, place = spmm_max_positions(part.adjacency, rows["x"])
-        return Partial(values, part.edge_numbers(place))
+        values, positions = spmm_max_positions(part.adjacency, rows["x"])
+        return Partial(values, part.edge_numbers(positions))
 
     def combine(self, partials: Sequence[Partial]) -> Tensor:
         return merge_maxima(partials)

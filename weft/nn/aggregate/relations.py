@@ -32,7 +32,7 @@ class OwnRelationRows:
         source, target = self.sums.edges()
         return target[source.argsort()]
 
-    def map(self, z: Tensor, weight: Tensor) -> Tensor:
+    def transform(self, z: Tensor, weight: Tensor) -> Tensor:
         """Return `y_v`, the sum of `z_(v,r) W_r` over the relation rows (v, r) of each vertex v: [n, B o].
 
         Args:
@@ -162,8 +162,8 @@ class RelationIndex:
         """
         local = (self.vertex % size == rank).nonzero().view(-1)
         local = local[self.relation[local].argsort(stable=True)]
-        place = torch.full_like(self.vertex, -1)
-        place[local] = torch.arange(len(local))
+        position = torch.full_like(self.vertex, -1)
+        position[local] = torch.arange(len(local))
         sums = Adjacency.from_edges(
             torch.arange(len(local)),
             self.vertex[local] // size,
@@ -171,7 +171,7 @@ class RelationIndex:
             num_targets=len(range(rank, len(self.starts) - 1, size)),
         )
         counts = tuple(torch.bincount(self.relation[local], minlength=num_relations).tolist())
-        return OwnRelationRows(counts=counts, sums=sums), place
+        return OwnRelationRows(counts=counts, sums=sums), position
 
 
 def multiply_block_diagonal(rows: Tensor, blocks: Tensor) -> Tensor:

@@ -248,14 +248,14 @@ class EdgeSubset(Topology):
         )
         self.whole, self.edges, self._loops = whole, edges, loops
 
-    def edge_numbers(self, places: Tensor) -> Tensor:
+    def edge_numbers(self, positions: Tensor) -> Tensor:
         """Convert positions [n, F] among each target's edges of this subset to positions among all edges.
 
         Targets without an edge in the subset get -1.
         """
         nonempty = self.adjacency.degree > 0
-        numbers = torch.full(places.shape, -1, device=places.device)
-        numbers[nonempty] = self.edges[self.adjacency.indptr[:-1, None][nonempty] + places[nonempty]]
+        numbers = torch.full(positions.shape, -1, device=positions.device)
+        numbers[nonempty] = self.edges[self.adjacency.indptr[:-1, None][nonempty] + positions[nonempty]]
         return numbers
 
     @cached_property

@@ -277,15 +277,8 @@ class RelationScope(Protocol):
         ...
 
 
-def sage(scope: RelationScope, conv: Any, x: Any, x_target: Any) -> Any:
-    """Convert SAGEConv between two vertex types (Hamilton, Ying, Leskovec 2017, algorithm 1).
-
-    Args:
-        scope: Records the steps.
-        conv: The convolution.
-        x: Proxy of the rows of the sources.
-        x_target: Proxy of the rows of the targets.
-    """
+def _sage(scope: RelationScope, conv: Any, x: Any, x_target: Any) -> Any:
+    """Convert SAGEConv between two vertex types (Hamilton, Ying, Leskovec 2017, algorithm 1)."""
     if conv.project:
         x = torch.relu(conv.lin(x))
     y = plus_bias(scope.over_relation("lin_l", REDUCE[conv.aggr], x), conv.lin_l)
@@ -293,15 +286,8 @@ def sage(scope: RelationScope, conv: Any, x: Any, x_target: Any) -> Any:
     return functional.normalize(y, p=2.0, dim=-1) if conv.normalize else y
 
 
-def graph(scope: RelationScope, conv: Any, x: Any, x_target: Any) -> Any:
-    """Convert GraphConv between two vertex types (Morris et al. 2019, eq. 3).
-
-    Args:
-        scope: Records the steps.
-        conv: The convolution.
-        x: Proxy of the rows of the sources.
-        x_target: Proxy of the rows of the targets.
-    """
+def _graph(scope: RelationScope, conv: Any, x: Any, x_target: Any) -> Any:
+    """Convert GraphConv between two vertex types (Morris et al. 2019, eq. 3)."""
     return plus_bias(scope.over_relation("lin_rel", REDUCE[conv.aggr], x), conv.lin_rel) + conv.lin_root(x_target)
 
 
@@ -309,8 +295,9 @@ def plus_bias(y: Any, linear: Any) -> Any:
     return y if linear.bias is None else y + linear.bias
 
 
-RULES: dict[str, Callable[..., Any]] = {"SAGEConv": sage, "GraphConv": graph}
-"""Rule of each convolution, by the name of PyG's class."""
+RULES: dict[str, Callable[..., Any]] = {"SAGEConv": _sage, "GraphConv": _graph}
+"""Rule of each convolution, by the name of PyG's class. Arguments: the scope, the convolution, and proxies of the rows
+of sources and targets."""
 REDUCE: dict[str, Reduce] = {"mean": "mean", "sum": "sum", "add": "sum"}
 """Reduction by the name of PyG's aggregation."""
 

@@ -1,8 +1,9 @@
 """Rules that express PyG's convolutions by weft's aggregates, which have fused kernels.
 
 A rule is called while a model is traced, with the convolution and the arguments of its call. It records the aggregates
-through the scope, and what happens to rows before and after them as PyTorch calls. It returns None if the convolution
-has options that weft's aggregates do not support; the convolution then runs on blocks of edges (`PyGConv`).
+through the scope, and what happens to rows before and after them as PyTorch calls. Its arguments are the scope, the
+convolution, and proxies of the call's arguments by name, None for those that are not given. It returns None if the
+convolution has options that weft's aggregates do not support; the convolution then runs on blocks of edges (`PyGConv`).
 """
 
 from __future__ import annotations
@@ -218,27 +219,14 @@ def normalized_sum(conv: Any, weight: Any) -> Sum | None:
     return Sum("gcn", weighted=weighted) if conv.add_self_loops else None
 
 
-def gcn(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
-    """Convert GCNConv (Kipf and Welling 2017, eq. 2).
-
-    Args:
-        scope: Records the steps.
-        conv: The convolution.
-        x: Proxy of rows [n, F].
-        edge_weight: Proxy of edge weights, or None.
-    """
+def _gcn(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
+    """Convert GCNConv (Kipf and Welling 2017, eq. 2)."""
     op = normalized_sum(conv, edge_weight)
     return op and scope.over_graph(TransformedSum(scope.path, op, "lin"), x)
 
 
-def sage(scope: LayerScope, conv: Any, *, x: Any) -> Any:
-    """Convert SAGEConv (Hamilton, Ying, Leskovec 2017, algorithm 1).
-
-    Args:
-        scope: Records the steps.
-        conv: The convolution.
-        x: Proxy of rows [n, F].
-    """
+def _sage(scope: LayerScope, conv: Any, *, x: Any) -> Any:
+    """Convert SAGEConv (Hamilton, Ying, Leskovec 2017, algorithm 1)."""
     op = reduction(conv, weighted=False)
     if op is None:
         return None
@@ -250,29 +238,16 @@ def sage(scope: LayerScope, conv: Any, *, x: Any) -> Any:
     return functional.normalize(y, p=2.0, dim=-1) if conv.normalize else y
 
 
-def graph(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
-    """Convert GraphConv (Morris et al. 2019, eq. 3).
-
-    Args:
-        scope: Records the steps.
-        conv: The convolution.
-        x: Proxy of rows [n, F].
-        edge_weight: Proxy of edge weights, or None.
-    """
+def _graph(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
+    """Convert GraphConv (Morris et al. 2019, eq. 3)."""
     op = reduction(conv, weighted=edge_weight is not None)
     if isinstance(op, Sum):
         return scope.over_graph(TransformedSum(scope.path, op, "lin_rel", "lin_root"), x)
     return op and conv.lin_rel(aggregated(scope, op, x)) + conv.lin_root(x)
 
 
-def gin(scope: LayerScope, conv: Any, *, x: Any) -> Any:
-    """Convert GINConv (Xu et al. 2019, eq. 4.1).
-
-    Args:
-        scope: Records the steps.
-        conv: The convolution.
-        x: Proxy of rows [n, F].
-    """
+def _gin(scope: LayerScope, conv: Any, *, x: Any) -> Any:
+    """Convert GINConv (Xu et al. 2019, eq. 4.1)."""
     op = reduction(conv, weighted=False)
     return op and conv.nn((1 + conv.eps) * x + aggregated(scope, op, x))
 
@@ -309,15 +284,8 @@ def attention(scope: LayerScope, conv: Any, make: Callable[..., Request], *rows:
     return scope.over_graph(Attended(partial(make, slope=conv.negative_slope), dropout=dropout), *rows)
 
 
-def gat(scope: LayerScope, conv: Any, *, x: Any, edge_attr: Any) -> Any:
-    """Convert GATConv (Velickovic et al. 2018, eqs. 1-6).
-
-    Args:
-        scope: Records the steps.
-        conv: The convolution.
-        x: Proxy of rows [n, F].
-        edge_attr: Proxy of edge features, or None.
-    """
+def _gat(scope: LayerScope, conv: Any, *, x: Any, edge_attr: Any) -> Any:
+    """Convert GATConv (Velickovic et al. 2018, eqs. 1-6)."""
     if not has_native_attention(conv) or conv.lin is None:
         return None
     h = conv.lin(x)
@@ -356,15 +324,8 @@ def attend_with_edges(
     return AttendEdges.of(h, logit_src, logit_dst, ones, edge_map=edge_map, slope=slope, dropout=dropout)
 
 
-def gatv2(scope: LayerScope, conv: Any, *, x: Any, edge_attr: Any) -> Any:
-    """Convert GATv2Conv (Brody et al. 2022, eq. 7).
-
-    Args:
-        scope: Records the steps.
-        conv: The convolution.
-        x: Proxy of rows [n, F].
-        edge_attr: Proxy of edge features, or None.
-    """
+def _gatv2(scope: LayerScope, conv: Any, *, x: Any, edge_attr: Any) -> Any:
+    """Convert GATv2Conv (Brody et al. 2022, eq. 7)."""
     if not has_native_attention(conv):
         return None
     left = conv.lin_l(x)
@@ -395,15 +356,8 @@ def attend_pairs(
     return AttendEdges.of(left, None, right, attention, edge_map=edge_map, slope=slope, dropout=dropout)
 
 
-def appnp(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
-    """Convert APPNP (Gasteiger et al. 2019, eq. 4).
-
-    Args:
-        scope: Records the steps.
-        conv: The convolution.
-        x: Proxy of rows [n, F].
-        edge_weight: Proxy of edge weights, or None.
-    """
+def _appnp(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
+    """Convert APPNP (Gasteiger et al. 2019, eq. 4)."""
     op, y = normalized_sum(conv, edge_weight), x
     if op is None or conv.dropout:
         return None
@@ -412,29 +366,14 @@ def appnp(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
     return y
 
 
-def sgc(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
-    """Convert SGConv (Wu et al. 2019, eq. 8).
-
-    Args:
-        scope: Records the steps.
-        conv: The convolution.
-        x: Proxy of rows [n, F].
-        edge_weight: Proxy of edge weights, or None.
-    """
+def _sgc(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
+    """Convert SGConv (Wu et al. 2019, eq. 8)."""
     op = normalized_sum(conv, edge_weight)
     return op and conv.lin(aggregated(scope, op, x, steps=conv.K))
 
 
-def gcn2(scope: LayerScope, conv: Any, *, x: Any, x_0: Any, edge_weight: Any) -> Any:
-    """Convert GCN2Conv (Chen et al. 2020, eq. 5).
-
-    Args:
-        scope: Records the steps.
-        conv: The convolution.
-        x: Proxy of rows [n, F].
-        x_0: Proxy of the initial rows.
-        edge_weight: Proxy of edge weights, or None.
-    """
+def _gcn2(scope: LayerScope, conv: Any, *, x: Any, x_0: Any, edge_weight: Any) -> Any:
+    """Convert GCN2Conv (Chen et al. 2020, eq. 5)."""
     op = normalized_sum(conv, edge_weight)
     if op is None:
         return None
@@ -463,42 +402,29 @@ class RelationalConv(nn.Module):
         return relational_update(view, x, weight, self.comp, self.root, self.bias)
 
 
-def rgcn(scope: LayerScope, conv: Any, *, x: Any) -> Any:
-    """Convert RGCNConv (Schlichtkrull et al. 2018, eq. 2).
-
-    Args:
-        scope: Records the steps.
-        conv: The convolution.
-        x: Proxy of rows [n, F].
-    """
+def _rgcn(scope: LayerScope, conv: Any, *, x: Any) -> Any:
+    """Convert RGCNConv (Schlichtkrull et al. 2018, eq. 2)."""
     return scope.over_graph(WithView(scope.path, RelationalConv), x) if conv.aggr == "mean" else None
 
 
-def simple(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
-    """Convert SimpleConv: a sum, mean or maximum without a linear transform.
-
-    Args:
-        scope: Records the steps.
-        conv: The convolution.
-        x: Proxy of rows [n, F].
-        edge_weight: Proxy of edge weights, or None.
-    """
+def _simple(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
+    """Convert SimpleConv: a sum, mean or maximum without a linear transform."""
     op = reduction(conv, weighted=edge_weight is not None)
     return None if conv.combine_root is not None or op is None else aggregated(scope, op, x)
 
 
 RULES: dict[str, Callable[..., Any]] = {
-    "APPNP": appnp,
-    "FastRGCNConv": rgcn,
-    "GATConv": gat,
-    "GATv2Conv": gatv2,
-    "GCN2Conv": gcn2,
-    "GCNConv": gcn,
-    "GINConv": gin,
-    "GraphConv": graph,
-    "RGCNConv": rgcn,
-    "SAGEConv": sage,
-    "SGConv": sgc,
-    "SimpleConv": simple,
+    "APPNP": _appnp,
+    "FastRGCNConv": _rgcn,
+    "GATConv": _gat,
+    "GATv2Conv": _gatv2,
+    "GCN2Conv": _gcn2,
+    "GCNConv": _gcn,
+    "GINConv": _gin,
+    "GraphConv": _graph,
+    "RGCNConv": _rgcn,
+    "SAGEConv": _sage,
+    "SGConv": _sgc,
+    "SimpleConv": _simple,
 }
 """Rule of each convolution, by the name of PyG's class."""

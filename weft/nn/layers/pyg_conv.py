@@ -106,7 +106,7 @@ def add_conv_prefix(layer: Any, state: dict[str, Any], prefix: str, *_: Any) -> 
 def from_pyg(conv: Any, *, reads_edge_attr: bool = False) -> PyGConv:
     """Return a layer for weft.nn.Stack from a PyG convolution such as SAGEConv, GATv2Conv or TransformerConv.
 
-    The layer runs under every strategy that stores all in-edges of a rank's vertices there, with the same results as on
+    The layer runs under every strategy in which a rank stores all in-edges of its vertices, with the same results as on
     one device.
 
     Args:

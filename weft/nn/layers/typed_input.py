@@ -159,18 +159,18 @@ def typed_rows(
     if graph.x is not None:
         return None
     ids = torch.arange(*vertices.indices(graph.num_vertices)) if isinstance(vertices, slice) else vertices
-    features, places, tables = [], [], graph.features if tables is None else tables
+    features, positions, tables = [], [], graph.features if tables is None else tables
     for name in graph.vertex_types:
         if name in graph.features:
             span = graph.type_range(name)
-            place = ((ids >= span.start) & (ids < span.stop)).nonzero().view(-1)
-            features.append(tables[name][ids[place] - span.start].to(device, dtype))
-            places.append(place)
+            position = ((ids >= span.start) & (ids < span.stop)).nonzero().view(-1)
+            features.append(tables[name][ids[position] - span.start].to(device, dtype))
+            positions.append(position)
     has_features = torch.zeros(len(ids), dtype=torch.bool)
-    has_features[torch.cat([ids[:0], *places])] = True
-    places.append((~has_features).nonzero().view(-1))
-    order = torch.cat(places).argsort()
+    has_features[torch.cat([ids[:0], *positions])] = True
+    positions.append((~has_features).nonzero().view(-1))
+    order = torch.cat(positions).argsort()
     in_order = torch.equal(order, torch.arange(len(order)))
     return TypedRows(
-        features=tuple(features), num_embedded=len(places[-1]), order=None if in_order else order.to(device)
+        features=tuple(features), num_embedded=len(positions[-1]), order=None if in_order else order.to(device)
     )

@@ -153,11 +153,11 @@ def _calls(model: nn.Module, run: Callable[[], Tensor]) -> list[Call]:
     """Return the calls of modules in a run, in the order in which they return."""
     calls: list[Call] = []
 
-    def note(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+    def record(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         kind = type(module).__name__
         calls.append(Call(f"{kind} ({name})" if name else kind, _tensors(inputs), _tensors((output,))))
 
-    hooks = [module.register_forward_hook(partial(note, name)) for name, module in model.named_modules()]
+    hooks = [module.register_forward_hook(partial(record, name)) for name, module in model.named_modules()]
     run()
     for hook in hooks:
         hook.remove()

@@ -172,7 +172,7 @@ def backward_flops(counter: FlopCounter, segment: int, results: list[Tensor]) ->
         results: Results of the segment; those without a gradient are ignored.
     """
     results = [result for result in results if result.requires_grad]
-    counter.place = FlopPosition(segment, backward=True)
+    counter.position = FlopPosition(segment, backward=True)
     with counter, torch.device("meta"):
         torch.autograd.backward(results, [torch.empty_like(result) for result in results])
 
@@ -217,10 +217,10 @@ def run_counted_conv(
     """
     sources, _, num_targets = view.block(x)
     assert view.block_size is not None
-    place, counter.place = counter.place, None
+    position, counter.position = counter.position, None
     flops = work.block_flops(
         name, sources.shape[1], training=torch.is_grad_enabled(), gradient=sources.requires_grad
     ).on(view.block_size)
-    counter.place = place
+    counter.position = position
     read = (sources, *layer.parameters())
     return CountedConv.apply(counter, flops, (num_targets, layer.out_width), *read)  # type: ignore[no-untyped-call]

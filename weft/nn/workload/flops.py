@@ -46,7 +46,7 @@ class FlopCounter(DispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.place: FlopPosition | None = FlopPosition()
+        self.position: FlopPosition | None = FlopPosition()
         """Position at which operations are counted now; None: they are not counted."""
         self.flops: Counter[FlopPosition] = Counter()
         self.calls: defaultdict[FlopPosition, list[KernelCall]] = defaultdict(list)
@@ -64,8 +64,8 @@ class FlopCounter(DispatchMode):
 
     def add(self, flops: int) -> None:
         """Count FLOPs at the current position."""
-        if self.place is not None:
-            self.flops[self.place] += flops
+        if self.position is not None:
+            self.flops[self.position] += flops
 
     def add_call(self, flops: int, num_bytes: int) -> None:
         """Count and record products and passes of which only totals are known.
@@ -86,9 +86,9 @@ class FlopCounter(DispatchMode):
             *sizes: Sizes of the call.
             backward: True to record it at the same position of the backward pass.
         """
-        if self.place is not None:
-            place = self.place._replace(backward=True) if backward else self.place
-            self.calls[place].append(KernelCall(kernel, sizes))
+        if self.position is not None:
+            position = self.position._replace(backward=True) if backward else self.position
+            self.calls[position].append(KernelCall(kernel, sizes))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         product = PRODUCTS.get(func.overloadpacket)

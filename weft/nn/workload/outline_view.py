@@ -70,7 +70,7 @@ class OutlineState:
             number: Number of the operation.
         """
         if result.requires_grad:
-            result.register_hook(lambda _: setattr(self.counter, "place", FlopPosition(number, backward=True)))
+            result.register_hook(lambda _: setattr(self.counter, "position", FlopPosition(number, backward=True)))
         return result
 
 
@@ -239,7 +239,7 @@ class OutlineView(GraphView):
                 layer=state.running[-1],
             )
         )
-        state.counter.place = FlopPosition(number + 1)
+        state.counter.position = FlopPosition(number + 1)
         if op == "embed" or isinstance(op, Total):
             return state.mark(x.view_as(x), number)
         state.flops = flops_before

@@ -193,7 +193,7 @@ class SegmentFlops:
 
     def _start(self) -> int:
         """Start a new list of kernel calls, and return the FLOPs counted so far."""
-        self.counter.place = FlopPosition()
+        self.counter.position = FlopPosition()
         self.counter.calls.clear()
         return self.counter.total
 
