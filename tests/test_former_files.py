@@ -27,7 +27,7 @@ from weft.config.config import Config
 from weft.config.files import read_options
 from weft.cost import Profile
 from weft.partition import PartitionBook, make_book
-from weft.reporting.timeline_rows import read_slices
+from weft.reporting.timeline_rows import read_spans
 from weft.runtime.kernel_selection import DEFAULT
 from weft.training.artifacts import checkpoint
 from weft.training.artifacts.run_folder import RunFolder
@@ -158,7 +158,7 @@ def test_a_run_is_opened() -> None:
     assert run.summary["epochs"] == len(run.history) == 3
     assert run.history[-1]["loss"] == run.summary["loss"]
     assert weft.Run.open("ranks").config.strategy == "hybrid"
-    assert {one.rank for one in read_slices(Path("ranks/timeline.json"))} == {0, 1}
+    assert {one.rank for one in read_spans(Path("ranks/timeline.json"))} == {0, 1}
 
 
 def assert_predicts_as_before() -> None:
@@ -363,7 +363,7 @@ def test_a_file_of_a_later_version_is_refused(kind: str, folder: Path, capsys: p
     content, names = path.read_bytes(), {file.name for file in folder.iterdir()}
     assert main(READING[kind]) == 2
     (line,) = complaints(capsys.readouterr().err)
-    assert line.endswith(f"is of version 99, and this weft reads up to version {VERSIONS[kind]}: upgrade weft")
+    assert line.endswith(f"has version 99, but this weft reads versions up to {VERSIONS[kind]}: upgrade weft")
     assert FILES[kind] in line
     assert path.read_bytes() == content
     assert {file.name for file in folder.iterdir()} == names

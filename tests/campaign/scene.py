@@ -66,7 +66,7 @@ class Done:
         """The lines that say why it ended; Broken where it has written anything but those and progress."""
         lines = [line for line in self.errors.splitlines() if line.strip()]
         for line in lines:
-            foreseen = line.startswith(("weft: ", "epoch ")) and "did not foresee" not in line
+            foreseen = line.startswith(("weft: ", "epoch ")) and "unexpected error" not in line
             require(foreseen, f"standard error has {self.last_of(line)}")
         return [line for line in lines if line.startswith(("weft: error:", "weft: stopped "))]
 

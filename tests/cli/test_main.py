@@ -69,7 +69,7 @@ def mistake(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
         (["train", "digits", *HYBRID, "--cache-memory", "much"], "--cache-memory 'much': give an amount such as 512MB"),
         (["train", "digits", *HYBRID, "--cache-ratio", "1.5"], "--cache-ratio 1.5: give at most 1"),
         (["train", "digits", *HYBRID, "--cache-ratio", "-0.5"], "--cache-ratio -0.5: give a fraction from 0 to 1"),
-        (["train", "digits", *HYBRID, "--machine", "no.json"], "no.json: no profile of this machine is there"),
+        (["train", "digits", *HYBRID, "--machine", "no.json"], "--machine no.json: no such file: give a profile"),
         (["train", "digits", *HYBRID, "--probe", "no.json"], "--probe is now --machine"),
         (["train", "digits", "--strategy", "stale", "--refresh-every", "0"], "--refresh-every 0: give at least 1"),
         (["compare", "digits", "--strategies", "single,single"], "give different names"),
@@ -364,7 +364,7 @@ def test_a_bad_flag_is_one_line(
 def test_out_of_memory_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "digits", "--hidden", str(2**20), "--layers", "3", "--out", str(tmp_path / "run")]) == 1
     (error,) = complaints(capsys.readouterr().err)
-    assert error.startswith("weft: error: out of memory (4398.05 GB more were asked for): give smaller widths")
+    assert error.startswith("weft: error: out of memory (4398.05 GB more were requested): reduce the widths")
     assert not (tmp_path / "run").exists()
 
 

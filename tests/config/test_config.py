@@ -98,7 +98,7 @@ def test_a_record_that_is_gone_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"metrics\.jsonl: No such file"):
         recorder.write("epoch", epoch=1)
     (tmp_path / "metrics.jsonl").touch()
-    with pytest.raises(RunError, match=r"metrics\.jsonl: it was replaced while the run went on"):
+    with pytest.raises(RunError, match=r"metrics\.jsonl: it was replaced during the run"):
         recorder.write("epoch", epoch=2)
     recorder.close()
 

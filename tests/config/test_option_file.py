@@ -75,7 +75,10 @@ def test_every_option_has_a_section() -> None:
         ("layers = 3\n[model]\nlayers = 3", "[model] layers is given twice: leave one out"),
         ("[strategy]\nbins = 3\nchunks = 3", "[strategy] chunks is given twice: leave one out"),
         ('[training]\nuntil = "soon"', "[training] until soon: give a score and its value, such as val_accuracy=0.9"),
-        ("layers = ", "cannot be read (TOMLDecodeError: Invalid value (at end of document)): mend it, or give another"),
+        (
+            "layers = ",
+            "cannot be read (TOMLDecodeError: Invalid value (at end of document)): correct it, or give another",
+        ),
         ("\udcff", "cannot be read (UnicodeDecodeError:"),
     ],
 )
@@ -104,7 +107,7 @@ def test_several_values(tmp_path: Path) -> None:
     assert read_options(path, Config, several=True) == {"hidden": [8, 16], "layers": 3, "lr": [1.0, 0.5]}
     for values in ("[8, 8]", "[]"):
         path.write_text(f"[model]\nhidden = {values}")
-        with pytest.raises(InputError, match=re.escape(f"[model] hidden {values}: give one value or more, and each")):
+        with pytest.raises(InputError, match=re.escape(f"[model] hidden {values}: give at least one value, and none")):
             read_options(path, Config, several=True)
     path.write_text('[model]\nhidden = [8, "wide"]')
     with pytest.raises(InputError, match=r"sweep\.toml: \[model\] hidden 'wide': give a value of type int"):

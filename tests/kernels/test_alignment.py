@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.lib.kernel_cases import graph, randn
 from weft.kernels import Scale, cpu, spmm, spmm_transposed
-from weft.runtime.alignment import LINE_BYTES, empty_aligned, row_stride, is_aligned, readable_width
+from weft.runtime.alignment import LINE_BYTES, empty_aligned, is_aligned, readable_width, row_stride
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 

@@ -155,7 +155,7 @@ def other_seconds(path: Path) -> None:
         (cut_short, "cannot be read"),
         (flip_a_bit, "is damaged"),
         (other_seconds, "is damaged"),
-        (lambda path: rewrite(path, version="2"), "is of version 2, and this weft reads up to version 1: upgrade weft"),
+        (lambda path: rewrite(path, version="2"), "has version 2, but this weft reads versions up to 1: upgrade weft"),
         (lambda path: rewrite(path, format="weft-graph"), "is no partition book"),
         (lambda path: save_file({"parts": torch.zeros(60)}, path), "cannot be read"),
     ],

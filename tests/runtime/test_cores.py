@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from weft.runtime import cores as module
-from weft.runtime.cores import cores, pin_to_rank_cores, num_cores, rank_cores
+from weft.runtime.cores import cores, num_cores, pin_to_rank_cores, rank_cores
 
 KEEPING = """
 import os, threading

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from weft.runtime import memory
-from weft.runtime.memory import memory_limit_bytes, check_fits_memory
+from weft.runtime.memory import check_fits_memory, memory_limit_bytes
 from weft.utils.errors import InputError
 
 PROCESS_CGROUPS = {"v2": "0::/user/job", "v1": "5:cpu,cpuacct:/user/job\n4:memory:/user/job\n0::/"}

@@ -141,7 +141,7 @@ def test_the_most_read_that_fit() -> None:
     ("options", "case", "said"),
     [
         ({"cache_memory": ROW_BYTES - 1}, PLAIN, f"the features of a vertex take {ROW_BYTES} bytes: give as many"),
-        ({"cache_memory": 10**15}, PLAIN, "on 1 rank would take .* of memory, and there are"),
+        ({"cache_memory": 10**15}, PLAIN, "on 1 rank would need .* of memory, but only"),
         ({"cache_memory": 10**9}, Case(model="rgcn", typed="none"), "has no effect, since .* has no features"),
         ({"cache_memory": 10**9, "batch_size": "all", "fanout": "all"}, PLAIN, "a batch of all vertices is read once"),
     ],

@@ -74,7 +74,7 @@ def test_ranks_keep_to_their_cores(tmp_path: Path) -> None:
         ("code", RunError, r"rank 1 \(pid \d+\) ended with exit code 3"),
         ("signal", RunError, r"rank 1 \(pid \d+\) was killed by SIGKILL"),
         ("mistake", InputError, "^mistake$"),
-        ("unforeseen", RunError, r"rank 1 failed in .*: unforeseen, which weft did not foresee"),
+        ("unforeseen", RunError, r"rank 1 failed in .*: unexpected error \(unforeseen\)"),
         ("more than a pipe holds, " * 10_000, InputError, "^more than a pipe holds, "),
     ],
     ids=["code", "signal", "mistake", "unforeseen", "long"],

@@ -40,7 +40,7 @@ def test_far_names_are_listed() -> None:
         (KeyError("x"), "g.npy: cannot be read (KeyError: 'x'): save it again"),
         (RecursionError("deep"), "g.npy: cannot be read (RecursionError: deep): save it again"),
         (OSError("no seek"), "g.npy: cannot be read (OSError: no seek): save it again"),
-        (PermissionError(13, "Permission denied", "/g"), "/g: Permission denied: check the path and who may read it"),
+        (PermissionError(13, "Permission denied", "/g"), "/g: Permission denied: check the path and its permissions"),
         (InputError("g.npy: is no graph"), "g.npy: is no graph"),
     ],
 )

@@ -24,9 +24,8 @@ from weft.config.files import named_by, options_text, read_options, with_choices
 from weft.runtime.forkserver import start_forkserver
 from weft.runtime.memory import restart_with_heap
 from weft.runtime.stop_request import SIGNALS, handle_signals
-from weft.utils.error_line import print_error
+from weft.utils.error_line import explain_error, print_error
 from weft.utils.errors import InputError, RunError, Stopped, printable
-from weft.utils.explain import explained
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -106,7 +105,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         print(f"weft: {stop}", file=sys.stderr, flush=True)
         return 128 + stop.signal
     except Exception as error:
-        code, text = 1, explained(error)
+        code, text = 1, explain_error(error)
     finally:
         if arguments is None:
             handle_signals(signal.SIG_IGN)  # Python would print a traceback for a signal while it ends

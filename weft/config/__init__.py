@@ -1,1 +1,1 @@
-"""The schema of a run: its options, their files, and the optimisations that can be switched off."""
+"""Options of a run: their help texts, limits and files, and optimisation switches."""

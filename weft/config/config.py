@@ -1,4 +1,4 @@
-"""The one schema of a run: the command line, the TOML file, the checkpoint and `weft.train` all read these fields."""
+"""Configuration of a run: the one schema of the command line, the TOML file, the checkpoint and `weft.train`."""
 
 from __future__ import annotations
 
@@ -23,192 +23,213 @@ strategy_option = partial(option, section="strategy")
 run_option = partial(option, section="run")
 
 SCHEDULER_EPOCHS = {"step": 30, "cosine": 0, "plateau": 10}
-"""What `scheduler_epochs` is where it is not given; 0: all epochs of the run."""
+"""Default of `scheduler_epochs` by scheduler; 0: all epochs of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Everything that decides a run. Frozen: a changed one is a new one (`dataclasses.replace`)."""
+    """All options of a run. Instances are frozen; `dataclasses.replace` returns a changed copy."""
 
-    graph: str = data_option("", "a built-in or dataset name, a generator such as rmat:100k,1m, or a path")
-    split: int = data_option(0, "which of a dataset's public splits to use", least=0, fixed=True)
+    graph: str = data_option("", "name of a built-in graph or a dataset, a generator such as rmat:100k,1m, or a path")
+    split: int = data_option(0, "number of the dataset's public split to use", least=0, fixed=True)
     normalize_features: bool = data_option(
-        False, "divide a vertex's features by the sum of their absolute values", fixed=True
+        False, "divide the features of each vertex by the sum of their absolute values", fixed=True
     )
     random_features: int = data_option(
-        0, "width of seeded random features for a graph without any", least=0, fixed=True
+        0, "width of random features for a graph without features, by --seed (0: none)", least=0, fixed=True
     )
     random_classes: int = data_option(
-        0, "number of seeded random classes for a graph without labels", least=0, fixed=True
+        0, "number of random classes for a graph without labels, by --seed (0: none)", least=0, fixed=True
     )
     inverse_relations: bool = data_option(
-        False, "add an edge against every one, of a relation of its own for each relation", fixed=True
+        False, "add the reverse of every edge, with a new relation for each relation", fixed=True
     )
     order: str = data_option(
         "none",
-        "numbering of the vertices in memory: none, by degree, or breadth first (bfs)",
+        "order of the vertices in memory: none (as given), by degree, or breadth first (bfs)",
         choices=("none", "degree", "bfs"),
         fixed=True,
     )
 
     task: str = task_option(
         "node",
-        "what to learn: classes of vertices (node) or missing edges (link)",
+        "what to learn: labels of vertices (node) or missing edges (link)",
         choices=("node", "link"),
         fixed=True,
     )
     decoder: str = task_option(
         "dot",
-        "link: the score of two rows, their dot product or that of DistMult, which knows relations",
+        "link: score of a pair of vertices: dot product of their rows (dot), or DistMult with a vector for each "
+        "relation (distmult)",
         choices=("dot", "distmult"),
         fixed=True,
     )
     negatives: int = task_option(
-        1, "link: pairs drawn by chance for each edge in training", least=1, most=1000, fixed=True
+        1, "link: number of random negative pairs for each training edge", least=1, most=1000, fixed=True
     )
     loss: str = task_option(
         "",
-        "node: cross_entropy, bce, mse, l1 or huber; none: by the labels, cross_entropy (classes), bce (several) or "
-        "mse (values)",
+        "node: cross_entropy, bce, mse, l1 or huber; none: depending on the labels, cross_entropy (classes), bce "
+        "(several labels per vertex) or mse (values)",
         fixed=True,
     )
     class_weights: str = task_option(
         "none",
-        "node: weights of the classes in cross_entropy; balanced: all classes count as much",
+        "node: weights of the classes in cross_entropy: none, or balanced (each class counts equally)",
         choices=("none", "balanced"),
         fixed=True,
     )
     metrics: str = task_option(
         "",
-        "scores, separated by commas; that of validation by the first chooses the best weights. node: accuracy, "
-        "micro_f1, macro_f1, roc_auc, average_precision; mse, mae, r2 of values; link: auc, mrr (each held-out edge "
-        "among all vertices); none: by the labels, or auc",
+        "metrics, separated by commas; the first one on validation data selects the best weights. node: "
+        "accuracy, micro_f1, macro_f1, roc_auc, average_precision; for values mse, mae, r2; link: auc, mrr (each "
+        "held-out edge ranked among all vertices); none: depending on the labels, or auc for link",
         fixed=True,
     )
 
     model: str = model_option(
         "gcn",
-        "gcn, sage, gin, gat, gatv2 or rgcn, or package.module:Class, called as Class(num_features, num_classes)",
+        "gcn, sage, gin, gat, gatv2 or rgcn, or package.module:Class, which is called as Class(num_features, "
+        "num_classes)",
         fixed=True,
     )
-    decoupled: bool = model_option(False, "all updates first, then all propagations (a different model)", fixed=True)
+    decoupled: bool = model_option(
+        False,
+        "first all linear layers, then all propagation steps, as in SGC and APPNP (a different model)",
+        fixed=True,
+    )
     layers: int = model_option(2, "number of layers", least=1, most=1000, fixed=True)
     hidden: int = model_option(
         64,
-        "width of the hidden layers (all heads together), and for link of the last",
+        "width of hidden layers, all heads together; with --task link also of the last layer",
         least=1,
         most=1 << 20,
         fixed=True,
     )
-    heads: int = model_option(4, "attention heads of gat and gatv2", least=1, most=1 << 20, fixed=True)
-    edge_attention: bool = model_option(False, "gat and gatv2: attend by the graph's edge features too", fixed=True)
+    heads: int = model_option(4, "gat, gatv2: number of attention heads", least=1, most=1 << 20, fixed=True)
+    edge_attention: bool = model_option(False, "gat, gatv2: use edge features in the attention", fixed=True)
     attention_dropout: float = model_option(
-        0.0, "gat and gatv2: dropout of the weights that edges have", least=0, below=1, fixed=True
+        0.0, "gat, gatv2: dropout probability of attention weights", least=0, below=1, fixed=True
     )
     bases: int = model_option(
-        0, "matrices that the relations of rgcn mix theirs of (basis decomposition); 0: one each", least=0, fixed=True
+        0,
+        "rgcn: number of basis matrices that all relations share (0: a matrix for each relation)",
+        least=0,
+        fixed=True,
     )
     blocks: int = model_option(
-        0, "diagonal blocks of the matrices of rgcn, where both widths divide; 0: whole ones", least=0, fixed=True
+        0,
+        "rgcn: number of diagonal blocks of each relation's matrix, in layers whose widths it divides (0: full "
+        "matrices)",
+        least=0,
+        fixed=True,
     )
     one_hot: bool = model_option(
-        False, "vertices without features have a row for each relation in rgcn's first layer, not one", fixed=True
+        False,
+        "rgcn: in the first layer, a learned row for each vertex and relation (one-hot features) instead of one "
+        "for each vertex; for vertices without features",
+        fixed=True,
     )
-    dropout: float = model_option(0.5, "dropout before every layer but the first", least=0, below=1, fixed=True)
-    input_dropout: float = model_option(0.0, "dropout on the features", least=0, below=1, fixed=True)
-    norm: str = model_option("none", "normalisation of hidden rows", choices=("none", "layer", "batch"), fixed=True)
-    residual: bool = model_option(False, "add a layer's input to its output where the widths agree", fixed=True)
+    dropout: float = model_option(
+        0.5, "dropout probability before every layer except for the first", least=0, below=1, fixed=True
+    )
+    input_dropout: float = model_option(0.0, "dropout probability of the input features", least=0, below=1, fixed=True)
+    norm: str = model_option(
+        "none", "normalization of hidden layers: none, layer or batch", choices=("none", "layer", "batch"), fixed=True
+    )
+    residual: bool = model_option(False, "add the input of a layer to its output if their widths are equal", fixed=True)
 
     epochs: int = training_option(100, "number of epochs", least=1)
     optimizer: str = training_option("adam", "adam, adamw, sgd or rmsprop", fixed=True)
     lr: float = training_option(0.01, "learning rate", least=0, most=1e30, fixed=True)
     weight_decay: float = training_option(
-        5e-4, "L2 penalty; of adamw, what it takes from the weights themselves", least=0, most=1e30, fixed=True
+        5e-4, "weight of the L2 penalty; for adamw, decoupled weight decay", least=0, most=1e30, fixed=True
     )
-    momentum: float = training_option(
-        0.0, "sgd and rmsprop: share of the last step in the next", least=0, below=1, fixed=True
-    )
+    momentum: float = training_option(0.0, "sgd, rmsprop: momentum", least=0, below=1, fixed=True)
     clip_norm: float = training_option(
-        0.0, "scale gradients down where the norm of all of them is more; 0: never", least=0, fixed=True
+        0.0, "scale gradients down if their total norm is larger than this (0: never)", least=0, fixed=True
     )
-    scheduler: str = training_option("none", "learning rate by epoch: none, step, cosine or plateau", fixed=True)
+    scheduler: str = training_option("none", "learning-rate schedule: none, step, cosine or plateau", fixed=True)
     scheduler_epochs: int = training_option(
         0,
-        "epochs of cosine (0: --epochs), between two steps (0: 30), or without a better validation score at a plateau "
-        "(0: 10)",
+        "cosine: length in epochs (0: --epochs); step: epochs between two steps (0: 30); plateau: epochs without "
+        "a better validation score (0: 10)",
         least=0,
         fixed=True,
     )
     lr_factor: float = training_option(
-        0.1, "step and plateau: what the learning rate is multiplied by", least=0, most=1, fixed=True
+        0.1, "step, plateau: factor of the learning rate at each step", least=0, most=1, fixed=True
     )
     warmup_epochs: int = training_option(
-        0, "epochs in which the learning rate rises evenly, before a schedule begins", least=0, fixed=True
+        0, "epochs of linear warm-up of the learning rate, before the schedule starts", least=0, fixed=True
     )
-    seed: int = training_option(0, "seed of weights, dropout and random data", least=0, below=2**63, fixed=True)
+    seed: int = training_option(0, "seed of initial weights, dropout and random data", least=0, below=2**63, fixed=True)
     dtype: str = training_option(
         "float32",
-        "floating-point type; bfloat16: of rows alone, which are summed, and meet parameters, in float32",
+        "floating-point type; bfloat16: store activations in 16 bits, while weights and sums stay float32",
         choices=("float32", "float64", "bfloat16"),
         fixed=True,
     )
     eval_every: int = training_option(
-        1, "epochs between evaluations; the last epoch is always evaluated", least=1, fixed=True
+        1, "epochs between two evaluations; the last epoch is always evaluated", least=1, fixed=True
     )
     patience: int = training_option(
-        0, "stop after this many epochs without a better validation score; 0: never", least=0
+        0, "early stopping: stop after this many epochs without a better validation score (0: never)", least=0
     )
-    until: str = training_option(
-        "", "stop as soon as the validation score is reached, such as val_accuracy=0.9; none: never"
-    )
+    until: str = training_option("", "stop when a validation score is reached, such as val_accuracy=0.9; none: never")
 
     strategy: str = strategy_option(
         "single",
-        "where rows, columns and edges live: single, tensor, communicated, cached, hybrid, stale, offload, "
-        "pipeline, split or sampled",
+        "how to distribute rows, columns and edges: single, tensor, communicated, cached, hybrid, stale, "
+        "offload, pipeline, split or sampled",
     )
-    workers: int = strategy_option(1, "number of local ranks", least=1, most=4096)
+    workers: int = strategy_option(1, "number of local ranks (processes)", least=1, most=4096)
     partition: str = strategy_option(
         "",
-        "communicated, cached, hybrid, stale, offload, pipeline, split, sampled: which rank has which vertex: a method "
-        "of weft partition, or a book's file; none: balanced for pipeline, metis by what batches draw for split, else "
-        "range",
+        "communicated, cached, hybrid, stale, offload, pipeline, split, sampled: assignment of vertices to "
+        "ranks: a method of weft partition, or the file of a partition book; none: balanced for pipeline, metis "
+        "weighted by pre-sampled batches for split, else range",
     )
     batch_size: str = strategy_option(
-        "", "split, sampled: training vertices, or links, of a mini-batch on all ranks, or all; none: 1024", fixed=True
+        "",
+        "split, sampled: number of training vertices or links of a mini-batch on all ranks together, or all; "
+        "none: 1024",
+        fixed=True,
     )
     fanout: str = strategy_option(
         "10",
-        "split, sampled: in-edges drawn for a vertex, a number for all layers or one for each from the batch "
-        "outward, or all",
+        "split, sampled: in-edges to sample for each vertex: a number for all layers, or one for each layer, "
+        "starting at the batch; or all",
         fixed=True,
     )
     sampling: str = strategy_option(
         "uniform",
-        "split, sampled: how in-edges are drawn: uniform, labor (few vertices) or weighted (by edge weights)",
+        "split, sampled: sampling of in-edges: uniform, labor (reads fewer vertices) or weighted (by edge weights)",
         choices=("uniform", "labor", "weighted"),
         fixed=True,
     )
     batch_dependency: int = strategy_option(
         1,
-        "split, sampled: batches over which the draws of labor change; 1: each batch draws anew",
+        "split, sampled: number of batches over which labor's random numbers change gradually (1: new ones for "
+        "each batch)",
         least=1,
         most=1 << 20,
         fixed=True,
     )
     prefetch_batches: int = strategy_option(
-        2, "split, sampled: mini-batches that a thread makes ahead of their step; 0: none", least=0, most=1000
+        2, "split, sampled: number of mini-batches that a thread prepares in advance (0: none)", least=0, most=1000
     )
     cache_ratio: float = strategy_option(
         -1.0,
-        "hybrid, offload: share of remote sources to cache at each layer; -1: where it costs less (offload: none)",
+        "hybrid, offload: fraction of remote neighbours to recompute locally instead of fetching, at each layer; "
+        "-1 lets the cost model choose (offload: none)",
         least=-1,
         most=1,
     )
     cache_memory: str = strategy_option(
         "",
-        "hybrid, offload, split, sampled: what a rank's cache may take, such as 512MB: vertices that it recomputes "
-        "(none: no limit); of split and sampled, features that batches read (none: no cache)",
+        "hybrid, offload, split, sampled: limit of each rank's cache, such as 512MB. hybrid, offload: remote "
+        "vertices to recompute (none: no limit); split, sampled: features of vertices (none: no cache)",
     )
     machine: str = strategy_option(
         "",
@@ -218,98 +239,115 @@ class Config:
     measure: bool = strategy_option(
         False, "hybrid: before the first step, measure on the ranks the kernels and the network that the profile lacks"
     )
-    refresh_every: int = strategy_option(4, "stale: training steps between two exchanges of halos", least=1)
+    refresh_every: int = strategy_option(4, "stale: number of training steps between two exchanges of halos", least=1)
     staleness: float = strategy_option(
-        0.0, "stale: exchange as soon as rows have changed by more than this share; 0: not before", least=0
+        0.0, "stale: exchange earlier if rows have changed by more than this fraction (0: never earlier)", least=0
     )
-    device: str = strategy_option("cpu", "device of every rank", choices=("cpu", "cuda"))
+    device: str = strategy_option("cpu", "device of every rank: cpu or cuda", choices=("cpu", "cuda"))
     device_memory: str = strategy_option(
-        "", "tensor, offload, pipeline: what a rank has on its device at once, such as 512MB; none: no limit"
+        "", "tensor, offload, pipeline: limit of the device memory of each rank, such as 512MB; none: no limit"
     )
     nn_device: str = strategy_option(
         "auto",
-        "tensor: where rows are mapped, on the device or on the host; auto: on the host under --device-memory",
+        "tensor: where linear layers run: device or host; auto: on the host with --device-memory",
         choices=("auto", "device", "host"),
     )
     chunks: int = strategy_option(
         0,
-        "tensor, offload, pipeline: parts that aggregates are made in, one by one; 0: as --device-memory needs, "
-        "under pipeline 1 or 4 to 8, by what there is to do",
+        "tensor, offload, pipeline: number of chunks in which a rank computes aggregates (0: as few as "
+        "--device-memory allows; for pipeline 1, or 4 to 8 if there is enough work)",
         least=0,
         most=1 << 14,
     )
     intermediates: str = strategy_option(
         "auto",
-        "offload, pipeline: what the backward pass has of an aggregate: kept on the host, or recomputed; auto: what "
-        "costs less",
+        "offload, pipeline: results of aggregates that the backward pass needs: keep them on the host, or "
+        "recompute them; auto: whichever costs less",
         choices=("auto", "keep", "recompute"),
     )
     scratch: str = strategy_option(
         "",
-        "offload, pipeline: folder for rows on the host; none: memory, or under --device-memory that for temporary "
-        "files",
+        "offload, pipeline: folder for rows on the host; none: in memory, or with --device-memory in the folder "
+        "for temporary files",
     )
     disable: str = strategy_option(
-        "", f"optimisations to leave out, separated by commas: {', '.join(OPTIMISATIONS)}", several=OPTIMISATIONS
+        "", f"optimisations to turn off, separated by commas: {', '.join(OPTIMISATIONS)}", several=OPTIMISATIONS
     )
     choices: str = strategy_option(
         "",
-        "which implementations of kernels to use: a run's choices.json, a profile of weft probe, or default; none: as "
-        "this machine's profile says, where there is one",
+        "kernel implementations: choices.json of a run, a profile of weft probe, or default (built-in "
+        "selection); none: those of this machine's profile, if there is one",
     )
     timeline: int = run_option(
         0,
-        "epochs of which timeline.json shows what each rank does when, for https://ui.perfetto.dev; 0: none",
+        "number of epochs for which timeline.json shows what each rank does, for https://ui.perfetto.dev (0: none)",
         least=0,
         most=100,
     )
-    timeout: float = run_option(300.0, "seconds after which a silent peer counts as lost", least=1)
-    checkpoint_every: int = run_option(10, "epochs between checkpoints; 0: only when stopped and at the end", least=0)
+    timeout: float = run_option(300.0, "seconds without an answer after which a peer counts as lost", least=1)
+    checkpoint_every: int = run_option(
+        10, "epochs between two checkpoints (0: only at the end, or if stopped)", least=0
+    )
 
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):
             object.__setattr__(self, spec.name, checked(spec, getattr(self, spec.name)))
         if not self.scheduler_epochs and self.scheduler in SCHEDULER_EPOCHS:
             epochs = SCHEDULER_EPOCHS[self.scheduler] or self.epochs
-            object.__setattr__(self, "scheduler_epochs", epochs)  # so that a longer run keeps to it
+            object.__setattr__(self, "scheduler_epochs", epochs)  # a resumed run with more epochs keeps this value
         if self.until and self.goal is None:
             raise InputError(f"--until {self.until}: give a score and its value, such as val_accuracy=0.9")
 
     @property
     def goal(self) -> tuple[str, float] | None:
-        """The score that a run trains until it is reached, by name, and its value; None: there is none."""
-        found = re.fullmatch(r"(\w+)=(-?(?:[0-9]+\.?[0-9]*|\.[0-9]+))", self.until, re.ASCII)
-        return (found[1], float(found[2])) if found else None
+        """Name and value of the validation score at which training stops, or None."""
+        match = re.fullmatch(r"(\w+)=(-?(?:[0-9]+\.?[0-9]*|\.[0-9]+))", self.until, re.ASCII)
+        return (match[1], float(match[2])) if match else None
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], source: str) -> Config:
-        """A Config from a mapping; InputError names `source` and a field that does not exist, with the nearest."""
-        known = [spec.name for spec in dataclasses.fields(cls)]
+        """Return the configuration with the given values.
+
+        Args:
+            values: Values by name.
+            source: Where the values come from, for errors.
+
+        Raises:
+            InputError: A name does not exist. The message suggests the most similar one.
+        """
+        names = [spec.name for spec in dataclasses.fields(cls)]
         for name in values:
-            if name not in known:
-                raise InputError(f"{source}: {unknown_option(name, known)}")
+            if name not in names:
+                raise InputError(f"{source}: {unknown_option(name, names)}")
         return cls(**values)
 
     @classmethod
     def read(cls, path: Path) -> Config:
-        """The Config saved at `path`; InputError if it cannot be read."""
+        """Return the configuration in a file.
+
+        Raises:
+            InputError: The file cannot be read.
+        """
         values = read_options(path, cls)
         with named_by(path, cls, values):
             return cls(**values)
 
     def to_toml(self, leave_out: Collection[str] = ()) -> str:
-        """The text that `read` takes, without some fields, which have their defaults then."""
+        """Return the text of a file that `read` accepts.
+
+        Fields in `leave_out` are missing, so they get their defaults.
+        """
         values = {name: value for name, value in dataclasses.asdict(self).items() if name not in leave_out}
         return options_text(type(self), values)
 
     def changed(self, other: Config) -> list[str]:
-        """Names of the fields that decide the numbers and differ between the two."""
+        """Return the names of the fields that affect a run's results and differ between two configurations."""
         fixed = (spec.name for spec in dataclasses.fields(self) if spec.metadata["fixed"])
         return [name for name in fixed if getattr(self, name) != getattr(other, name)]
 
 
 def is_imported(model: str) -> bool:
-    """Return whether a model's name says where its code is, as package.module:Class, which is imported and called."""
+    """Return True if a model is given as package.module:Class, to be imported and called."""
     return ":" in model
 
 
@@ -329,17 +367,19 @@ PLACEMENT_FIELDS = (
     "choices",
     "timeout",
 )
-"""Fields of Config that change no number, but where it is made: a prediction may have others than its run."""
+"""Fields of Config that decide where results are computed, but do not change them. A prediction may set them anew."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionOptions:
-    """What the methods of weft.partition can be told; each reads what concerns it."""
+    """Options of the methods of weft.partition; each method uses some of them."""
 
-    seed: int = option(0, "seed of random, metis, balanced and a random stream", least=0, below=2**63)
-    slack: float = option(0.05, "how far parts of fennel (vertices) and balanced may be from the mean", least=0)
-    vertex_weight: int = option(1, "in-edges that a vertex counts for in range", least=1)
-    stream: str = option("id", "order in which fennel takes the vertices: id or random", choices=("id", "random"))
+    seed: int = option(0, "random, metis, balanced, and fennel with --stream random: seed", least=0, below=2**63)
+    slack: float = option(0.05, "fennel, balanced: allowed excess of a part over the mean, as a fraction", least=0)
+    vertex_weight: int = option(1, "range: number of in-edges that a vertex counts as", least=1)
+    stream: str = option(
+        "id", "fennel: order in which vertices are assigned: by id or random", choices=("id", "random")
+    )
 
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):

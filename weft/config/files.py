@@ -1,4 +1,4 @@
-"""TOML files of options: a table for each section of a schema, and errors that name file, section and key."""
+"""TOML files of options, with a table for each section. Errors name the file, the section and the option."""
 
 from __future__ import annotations
 
@@ -18,70 +18,88 @@ from weft.utils import migrate
 from weft.utils.errors import InputError, readable, unknown
 
 WIDTH = 100
+"""Width of help texts in files."""
 MENTIONED = re.compile(r"^unknown (\w+)(?= ')|--([a-z][a-z-]*)")
-"""The option that an error is about: the first that it mentions."""
-
+"""Option that an error message is about: the first one that it mentions."""
 
 CHOICES = "choices.json"
-"""Beside the configuration of a run: the implementations of kernels that it used."""
+"""File in the folder of a run with the kernel implementations that it used."""
 
 
 def with_choices(path: Path, values: dict[str, Any]) -> dict[str, Any]:
-    """The options that a file gives, with the implementations beside it, if it is of a run and names no others."""
-    beside = path.parent / CHOICES
-    return values if values.get("choices") or not beside.exists() else values | {"choices": str(beside)}
+    """Return the options of a file, with the kernel implementations next to it if it belongs to a run.
+
+    Args:
+        path: The file.
+        values: Its options.
+    """
+    choices = path.parent / CHOICES
+    return values if values.get("choices") or not choices.exists() else values | {"choices": str(choices)}
 
 
 def read_options(path: Path, schema: type, *, several: bool = False) -> dict[str, Any]:
-    """The options that a file gives, by name, each in the table of its section; a file without tables will do as well.
+    """Return the options in a file by name. Each is in the table of its section, or in none.
 
-    several: an option may be a list of values, which is not empty and has none twice. InputError, in one line, for a
-    file that cannot be read, for a section or an option that there is not, or in another section, and for a value that
-    is none.
+    Args:
+        path: The file.
+        schema: Dataclass whose fields are the options.
+        several: True if an option may be a list of values, not empty and without duplicates.
+
+    Raises:
+        InputError: The file cannot be read; a section or an option does not exist, or is in another section; or a value
+            is not valid. The message is one line.
     """
-    with readable(path, "mend it, or give another file"):
+    with readable(path, "correct it, or give another file"):
         tables = migrate.options(tomllib.loads(path.read_text()), path)
     specs = {spec.name: spec for spec in dataclasses.fields(schema)}
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for section, name, value in _entries(path, tables, {spec.metadata["section"] for spec in specs.values()}):
         place = f"{path}:{f' [{section}]' if section else ''}"
         if name not in specs:
             raise InputError(f"{place} {unknown_option(name, specs)}")
         if section not in ("", specs[name].metadata["section"]):
             raise InputError(f"{place} {name} belongs to [{specs[name].metadata['section']}]: move it there")
-        if name in found:
+        if name in options:
             raise InputError(f"{place} {name} is given twice: leave one out")
         with named_by(path, schema, [name], bare=not section):
-            found[name] = _value(specs[name], value, several=several)
-    return found
+            options[name] = _value(specs[name], value, several=several)
+    return options
 
 
 def _entries(path: Path, tables: dict[str, Any], sections: set[str]) -> Iterator[tuple[str, str, Any]]:
-    """Section, or '' without one, name and value of what stands in a file."""
+    """Yield the section, or an empty string without one, the name and the value of each entry of a file."""
     for name, value in tables.items():
         if not isinstance(value, dict):
             yield "", name, value
         elif name not in sections:
             raise InputError(f"{path}: {unknown('section', name, sections)}")
         else:
-            yield from ((name, inner, one) for inner, one in value.items())
+            yield from ((name, inner, item) for inner, item in value.items())
 
 
 def _value(spec: dataclasses.Field[Any], value: Any, *, several: bool) -> Any:
-    """A value of an option, or a list of such. InputError where it is none."""
+    """Return a checked value of an option, or a list of values.
+
+    Raises:
+        InputError: A value is not valid.
+    """
     if not several or not isinstance(value, list):
         return checked(spec, value)
-    values = [checked(spec, one) for one in value]
+    values = [checked(spec, item) for item in value]
     if not values or len(set(values)) < len(values):
-        raise InputError(f"--{spec.name.replace('_', '-')} {value}: give one value or more, and each once")
+        raise InputError(f"--{spec.name.replace('_', '-')} {value}: give at least one value, and none twice")
     return values
 
 
 @contextmanager
 def named_by(path: Path | None, schema: type, names: Collection[str], *, bare: bool = False) -> Iterator[None]:
-    """Errors about an option whose name is among some say where it stands in a file, not which flag it has.
+    """Make errors about options inside name their place in a file instead of their flag.
 
-    bare: in none of the file's tables. None: there is no file.
+    Args:
+        path: The file; None: leave errors unchanged.
+        schema: Dataclass whose fields are the options.
+        names: Names of the options that the file contains.
+        bare: True if the options are in none of the tables of the file.
     """
     try:
         yield
@@ -98,9 +116,13 @@ def named_by(path: Path | None, schema: type, names: Collection[str], *, bare: b
 
 
 def options_text(schema: type, values: Mapping[str, Any], *, explained: bool = False) -> str:
-    """The text of a file that gives some values.
+    """Return the text of an option file.
 
-    explained: with what each option means, and, behind a #, those that have no value here by their defaults.
+    Args:
+        schema: Dataclass whose fields are the options.
+        values: Values by name.
+        explained: True to add the help text of each option, and options without a value as comments with their
+            defaults.
     """
     sections: dict[str, list[str]] = {}
     for spec in dataclasses.fields(schema):

@@ -1,4 +1,4 @@
-"""What an epoch leaves out or does in fewer passes. All are exact; each can be switched off to see its worth."""
+"""Optimisations of an epoch. All are exact; each can be switched off to measure its effect."""
 
 from __future__ import annotations
 
@@ -8,56 +8,56 @@ from typing import Self
 
 @dataclass(frozen=True, kw_only=True)
 class Optimisations:
-    """Which optimisations are on.
-
-    reuse: aggregate constant features once, not every epoch.
-    swap: map rows before their aggregate where that moves fewer bytes.
-    sparse: map constant features by their nonzeros where there are few.
-    fuse: ReLU and dropout in one pass.
-    onednn: maps of rows by oneDNN where it is chosen (weft.nn.layers.linear_transform).
-    lines: rows that sums over edges read begin at cache lines where that saves some (weft.runtime.alignment).
-    reach: leave out the rows on which no training vertex's loss depends, or no scored vertex's result.
-    ring: fetch halos rank by rank, and add up what each sends as it arrives.
-    overlap: multiply what is here while halos are on their way.
-    cover: fetch halos by the fewest rows: of sources, or partial results where these add up.
-    pipeline: with chunks, exchange the rows of those before and after while one is multiplied.
-    share: under offload, load a row that several ranks read at once, and send it to the others.
-    keep: under offload, keep on the device what the next chunk reads as well.
-    reorder: under offload, order chunks so that more is shared and kept.
-    prefetch: under offload and pipeline, load what the next chunk reads while the current one is computed.
-    inter: under pipeline, send a chunk's rows as soon as it is done.
-    priority: under pipeline, begin with the rows that other ranks read.
-    eager: under pipeline, begin a chunk of the next layer as soon as what it reads is there.
-    capture: on a GPU, repeat the step of a small graph as a CUDA graph.
-    pages: keep the memory that an epoch frees for the next one (weft.runtime.memory).
-    """
+    """Switches of the optimisations."""
 
     reuse: bool = True
+    """Aggregate constant features once instead of in every epoch."""
     swap: bool = True
+    """Apply a linear layer before the aggregate instead of after it, if fewer bytes are moved."""
     sparse: bool = True
+    """Multiply constant features by sparse products if they have few nonzeros."""
     fuse: bool = True
+    """Compute ReLU and dropout in one pass."""
     onednn: bool = True
+    """Compute linear layers by oneDNN if the kernel selection says so (weft.nn.layers.linear_transform)."""
     lines: bool = True
+    """Align rows that sums over edges read to cache lines if this saves memory accesses (weft.runtime.alignment)."""
     reach: bool = True
+    """Skip rows on which no loss of a training vertex depends, or in evaluations, no result of a scored vertex."""
     ring: bool = True
+    """Receive halo rows rank by rank, and aggregate those of each rank as they arrive."""
     overlap: bool = True
+    """Aggregate local rows while halo rows are in transit."""
     cover: bool = True
+    """Exchange the fewest halo rows: source rows, or partial sums where these can be added (minimum vertex cover)."""
     pipeline: bool = True
+    """With chunks under tensor, exchange the rows of other chunks while one chunk is aggregated."""
     share: bool = True
+    """Under offload, load a row that several ranks read once, and send it to the others."""
     keep: bool = True
+    """Under offload, keep rows on the device that the next chunk reads too."""
     reorder: bool = True
+    """Under offload, order chunks so that more rows are shared and kept."""
     prefetch: bool = True
+    """Under offload and pipeline, load the rows of the next chunk while the current one is computed."""
     inter: bool = True
+    """Under pipeline, send the rows of a chunk as soon as it is computed."""
     priority: bool = True
+    """Under pipeline, compute rows first that other ranks read."""
     eager: bool = True
+    """Under pipeline, start a chunk of the next layer as soon as the rows that it reads have arrived."""
     capture: bool = True
+    """On a GPU, run the step of a small graph as a CUDA graph."""
     pages: bool = True
+    """Keep the memory that an epoch frees for the next epoch (weft.runtime.memory)."""
 
     @classmethod
     def without(cls, names: str) -> Self:
-        """All of them but those named, separated by commas."""
+        """Return all optimisations except for the named ones, which are separated by commas."""
         return replace(cls(), **dict.fromkeys(filter(None, names.split(",")), False))
 
 
 ALL_OPTIMISATIONS = Optimisations()
+"""All optimisations are on."""
 OPTIMISATIONS = tuple(spec.name for spec in fields(Optimisations))
+"""Names of all optimisations."""

@@ -1,4 +1,4 @@
-"""What an option is: a field with its help text, its legal values and its section in files and help."""
+"""Options: fields of a dataclass with a help text, valid values, and a section in files and in the help."""
 
 from __future__ import annotations
 
@@ -24,9 +24,18 @@ def option(
     fixed: bool = False,
     section: str = "",
 ) -> Any:
-    """A field with its help text and its legal values; `fixed` ones decide the numbers, so a resumed run keeps them.
+    """Return a field of a dataclass that is an option.
 
-    choices: one of them. several: any of them, separated by commas. section: of files and of the help.
+    Args:
+        default: Default value.
+        help: Help text.
+        least: Smallest valid value.
+        below: Value that valid values are below.
+        most: Largest valid value.
+        choices: Valid values.
+        several: Valid words of a value that contains words separated by commas.
+        fixed: True if the option affects a run's results, so that a resumed run must not change it.
+        section: Section in files and in the help.
     """
     metadata = {
         "help": help,
@@ -42,13 +51,21 @@ def option(
 
 
 def help_text(spec: dataclasses.Field[Any]) -> str:
-    """What a field means, with the values that it may have where the words do not name them."""
+    """Return the help text of a field, with its valid values unless the text names them."""
     text, choices = str(spec.metadata["help"]), spec.metadata["choices"]
-    return text if all(one in text for one in choices) else f"{text}; one of {', '.join(choices)}"
+    return text if all(choice in text for choice in choices) else f"{text}; one of {', '.join(choices)}"
 
 
 def checked(spec: dataclasses.Field[Any], value: Any) -> Any:
-    """A value of a field, as it is kept. InputError, by its flag, for one that is not legal."""
+    """Check the value of a field, and return it with its final type.
+
+    Args:
+        spec: The field.
+        value: The value.
+
+    Raises:
+        InputError: The value is not valid. The message names the flag.
+    """
     flag = "--" + spec.name.replace("_", "-")
     kind = type(spec.default)
     if kind is float and type(value) is int:
@@ -75,7 +92,13 @@ def checked(spec: dataclasses.Field[Any], value: Any) -> Any:
     return value
 
 
-def unknown_option(name: str, known: Collection[str], what: str = "option") -> InputError:
-    """Return the error for the name of an option that does not exist, with its new name if it was renamed."""
+def unknown_option(name: str, names: Collection[str], what: str = "option") -> InputError:
+    """Return the error for an option that does not exist, with its new name if it was renamed.
+
+    Args:
+        name: The name.
+        names: Names of all options.
+        what: Kind of thing that the name should be.
+    """
     today = FORMER_OPTIONS.get(name)
-    return InputError(f"{name} is now called {today}") if today in known else unknown(what, name, known)
+    return InputError(f"{name} is now called {today}") if today in names else unknown(what, name, names)

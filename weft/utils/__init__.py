@@ -1,1 +1,1 @@
-"""Small helpers without knowledge of graphs or networks: errors, units, random keys, files of records."""
+"""Small helpers without dependencies on other packages of weft: errors, units, random keys, file formats."""

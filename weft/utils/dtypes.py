@@ -1,4 +1,4 @@
-"""The types of numbers: rows may be narrower than parameters, and than what they are summed in."""
+"""Dtypes of rows and of their sums: rows may have a lower precision than parameters and sums."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import torch
 
 
 def sum_dtype(rows: torch.dtype) -> torch.dtype:
-    """The type in which rows of a type are summed, and that of the parameters and constant factors that they meet."""
+    """Return the dtype of sums of rows, which is also that of parameters and constant factors of the rows."""
     return torch.float64 if rows == torch.float64 else torch.float32
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """A type as configurations have it."""
+    """Return the name of a dtype in configurations, such as float32."""
     return str(dtype).removeprefix("torch.")
 
 
 def is_low_precision(rows: torch.dtype) -> bool:
-    """Whether rows of a type are rounded where they are stored."""
+    """Return True if rows of this dtype are rounded when they are stored."""
     return rows != sum_dtype(rows)

@@ -1,23 +1,38 @@
-"""The one line of an error, and who of torchrun's ranks says it."""
+"""The line of text for an error, and the rank that prints it under torchrun."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
+import traceback
 from contextlib import suppress
 
-from weft.utils.errors import printable
+from weft.utils.errors import cause, printable
+from weft.utils.units import format_bytes
+
+OUT_OF_MEMORY = re.compile(
+    r"can't allocate memory|unable to allocate|out of memory|storage size calculation overflowed", re.IGNORECASE
+)
+"""Messages of errors that mean that memory is exhausted."""
+REQUESTED_BYTES = re.compile(r"allocate (\d+) bytes", re.IGNORECASE)
+"""Part of such messages with the number of bytes."""
 
 SECONDS_BEHIND = 0.5
-"""How much later than the first the other ranks of a host end: torchrun stops all when it sees one that has."""
+"""Seconds by which the other ranks of a host end later than the first one: torchrun stops all ranks when one has
+ended.
+"""
 
 
 def print_error(text: str, *, shared: bool) -> None:
-    """Prints the line of an error to standard error.
+    """Print the line of an error to standard error.
 
-    shared: all ranks have it. Under torchrun the first rank of each host says it then, also in torchrun's summary.
+    Args:
+        text: Text of the error.
+        shared: True if all ranks have this error. Under torchrun, only the first rank of each host then prints it, also
+            to torchrun's summary.
     """
     line = f"weft: error: {printable(text)}"
     if shared and os.environ.get("LOCAL_RANK", "0") != "0":
@@ -25,6 +40,20 @@ def print_error(text: str, *, shared: bool) -> None:
         return
     print(line, file=sys.stderr, flush=True)
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        said = {"message": line, "extraInfo": {"py_callstack": line, "timestamp": str(int(time.time()))}}
+        summary = {"message": line, "extraInfo": {"py_callstack": line, "timestamp": str(int(time.time()))}}
         with suppress(OSError), open(path, "w") as file:
-            json.dump({"message": said}, file)
+            json.dump({"message": summary}, file)
+
+
+def explain_error(error: Exception) -> str:
+    """Return one line about an unexpected error and its remedy. With WEFT_TRACEBACK set, also print the traceback."""
+    if os.environ.get("WEFT_TRACEBACK"):
+        traceback.print_exception(error)
+    text = str(error)
+    if isinstance(error, MemoryError) or OUT_OF_MEMORY.search(text):
+        match = REQUESTED_BYTES.search(text)
+        requested = f" ({format_bytes(int(match[1]))} more were requested)" if match else ""
+        return f"out of memory{requested}: reduce the widths, or use --strategy offload, which stores rows on disk"
+    if isinstance(error, OSError):
+        return f"{error.filename or 'input or output'}: {error.strerror or error}"
+    return f"unexpected error ({cause(error)}): please report it, with the output under WEFT_TRACEBACK=1"

@@ -1,4 +1,4 @@
-"""The two errors a person meets: a mistake in what was asked for, and a run that could not go on."""
+"""The two errors for users: a mistake in the input (InputError), and a run that cannot continue (RunError)."""
 
 from __future__ import annotations
 
@@ -7,15 +7,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-MAX_CAUSE = 100  # letters of a library's own message that are shown
-MAX_NAMES = 40  # known names that are listed
-NEAR = 0.65  # the likeness, by difflib, of a name that was probably meant
+MAX_CAUSE = 100
+"""Number of characters of a library's message that are shown."""
+MAX_NAMES = 40
+"""Number of valid names that are listed."""
+MIN_SIMILARITY = 0.65
+"""Similarity by difflib from which a valid name is suggested."""
 
 
 class InputError(ValueError):
-    """A mistake of the caller: one line that names what is wrong (file, field, value) and the remedy.
+    """Mistake of the caller. The message is one line with the place (file, field, value), the mistake and the remedy.
 
-    The command line prints it and exits with 2.
+    The command line prints it and exits with code 2.
+
+    Args:
+        text: The message.
     """
 
     def __init__(self, text: str) -> None:
@@ -23,9 +29,12 @@ class InputError(ValueError):
 
 
 class RunError(RuntimeError):
-    """A run that started and could not finish: a lost rank, a collective past its timeout.
+    """Run that started and cannot finish, such as after the loss of a rank or the timeout of a collective.
 
-    One line that names rank and phase. The command line prints it and exits with 1.
+    The message is one line with the rank and the phase. The command line prints it and exits with code 1.
+
+    Args:
+        text: The message.
     """
 
     def __init__(self, text: str) -> None:
@@ -33,9 +42,13 @@ class RunError(RuntimeError):
 
 
 class Stopped(KeyboardInterrupt):
-    """A run that a signal ended, as a rule between two epochs and with a checkpoint. `signal` is its number.
+    """Run that a signal ended, normally between two epochs and after a checkpoint.
 
-    The command line prints the one line that says how to go on, and exits with 128 + signal.
+    The command line prints the message, which tells how to continue, and exits with code 128 + signal.
+
+    Args:
+        text: The message.
+        signal: Number of the signal.
     """
 
     def __init__(self, text: str, signal: int) -> None:
@@ -43,41 +56,68 @@ class Stopped(KeyboardInterrupt):
         self.signal = signal
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows, in place of where the signal came."""
+        """Return the lines that IPython shows instead of a traceback."""
         return [f"weft: {self}"]
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> InputError:
-    """The error for a name that is not in a table, with the nearest one that is."""
-    names = sorted(known)
-    near = nearest(name, names)
-    listed = ", ".join(names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
+def unknown(what: str, name: str, names: Iterable[str]) -> InputError:
+    """Return the error for a name that does not exist, with the most similar one that does.
+
+    Args:
+        what: Kind of thing that the name should be.
+        name: The name.
+        names: All valid names.
+    """
+    ascending = sorted(names)
+    near = nearest(name, ascending)
+    listed = ", ".join(ascending[:MAX_NAMES]) + (", ..." if len(ascending) > MAX_NAMES else "")
     hint = f"did you mean '{near}'?" if near else f"choose one of {listed}"
     return InputError(f"unknown {what} '{name}': {hint}")
 
 
-def check_word(what: str, word: str, known: Iterable[str]) -> None:
-    """Raise InputError for a value of an argument that is none of the words it may be, with the nearest one."""
-    if word not in known:
-        raise unknown(what, str(word), known)
+def check_word(what: str, word: str, names: Iterable[str]) -> None:
+    """Check that an argument has one of the allowed values.
+
+    Args:
+        what: Name of the argument.
+        word: Its value.
+        names: Allowed values.
+
+    Raises:
+        InputError: The value is not allowed. The message suggests the most similar allowed one.
+    """
+    if word not in names:
+        raise unknown(what, str(word), names)
 
 
-def nearest(name: str, known: Sequence[str]) -> str | None:
-    """The known name that was probably meant by another one, if any is."""
-    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=NEAR)), None)
+def nearest(name: str, names: Sequence[str]) -> str | None:
+    """Return the valid name that a misspelt name probably means, or None.
+
+    Args:
+        name: The misspelt name.
+        names: Valid names.
+    """
+    return next(iter(difflib.get_close_matches(name, names, n=1, cutoff=MIN_SIMILARITY)), None)
 
 
 def printable(text: str) -> str:
-    """The text in one line: line breaks, control characters and bytes that are no text are escaped."""
+    """Return the text in one line, with line breaks, control characters and invalid bytes escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 @contextmanager
 def readable(place: str | Path, remedy: str) -> Iterator[None]:
-    """Makes one InputError of whatever libraries, or the system, raise at content that cannot be read.
+    """Convert any error that reading a file raises inside to InputError.
 
-    Damaged content may make them raise anything. What is no matter of the content passes: a warning that is an error,
-    and too little memory.
+    Libraries may raise any exception for damaged content. Warnings raised as errors and lack of memory are not about
+    the content, and pass unchanged.
+
+    Args:
+        place: The file, for the message.
+        remedy: Remedy in the message.
+
+    Raises:
+        InputError: The file cannot be read.
     """
     try:
         yield
@@ -86,13 +126,13 @@ def readable(place: str | Path, remedy: str) -> Iterator[None]:
     except OSError as error:
         if error.filename is None:
             raise InputError(f"{place}: cannot be read ({cause(error)}): {remedy}") from error
-        raise InputError(f"{error.filename}: {error.strerror}: check the path and who may read it") from error
+        raise InputError(f"{error.filename}: {error.strerror}: check the path and its permissions") from error
     except Exception as error:
         raise InputError(f"{place}: cannot be read ({cause(error)}): {remedy}") from error
 
 
 def cause(error: BaseException) -> str:
-    """What a library said, as part of a line: its message's start, after the error's kind unless that says nothing."""
+    """Return the start of an exception's message in one line, after its type unless that is ValueError."""
     kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
     text = " ".join(f"{kind}{error}".split())
     return text if len(text) <= MAX_CAUSE else text[: MAX_CAUSE - 3] + "..."

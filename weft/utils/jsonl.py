@@ -1,4 +1,4 @@
-"""A run's records: `metrics.jsonl`, one JSON object a line, each with its `kind` and the version of the format."""
+"""Records of a run: `metrics.jsonl` has one JSON object per line, each with a `kind` and the version of the format."""
 
 from __future__ import annotations
 
@@ -16,38 +16,50 @@ from weft.utils.errors import InputError, RunError
 
 @dataclass(frozen=True, kw_only=True)
 class FilePosition:
-    """How far a record had come at some time; a checkpoint keeps that of its own."""
+    """State of a record file at some time; a checkpoint stores it."""
 
     size: int = 0
-    """Bytes."""
+    """Size of the file in bytes."""
     sha256: str = hashlib.sha256().hexdigest()
-    """Of these bytes."""
+    """Hash of these bytes."""
     epochs: list[dict[str, Any]] = field(default_factory=list)
-    """The lines of epochs among them, from which a record that is lost is made again."""
+    """Lines of epochs in these bytes, from which a lost file can be rebuilt."""
 
 
 class Recorder:
-    """Appends lines to a record file; each is on disk for a reader as soon as `write` returns."""
+    """Writer that appends lines to a record file. A line is visible to readers as soon as `write` returns.
+
+    Args:
+        path: The file.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            known = path.read_bytes() if path.exists() else b""
+            content = path.read_bytes() if path.exists() else b""
             self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise RunError(f"{path}: {error.strerror}") from error
-        self._size, self._digest = len(known), hashlib.sha256(known)
-        self._epochs = [line for line in _parsed(known, path) if line["kind"] == "epoch"]
+        self._size, self._digest = len(content), hashlib.sha256(content)
+        self._epochs = [line for line in _parsed(content, path) if line["kind"] == "epoch"]
 
     def write(self, kind: str, **values: Any) -> dict[str, Any]:
-        """Appends one line and returns it. RunError if it cannot be written or, at an epoch's, nobody would find it."""
+        """Append one line, and return it.
+
+        Args:
+            kind: Kind of the line.
+            **values: Other values of the line.
+
+        Raises:
+            RunError: The line cannot be written, or at an epoch, the file was replaced.
+        """
         line = {"kind": kind, **migrate.versioned("record", values)}
         text = json.dumps(line).encode() + b"\n"
         try:
             if self._file.write(text) < len(text):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if kind == "epoch" and not os.path.samestat(os.fstat(self._file.fileno()), self._path.stat()):
-                raise FileNotFoundError(errno.ENOENT, "it was replaced while the run went on")
+                raise FileNotFoundError(errno.ENOENT, "it was replaced during the run")
         except OSError as error:
             raise RunError(f"{self._path}: {error.strerror}") from error
         self._size += len(text)
@@ -58,16 +70,20 @@ class Recorder:
 
     @property
     def mark(self) -> FilePosition:
-        """That of the record as it is."""
+        """Current state of the record file."""
         return FilePosition(size=self._size, sha256=self._digest.hexdigest(), epochs=list(self._epochs))
 
     def close(self) -> None:
-        """Ends the record; nothing can be written any more."""
+        """Close the file."""
         self._file.close()
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The lines of a record; a last line cut short by a killed writer is left out. InputError for a damaged one."""
+    """Return the lines of a record file, without a last line that a killed writer cut short.
+
+    Raises:
+        InputError: The file is damaged.
+    """
     return _parsed(path.read_bytes() if path.exists() else b"", path)
 
 
@@ -75,10 +91,10 @@ def _parsed(data: bytes, path: Path) -> list[dict[str, Any]]:
     records, lines = [], data.splitlines()
     for number, line in enumerate(lines):
         try:
-            found = json.loads(line)
-            if not isinstance(found, dict) or not isinstance(found.get("kind"), str):
-                raise ValueError("no object with a kind")
-            records.append(migrate.record(found, path))
+            values = json.loads(line)
+            if not isinstance(values, dict) or not isinstance(values.get("kind"), str):
+                raise ValueError("not a JSON object with a kind")
+            records.append(migrate.record(values, path))
         except migrate.NewerFile:
             raise
         except (ValueError, RecursionError) as error:
@@ -88,17 +104,24 @@ def _parsed(data: bytes, path: Path) -> list[dict[str, Any]]:
 
 
 def restore(path: Path, mark: FilePosition) -> Path | None:
-    """Takes a record back to where it was at a mark, without what a stopped run wrote after its checkpoint.
+    """Reset a record file to a former state, without lines that a stopped run wrote after its checkpoint.
 
-    Where it is not what it was then, it is made again from the mark's epochs; the path that the other is kept at.
+    If the file does not begin with the content of that state, it is rebuilt from the epochs in `mark`.
+
+    Args:
+        path: The file.
+        mark: The former state.
+
+    Returns:
+        Path to which a damaged file was moved, or None.
     """
     with path.open("a+b") as file:
         file.seek(0)
         if hashlib.sha256(file.read(mark.size)).hexdigest() == mark.sha256:
             file.truncate(mark.size)
             return None
-    kept, draft = path.with_name(f"{path.stem}.damaged{path.suffix}"), path.with_suffix(".tmp")
+    damaged, draft = path.with_name(f"{path.stem}.damaged{path.suffix}"), path.with_suffix(".tmp")
     draft.write_bytes(b"".join(json.dumps(line).encode() + b"\n" for line in mark.epochs))
-    os.replace(path, kept)
+    os.replace(path, damaged)
     os.replace(draft, path)
-    return kept
+    return damaged

@@ -1,7 +1,7 @@
-"""Versions of the files that weft writes and reads back, and the names and layouts of former versions.
+"""Versions of the files that weft writes and reads, and conversion from former versions.
 
-Each function takes what a file holds and returns it in today's form. Readers know that form alone, and check whether
-it is whole. A file without a version is of version 0.
+Each function converts the content of a file to the current version. All other code knows only the current version, and
+checks that the content is complete. A file without a version has version 0.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ VERSIONS = {
     "graph": 2,  # manifest.json of a graph store; 2: names of vertices
     "book": 1,  # metadata of a partition book
 }
-"""The newest version of each format, which is the version that is written.
+"""Current version of each format, which is the version that is written.
 
-Whoever changes a format gives it the next number, and its function below what turns the version before into it.
+To change a format, increase its number, and extend its function below to convert from the previous version.
 """
 FORMER_OPTIONS = {"without": "disable", "bins": "chunks", "metric": "metrics", "probe": "machine"}
-"""Today's names of options by their former names."""
+"""Current name of each renamed option, by its former name."""
 FORMER_OPTIMISATIONS = {"intra": "prefetch"}
-"""Today's names of optimisations, which are values of `disable`, by their former names."""
+"""Current name of each renamed optimisation (a value of `disable`), by its former name."""
 FORMER_CHOICES = {
     "origin": "default",
     "kinds": {
@@ -44,20 +44,30 @@ FORMER_CHOICES = {
         "sum": {"floors": [[0]], "names": ["triton"]},
     },
 }
-"""Implementations of kernels in runs and profiles that do not name any; they stay when the default changes."""
+"""Implementations of kernels for runs and profiles that contain none. They must not change with the default."""
 
 
 class NewerFile(InputError):
-    """A file that this program is too old to read. In contrast to a damaged file, nothing may replace it."""
+    """File of a later version of weft. In contrast to a damaged file, nothing may replace it."""
 
 
 def versioned(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a file: the version of its format, and some values."""
+    """Return the content of a file: values with the version of their format.
+
+    Args:
+        kind: Format, a key of VERSIONS.
+        values: The values.
+    """
     return {"version": VERSIONS[kind], **values}
 
 
 def options(tables: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the tables of a file of options by today's names of options, without the version."""
+    """Return the tables of an option file with current names of options, without the version.
+
+    Args:
+        tables: Content of the file.
+        path: The file, for messages.
+    """
     version = _version("options", tables, path)
     tables = {name: value for name, value in tables.items() if name != "version"}
     if version > 1:
@@ -70,17 +80,22 @@ def options(tables: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def config(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the configuration that a file of a run holds by today's names of options."""
+    """Return a run's configuration with current names of options.
+
+    Args:
+        values: Content of the file.
+        path: The file, for messages.
+    """
     return _renamed(values, FORMER_OPTIONS, f"{path}:")
 
 
 def _renamed(values: Mapping[str, Any], names: Mapping[str, str], place: str) -> dict[str, Any]:
-    """Return options by today's names, given by former names, and optimisations in `disable` by today's names.
+    """Return options with current names, and `disable` with current names of optimisations.
 
-    The former option `probe` could also name a run's probe.json, which nothing reads today: it is left out.
+    The former option `probe` could also name a run's probe.json, which weft no longer reads: it is then left out.
 
     Raises:
-        InputError: an option is given by both of its names; the message begins with `place`.
+        InputError: An option is given by both of its names; the message begins with `place`.
     """
     renamed: dict[str, Any] = {}
     for name, value in values.items():
@@ -111,28 +126,43 @@ def _print_once(text: str) -> None:
 
 
 def _optimisations(value: Any) -> Any:
-    """Return a value of `disable`, or a sweep's list of values, by today's names of optimisations."""
+    """Return a value of `disable`, or the list of values of a sweep, with current names of optimisations."""
     if isinstance(value, list):
-        return [_optimisations(one) for one in value]
+        return [_optimisations(item) for item in value]
     if not isinstance(value, str):
         return value
     return ",".join(dict.fromkeys(FORMER_OPTIMISATIONS.get(name, name) for name in value.split(",")))
 
 
 def choices(values: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the content of a choices.json."""
+    """Return the content of a choices.json.
+
+    Args:
+        values: Content of the file.
+        path: The file, for messages.
+    """
     _version("choices", values, path)
     return values
 
 
 def record(line: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return a line of a record; lines of ranks may lack counts that were added later under the same version."""
+    """Return a line of a record. Lines of ranks get the counts that were added later under the same version.
+
+    Args:
+        line: The line.
+        path: The file, for messages.
+    """
     _version("record", line, path)
     return _with(line, sampled={}, stages={}, working_bytes=0) if line["kind"] == "rank" else line
 
 
 def checkpoint(state: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return a checkpoint's state; while Adam was the only optimiser, it kept nothing of it but tensors."""
+    """Return the state in a checkpoint.
+
+    Args:
+        state: Content of state.json. Version 0 has only tensors of the optimizer, since it was always Adam.
+        path: The file, for messages.
+    """
     version = _version("checkpoint", state, path)
     if version < 1:
         state = _with(state, updates={"groups": [], "values": {}})
@@ -141,64 +171,110 @@ def checkpoint(state: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def model(values: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the description of the model in a model.safetensors. InputError as of `described`."""
+    """Return the description of the model in a model.safetensors.
+
+    Args:
+        values: Content of the file.
+        path: The file, for messages.
+
+    Raises:
+        InputError: The file does not describe the model.
+    """
     _version("model", values, path)
-    return described(values, path.parent)
+    return run_description(values, path.parent)
 
 
-def described(values: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return how a run's model is made. InputError for a run that does not say it, as runs once did not."""
+def run_description(values: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the description of how to build the model of a run.
+
+    Args:
+        values: Content of the description.
+        folder: Folder of the run, for messages.
+
+    Raises:
+        InputError: The description is incomplete, as in runs of early versions.
+    """
     if "shape" not in values:
         raise InputError(
-            f"{folder} does not say how its model is made, as runs of an earlier weft: train again, or go on for an "
-            "epoch with --resume"
+            f"{folder} does not say how its model is made, since an earlier version of weft wrote it: train again, or "
+            "continue for one epoch with --resume"
         )
     shape = _with(values["shape"], relations=[], featured_types=[])
     return values | {"shape": shape, "config": config(values["config"], folder)}
 
 
 def timeline(values: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the content of a timeline.json."""
+    """Return the content of a timeline.json.
+
+    Args:
+        values: Content of the file.
+        path: The file, for messages.
+    """
     _version("timeline", values, path)
     return values
 
 
 def profile(values: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the content of a machine's profile."""
+    """Return the content of a machine's profile.
+
+    Args:
+        values: Content of the file.
+        path: The file, for messages.
+    """
     version = _version("profile", values, path)
     return values if version else _with(values, choices=FORMER_CHOICES, learned=[])
 
 
 def plan(values: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the content of a file of plans."""
+    """Return the content of a file of plans.
+
+    Args:
+        values: Content of the file.
+        path: The file, for messages.
+    """
     _version("plan", values, path)
     return values
 
 
 def graph(manifest: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the manifest of a graph store; version 1 lacks names of vertices, which are optional in version 2."""
+    """Return the manifest of a graph store. Version 1 has no names of vertices, which are optional in version 2.
+
+    Args:
+        manifest: Content of the manifest.
+        path: The file, for messages.
+    """
     _version("graph", manifest, path)
     return manifest
 
 
 def book(metadata: dict[str, str], path: Path) -> dict[str, str]:
-    """Return the metadata of a partition book, in which the version is a text, as all values are."""
+    """Return the metadata of a partition book, whose values, also the version, are strings.
+
+    Args:
+        metadata: The metadata.
+        path: The file, for messages.
+    """
     _version("book", {"version": int(metadata["version"])}, path)
     return metadata
 
 
 def _version(kind: str, values: Mapping[str, Any], path: Path) -> int:
-    """Return the version of what a file holds. NewerFile for a later one than is known, ValueError for what is none."""
+    """Return the version of the content of a file.
+
+    Raises:
+        NewerFile: The version is later than the current one.
+        ValueError: The version is not an integer of at least 0.
+    """
     version = values.get("version", 0)
     if type(version) is not int or version < 0:
-        raise ValueError(f"its version is {version!r}, and not a whole number from 0")
+        raise ValueError(f"its version is {version!r}, not an integer of at least 0")
     if version > VERSIONS[kind]:
         raise NewerFile(
-            f"{path}: is of version {version}, and this weft reads up to version {VERSIONS[kind]}: upgrade weft"
+            f"{path}: has version {version}, but this weft reads versions up to {VERSIONS[kind]}: upgrade weft"
         )
     return version
 
 
 def _with(values: dict[str, Any], **defaults: Any) -> dict[str, Any]:
-    """Return values and, behind them, defaults for what they lack."""
+    """Return values with defaults for missing names, which come last."""
     return values | {name: value for name, value in defaults.items() if name not in values}

@@ -1,4 +1,4 @@
-"""What a notebook shows of an object."""
+"""HTML that notebooks show for an object."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ LEFT = 'style="text-align: left"'
 
 
 def facts_table(caption: str, facts: Mapping[str, str]) -> str:
-    """Facts by name as a table of HTML, whose colours are the page's, light or dark."""
+    """Return an HTML table of names and texts. It uses the colours of the page, light or dark.
+
+    Args:
+        caption: Caption of the table.
+        facts: Texts by name.
+    """
     rows = "".join(
         f'<tr><th scope="row" {LEFT}>{escape(name)}</th><td {LEFT}>{escape(text)}</td></tr>'
         for name, text in facts.items()

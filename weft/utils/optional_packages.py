@@ -1,4 +1,4 @@
-"""Packages that weft works without, imported where they are used."""
+"""Optional packages, which weft imports only where they are used."""
 
 from __future__ import annotations
 
@@ -15,13 +15,18 @@ EXTRAS = {
     "torch_geometric": "pyg",
     "vl_convert": "report",
 }
-"""The extra of weft that installs each, by the name that is imported."""
+"""Extra of weft that installs each package, by the name that is imported."""
 
 
 def import_extra(name: str, what: str) -> Any:
-    """A module of such a package. what: a person asked for that needs it, which begins the error.
+    """Return a module of an optional package.
 
-    InputError where it is not installed, or does not load.
+    Args:
+        name: Full name of the module.
+        what: What needs it; the error begins with this.
+
+    Raises:
+        InputError: The package is not installed, or its import fails.
     """
     try:
         return importlib.import_module(name)
@@ -32,17 +37,30 @@ def import_extra(name: str, what: str) -> Any:
 
 
 def check_extra(name: str, what: str) -> None:
-    """InputError where such a package is not installed; imports nothing."""
+    """Check that an optional package is installed, without importing it.
+
+    Args:
+        name: Name of the package.
+        what: What needs it; the error begins with this.
+
+    Raises:
+        InputError: The package is not installed.
+    """
     if find_spec(name) is None:
         raise missing_package(name, what)
 
 
 def missing_package(name: str, what: str) -> InputError:
-    """The error for a package that is not there."""
+    """Return the error for a package that is not installed.
+
+    Args:
+        name: Full name of a module of the package.
+        what: What needs it.
+    """
     package = name.partition(".")[0]
     return InputError(f"{what}: needs {package}: {install_command(EXTRAS[package])}")
 
 
 def install_command(extra: str) -> str:
-    """What installs an extra of weft."""
+    """Return the command that installs an extra of weft."""
     return f"pip install 'weft[{extra}]'"

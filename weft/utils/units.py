@@ -1,4 +1,4 @@
-"""Amounts as people write them."""
+"""Amounts of memory as people write them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,21 @@ FACTORS = {
     "GI": 1 << 30,
     "TI": 1 << 40,
 }
+"""Bytes of each unit."""
 PATTERN = re.compile(r"(\d{1,15}(?:\.\d+)?)\s*([KMGT]?I?)B?", re.IGNORECASE)
+"""Number and unit of an amount."""
 
 
 def parse_bytes(text: str, flag: str) -> int:
-    """The bytes of '512MB', '1.5 GiB' or '4096'. InputError names the flag."""
+    """Return the bytes of an amount such as '512MB', '1.5 GiB' or '4096'.
+
+    Args:
+        text: The amount.
+        flag: Flag or option that the amount was given for.
+
+    Raises:
+        InputError: The text is not an amount; the message names the flag.
+    """
     match = PATTERN.fullmatch(text.strip())
     unit = match[2].upper() if match else ""
     if match is None or unit not in FACTORS:
@@ -30,7 +40,7 @@ def parse_bytes(text: str, flag: str) -> int:
 
 
 def format_bytes(value: float) -> str:
-    """Bytes as '512 B', '4.1 kB', '1.50 GB' or '8e+06 GB'."""
+    """Return bytes as text: '512 B', '4.1 kB', '1.50 GB' or '8e+06 GB'."""
     for unit in ("B", "kB", "MB"):
         if value < 1000:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"

@@ -24,8 +24,8 @@ from weft.runtime.forkserver import remove_launchers_folder, start_method
 from weft.runtime.meter import STATUS_BYTES, read_status
 from weft.runtime.stop_request import SIGNALS, blocked_signals, handle_signals
 from weft.training.launch.payload import Received, Sent
+from weft.utils.error_line import explain_error
 from weft.utils.errors import InputError, RunError
-from weft.utils.explain import explained
 
 RANK = "weft rank"
 """Name of the processes of local ranks."""
@@ -288,7 +288,7 @@ def _run_rank(
     try:
         entry(*arguments.open(), meeting)
     except Exception as error:
-        message = str(error) if isinstance(error, InputError | RunError) else explained(error)
+        message = str(error) if isinstance(error, InputError | RunError) else explain_error(error)
         report.send_bytes(json.dumps({"kind": type(error).__name__, "message": message}).encode())
         sys.stderr.flush()
         os._exit(1)  # without cleanup: gloo would wait for the lost peer
