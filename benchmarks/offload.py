@@ -36,7 +36,7 @@ from weft.config.config import Config
 from weft.config.optimisations import ALL_OPTIMISATIONS, Optimisations
 from weft.data import Graph
 from weft.nn import Workload, make_model
-from weft.runtime.memory import keep_pages
+from weft.runtime.memory import keep_freed_memory
 from weft.runtime.tensor_peak import TensorPeak
 from weft.strategies import Step
 from weft.training.tasks.task import make_task
@@ -89,7 +89,7 @@ def make_work(
 
 def times(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Each graph and model under each contender."""
-    keep_pages()
+    keep_freed_memory()
     rows = []
     for name in options.graphs.split(";"):
         graph = weft.load(name, random_features=options.features, random_classes=CLASSES)
@@ -160,7 +160,7 @@ def followed(graph: Graph, model: str, limit: str, options: argparse.Namespace) 
     cut = {"chunks": int(limit[1:])} if limit[0] == "#" else {"device_memory": parse_bytes(limit, "--limits")}
     group, work = Group(), make_work(graph, model, options)
     plan = make_plan("offload", work, intermediates=options.intermediates, **cut)
-    (foreseen,) = plan.decisions()["forecasts"]
+    (foreseen,) = plan.state()["estimates"]
     placed = plan.place(group)
     task = make_task(Config(), placed)
     peak = TensorPeak()
@@ -263,7 +263,7 @@ def predictions(options: argparse.Namespace) -> list[dict[str, Any]]:
             for limit in options.limits.split(","):
                 device = parse_bytes(limit, "--limits")
                 plan = make_plan("offload", Workload(trained.model, graph), device_memory=device)
-                (said,) = plan.decisions()["forecasts"]
+                (said,) = plan.state()["estimates"]
                 own, resident = (watched_prediction(trained.folder, one, limit, folder) for one in (few, store))
                 share = (resident - own) / (device + said["host"])
                 rows.append({"model": model, "limit": device, **said, "own": own, "resident": resident, "share": share})

@@ -281,7 +281,7 @@ def with_norm(norm: nn.Module) -> Stack:
             decoupled(Steps()),
             "Steps cannot repeat its aggregate 2 times",
         ),
-        (Stack([Rows(), GCNConv(7, 5)]), r"give a layer that maps rows alone as weft\.nn\.RowLayer"),
+        (Stack([Rows(), GCNConv(7, 5)]), r"make each layer that changes only rows a weft\.nn\.RowLayer"),
         (Stack([Two(), GCNConv(7, 5)]), "Two cannot run on a chunk .*, and one aggregate"),
         (Stack([Added(), GCNConv(7, 5)]), r"Added cannot run on a chunk .*: use view\.targets\(x\)"),
     ],
@@ -491,7 +491,7 @@ def test_chunks_in_memory_are_told_with_what_stays_of_the_others(case: Case, chu
 
 def test_the_moment_of_the_most_differs_by_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a step's most is followed alone, a chunk of other proportions is told wrongly."""
-    monkeypatch.setattr(memory_probe, "_found", WeakKeyDictionary())
+    monkeypatch.setattr(memory_probe, "_growth_by_model", WeakKeyDictionary())
     work_on = MemoryProbe._work_on
     monkeypatch.setattr(MemoryProbe, "_work_on", lambda probe, shape: [max(work_on(probe, shape))])
     probe = plan_of(LIMITED[2]).memory_probe
@@ -499,7 +499,7 @@ def test_the_moment_of_the_most_differs_by_shape(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_step_that_does_more_on_larger_chunks_is_told_by_its_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_probe, "_found", WeakKeyDictionary())
+    monkeypatch.setattr(memory_probe, "_growth_by_model", WeakKeyDictionary())
     monkeypatch.setattr(MemoryProbe, "_work_on", lambda _, shape: [1] * (shape.edges // 1000) + [7 + 3 * shape.slots])
     assert plan_of(LIMITED[1]).memory_probe.peak_of_shape(ChunkShape(1, 50_000, 100_000)) == 7 + 3 * 50_000
 

@@ -149,7 +149,7 @@ def test_what_loads_nothing_has_nothing_to_disable(
     arguments = ("--disable", "prefetch", "--strategy", strategy)
     code, said = refusal(capsys, tmp_path / "out", *arguments)
     assert code == 2
-    assert said.startswith("--disable prefetch has no effect where rows are in memory")
+    assert said.startswith("--disable prefetch has no effect if rows are in memory")
     assert refusal(capsys, tmp_path / "out", *arguments, "--scratch", "/nowhere")[1] != said
 
 

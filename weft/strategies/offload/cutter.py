@@ -1,6 +1,6 @@
-"""Cuts the aggregates of all ranks into chunks, and orders these (HongTu, sections 4.1 and 5.3).
+"""Division of the aggregates of all ranks into chunks, and their order (HongTu, sections 4.1 and 5.3).
 
-What it holds grows with the graph: it is made for planning, and let go before the first pass.
+A `Cutter` grows with the graph: it is created for planning, and released before the first pass.
 """
 
 from __future__ import annotations
@@ -22,22 +22,31 @@ from weft.parallel.chunks.run.slots import BACKWARD_FIELDS, FORWARD_FIELDS, Slot
 from weft.partition import Dependencies, Hop
 
 MAX_CHUNKS = 1 << 14
-MAX_REORDERED = 1 << 11  # chunks: what they have in common is counted for every two of them
+"""Largest number of chunks that is tried."""
+MAX_REORDERED = 1 << 11
+"""Largest number of chunks that are reordered, which counts the shared rows of every two chunks."""
 NOTHING_MOVES = Volumes(neighbours=0, shared=0, loaded=0, fetched=0)
+"""Volumes of chunks that read rows in place."""
 
 Bounds = Sequence[Sequence[Sequence[int]]]
-"""Of each rank and hop, where its chunks begin and end."""
+"""Bounds of the chunks of each rank and aggregate."""
 Orders = Sequence[Sequence[Sequence[int]] | None]
-"""Of each schedule, which of each rank's chunks runs j-th; None: as they are."""
+"""Order of each rank's chunks in each schedule: the chunk that runs j-th; None: the original order."""
 
 
 class Cutter:
-    """Cuts a workload's aggregates.
+    """Divides a workload's aggregates into chunks.
 
-    needed: what each rank computes and fetches. saved_hops: the first hops of the results that are kept. prefetch: whether a
-    chunk is loaded while the one before is worked on. in_memory: the device is the memory that rows are in. in_files:
-    rows are in files, since what is resident is to be what the device may have. in_place: whether a rank alone reads
-    rows where they are, if it may; None: where that pays.
+    Args:
+        work: The workload.
+        programs: The model cut into segments: by True for training and False for evaluation.
+        needed: What each rank computes and fetches.
+        saved_hops: Numbers of the aggregates whose results are saved for backward (the first of several steps).
+        on_cpu: True if the device is the CPU.
+        prefetch: True if the next chunk is loaded while one is computed.
+        in_memory: True if the device's memory is also that of the rows.
+        in_files: True if rows are in files, because the memory has a limit.
+        in_place: True if a single rank reads rows in place where possible; None: only if that is faster.
     """
 
     def __init__(
@@ -57,22 +66,22 @@ class Cutter:
         self.on_cpu, self.prefetch, self.in_memory = on_cpu, prefetch and not in_memory, in_memory
         self.in_files, self.in_place = in_files, in_place
         self._bounds: dict[int, Bounds] = {}
-        self._known: dict[range, tuple[Any, ChunkSources]] = {}
+        self._sources: dict[range, tuple[Any, ChunkSources]] = {}
         self._volumes: dict[range, tuple[Any, Volumes]] = {}
 
     @property
     def max_chunks(self) -> int:
-        """More than this many chunks are not tried: one for each row of the rank that has most."""
+        """Largest number of chunks that is tried: one for each row of the rank that has most."""
         return min(max(each.rows.numel() for each in self.needed), MAX_CHUNKS)
 
     def bounds(self, count: int) -> Bounds:
-        """Where so many chunks of each rank and hop begin and end."""
+        """Return the bounds of the chunks of each rank and aggregate, if each is divided into `count` chunks."""
         if count not in self._bounds:
             self._bounds[count] = [[even_ranges(hop.block, count) for hop in each.hops] for each in self.needed]
         return self._bounds[count]
 
     def spans(self) -> list[range]:
-        """The hops that share a schedule, since every rank has the same block for them."""
+        """Return the ranges of successive aggregates that share a schedule, since a rank has one block for them."""
         num_hops = self.programs[True].num_hops
         same = [
             hop > 0 and all(each.hops[hop] is each.hops[hop - 1] for each in self.needed) for hop in range(num_hops)
@@ -81,7 +90,12 @@ class Cutter:
         return [range(first, last) for first, last in zip(firsts, [*firsts[1:], num_hops], strict=False)]
 
     def choose_orders(self, bounds: Bounds, rates: Rates) -> Orders:
-        """For every schedule the order of chunks that takes less time: the given one, or one by what they share."""
+        """Return the faster order of chunks for each schedule: the original one, or one by the rows that chunks share.
+
+        Args:
+            bounds: Bounds of the chunks.
+            rates: Rates at which rows move.
+        """
         return [self._choose_order(hops, [each[hops[0]] for each in bounds], rates) for hops in self.spans()]
 
     def _choose_order(self, hops: range, cuts: Sequence[Sequence[int]], rates: Rates) -> Sequence[Sequence[int]] | None:
@@ -90,17 +104,23 @@ class Cutter:
         loops = "looped" in layouts_of(self.programs.values(), hops)
         sets = [chunk_vertices(segment, cut, loops=loops) for segment, cut in zip(self._parts(hops), cuts, strict=True)]
         orders = reorder(sets, self.work.stats.num_vertices)
-        given, other = self._given(hops, cuts), self._sides(hops, cuts, orders).volumes
-        return orders if other.seconds(rates) < given.seconds(rates) else None
+        unordered, reordered = self._unordered_volumes(hops, cuts), self._chunk_sources(hops, cuts, orders).volumes
+        return orders if reordered.seconds(rates) < unordered.seconds(rates) else None
 
     def cut(self, rank: int, bounds: Bounds, orders: Orders | None = None) -> RankChunks:
-        """A rank's chunks between these bounds."""
+        """Return the chunks of a rank.
+
+        Args:
+            rank: The rank.
+            bounds: Bounds of the chunks.
+            orders: Order of the chunks; None: the original one.
+        """
         needed, spans = self.needed[rank], self.spans()
-        cuts = [[each[hops[0]] for each in bounds] for hops in spans]
-        wanted = orders or [None] * len(spans)
-        planned = [self._planned(rank, *one) for one in zip(spans, cuts, wanted, strict=True)]
-        chunks = tuple(self._chunks(one) for one in planned)
-        widest = max((shape.targets for each in chunks for shape, _ in each), default=len(needed.rows))
+        cuts = [[rank_bounds[hops[0]] for rank_bounds in bounds] for hops in spans]
+        chosen_orders = orders or [None] * len(spans)
+        schedules = [self._schedule(rank, *cut) for cut in zip(spans, cuts, chosen_orders, strict=True)]
+        chunks = tuple(self._chunks(schedule) for schedule in schedules)
+        widest = max((shape.targets for shapes in chunks for shape, _ in shapes), default=len(needed.rows))
         if not chunks:
             chunks = (((ChunkShape(widest, 1, 0), 0),),)
         elif self.prefetch and len(chunks[0]) > 1:
@@ -108,7 +128,7 @@ class Cutter:
         return RankChunks(
             programs=self.programs,
             dependencies=needed,
-            schedules=tuple(planned),
+            schedules=tuple(schedules),
             schedule_of=tuple(number for number, hops in enumerate(spans) for _ in hops),
             range_size=max(widest, 1),
             saved_hops=self.saved_hops,
@@ -120,75 +140,91 @@ class Cutter:
         )
 
     def _features_stay(self, needed: Dependencies) -> bool:
-        """Whether a rank reads features where the graph has them: in memory only those that stand there as rows do."""
+        """Return whether a rank reads features where the graph stores them.
+
+        In memory, only a contiguous range of rows can be read there.
+        """
         if self.work.graph.x is None or self.in_files:
             return False
         return not self.in_memory or isinstance(as_slice(needed.rows), slice)
 
-    def _planned(
+    def _schedule(
         self, rank: int, hops: range, cuts: Sequence[Sequence[int]], orders: Sequence[Sequence[int]] | None
     ) -> HopSchedule:
-        needed, asked = self.needed[rank], self.work.optimisations
+        """Return the schedule of a rank for some aggregates with the same block."""
+        needed, optimisations = self.needed[rank], self.work.optimisations
         hop = needed.hops[hops[0]]
         if self._works_in_place(hops, hop, len(cuts[rank]) - 1):
-            schedule, given, volumes = in_place(hop, cuts[rank]), NOTHING_MOVES, NOTHING_MOVES
+            schedule, unordered, volumes = in_place(hop, cuts[rank]), NOTHING_MOVES, NOTHING_MOVES
         else:
-            given, sides = self._given(hops, cuts), self._sides(hops, cuts, orders)
-            schedule = sides.schedule(rank, share=asked.share, keep=asked.keep)
-            volumes = sides.volumes
-        lacks = ~self.work.graph.in_edges.has_loop[needed.rows]
+            unordered, sources = self._unordered_volumes(hops, cuts), self._chunk_sources(hops, cuts, orders)
+            schedule = sources.schedule(rank, share=optimisations.share, keep=optimisations.keep)
+            volumes = sources.volumes
+        lacks_loop = ~self.work.graph.in_edges.has_loop[needed.rows]
         return HopSchedule(
             hop=hop,
             schedule=schedule,
             layouts=layouts_of(self.programs.values(), hops),
             volumes=volumes,
-            unordered_volumes=given,
-            missing_loops=tuple(int(lacks[round_.targets].sum()) for round_ in schedule.rounds),
+            unordered_volumes=unordered,
+            missing_loops=tuple(int(lacks_loop[round_.targets].sum()) for round_ in schedule.rounds),
         )
 
     def _works_in_place(self, hops: range, hop: Hop, count: int) -> bool:
-        """Whether a rank reads rows where they are: not where gradients are made for all rows and added then."""
-        asked = (segment for program in self.programs.values() for segment in program.segments if segment.aggregates)
-        over = (one for one in asked if set(hops) & set(range(one.hop, one.hop + one.steps)))
+        """Return whether a rank reads rows in place.
+
+        It does not if gradients are computed for all rows first and added afterwards.
+        """
+        aggregating = (
+            segment for program in self.programs.values() for segment in program.segments if segment.aggregates
+        )
+        concerned = (
+            segment for segment in aggregating if set(hops) & set(range(segment.hop, segment.hop + segment.steps))
+        )
         pays = pays_in_place(hop, count) if self.in_place is None else self.in_place
-        alone = self.in_memory and len(self.needed) == 1
-        return alone and pays and all(one.op.linear or one.hop in self.saved_hops for one in over)
+        is_alone = self.in_memory and len(self.needed) == 1
+        return is_alone and pays and all(segment.op.linear or segment.hop in self.saved_hops for segment in concerned)
 
     def _parts(self, hops: range) -> list[RankHop]:
         return [RankHop(each.hops[hops[0]], each.rows) for each in self.needed]
 
-    def _sides(self, hops: range, cuts: Sequence[Sequence[int]], orders: Sequence[Sequence[int]] | None) -> ChunkSources:
-        """What the chunks of all ranks read, kept until others are asked for."""
+    def _chunk_sources(
+        self, hops: range, cuts: Sequence[Sequence[int]], orders: Sequence[Sequence[int]] | None
+    ) -> ChunkSources:
+        """Return the rows that the chunks of all ranks read; the last result is cached."""
         key = cuts, orders
-        if hops not in self._known or self._known[hops][0] != key:
-            self._known.pop(hops, None)  # before others are made
+        if hops not in self._sources or self._sources[hops][0] != key:
+            self._sources.pop(hops, None)  # release it before the next one is computed
             loops = "looped" in layouts_of(self.programs.values(), hops)
-            self._known[hops] = key, ChunkSources(self._parts(hops), cuts, loops=loops, orders=orders, ahead=self.prefetch)
-        return self._known[hops][1]
+            self._sources[hops] = (
+                key,
+                ChunkSources(self._parts(hops), cuts, loops=loops, orders=orders, ahead=self.prefetch),
+            )
+        return self._sources[hops][1]
 
-    def _given(self, hops: range, cuts: Sequence[Sequence[int]]) -> Volumes:
-        """What would move if the chunks were not reordered."""
+    def _unordered_volumes(self, hops: range, cuts: Sequence[Sequence[int]]) -> Volumes:
+        """Return the volumes that would move in the original order of chunks."""
         if hops not in self._volumes or self._volumes[hops][0] != cuts:
-            self._volumes[hops] = cuts, self._sides(hops, cuts, None).volumes
+            self._volumes[hops] = cuts, self._chunk_sources(hops, cuts, None).volumes
         return self._volumes[hops][1]
 
-    def _chunks(self, planned: HopSchedule) -> tuple[tuple[ChunkShape, int], ...]:
-        """Each chunk, and what is there beside it: what crosses for it, and is brought for the next one meanwhile."""
-        shapes, rounds = planned.shapes(), planned.schedule.rounds
+    def _chunks(self, schedule: HopSchedule) -> tuple[tuple[ChunkShape, int], ...]:
+        """Return each chunk's shape, and the bytes next to it: rows in exchange, and loads for the next chunk."""
+        shapes, rounds = schedule.shapes(), schedule.schedule.rounds
         loads = [0] * len(shapes)
         if self.prefetch:
-            loads = [*map(self._load_bytes, [planned] * len(shapes), shapes, rounds), 0][1:]
+            loads = [*map(self._load_bytes, [schedule] * len(shapes), shapes, rounds), 0][1:]
         return tuple(
             (shape, load + self._exchange_bytes(round_))
             for shape, load, round_ in zip(shapes, loads, rounds, strict=True)
         )
 
     def _exchange_bytes(self, round_: Round) -> int:
-        """What is held while rows cross before a round, or gradients behind it: those that leave, and those that come.
+        """Return the peak bytes of rows in exchange before a round, or of gradients after it: sent and received.
 
-        Those of several tensors twice, since they leave side by side.
+        If several tensors are sent, they count twice, because they are copied into one message.
         """
-        most = 0
+        peak = 0
         for program in self.programs.values():
             for segment in program.segments:
                 copies = 2 if len(segment.source_ports) > 1 else 1
@@ -196,22 +232,28 @@ class Cutter:
                     copies * sum(round_.send_row_counts) + sum(round_.recv_row_counts),
                     copies * sum(round_.send_grad_counts) + sum(round_.recv_grad_counts),
                 )
-                most = max(most, rows * segment.source_width)
-        return most * self.work.itemsize
+                peak = max(peak, rows * segment.source_width)
+        return peak * self.work.itemsize
 
     def _ranges(self, widest: int, chunks: Sequence[tuple[ChunkShape, int]]) -> tuple[tuple[ChunkShape, int], ...]:
-        """A range that is worked on without an aggregate, all of which have as many rows as the widest chunk."""
+        """Return the shape of a range without an aggregate; all ranges have as many rows as the widest chunk."""
         segments = [segment for program in self.programs.values() for segment in program.segments]
-        beside = widest * max(own_width(one) + one.width * one.constant for one in segments) * self.work.itemsize
-        least = min((shape for shape, _ in chunks), key=lambda shape: shape.edges)
-        return ((least._replace(targets=widest), beside),)
+        range_bytes = (
+            widest
+            * max(own_width(segment) + segment.width * segment.constant for segment in segments)
+            * self.work.itemsize
+        )
+        smallest = min((shape for shape, _ in chunks), key=lambda shape: shape.edges)
+        return ((smallest._replace(targets=widest), range_bytes),)
 
-    def _load_bytes(self, planned: HopSchedule, shape: ChunkShape, round_: Round) -> int:
-        """What is brought to the device at most for a round, beside rows in slots."""
-        item = self.work.itemsize
-        known = planned.hop.block.indices.itemsize, 0 if planned.hop.block.weight is None else item
-        forward, leaving = (8 * sum(len(getattr(round_, name)) for name in names) for names in (FORWARD_FIELDS, BACKWARD_FIELDS))
-        most = 0
+    def _load_bytes(self, schedule: HopSchedule, shape: ChunkShape, round_: Round) -> int:
+        """Return the peak bytes that are loaded for a round, in addition to rows in slots."""
+        itemsize = self.work.itemsize
+        element_bytes = schedule.hop.block.indices.itemsize, 0 if schedule.hop.block.weight is None else itemsize
+        forward_ids, backward_ids = (
+            8 * sum(len(getattr(round_, name)) for name in names) for names in (FORWARD_FIELDS, BACKWARD_FIELDS)
+        )
+        peak = 0
         aggregating = [
             (training, segment)
             for training, program in self.programs.items()
@@ -219,24 +261,35 @@ class Cutter:
             if segment.aggregates
         ]
         for training, segment in aggregating:
-            own = own_width(segment)
-            most = max(most, forward + edge_bytes("forward", *shape, *known) + shape.targets * own * item)
+            width = own_width(segment)
+            peak = max(
+                peak, forward_ids + edge_bytes("forward", *shape, *element_bytes) + shape.targets * width * itemsize
+            )
             if not (training and needs_backward(segment)):
                 continue
             saved = segment.hop in self.saved_hops
-            back = AggregateStep.backward(segment, segment.steps - 1, saved=saved, retained=False, on_cpu=self.on_cpu)
-            then = forward * back.values + leaving + edge_bytes(back.edges, *shape, *known)
-            most = max(most, then + shape.targets * (own + segment.total_saved_width * saved) * item)
-        return most + (8 + known[0]) * (shape.targets + shape.slots)  # ids, read and as int64
+            step = AggregateStep.backward(segment, segment.steps - 1, saved=saved, retained=False, on_cpu=self.on_cpu)
+            backward_bytes = forward_ids * step.values + backward_ids + edge_bytes(step.edges, *shape, *element_bytes)
+            peak = max(peak, backward_bytes + shape.targets * (width + segment.total_saved_width * saved) * itemsize)
+        return peak + (8 + element_bytes[0]) * (shape.targets + shape.slots)  # ids, as stored and as int64
 
 
 def own_width(segment: Segment) -> int:
-    """Columns of the rows of its targets that a segment reads."""
+    """Return the number of columns that a segment reads of each of its target rows."""
     return sum(segment.live[port].width for port in {*segment.targets.values(), *segment.rows.values()})
 
 
 def layouts_of(programs: Iterable[ChunkProgram], hops: range) -> tuple[SlotLayout, ...]:
-    """How the edges of these hops are stored for the aggregates over them."""
-    asked = (segment for program in programs for segment in program.segments if segment.aggregates)
-    found = {layout_of(one.op) for one in asked if set(hops) & set(range(one.hop, one.hop + one.steps))}
-    return tuple(sorted(found))
+    """Return the layouts in which the edges of some aggregates are stored.
+
+    Args:
+        programs: The model cut into segments.
+        hops: Numbers of the aggregates.
+    """
+    aggregating = (segment for program in programs for segment in program.segments if segment.aggregates)
+    layouts = {
+        layout_of(segment.op)
+        for segment in aggregating
+        if set(hops) & set(range(segment.hop, segment.hop + segment.steps))
+    }
+    return tuple(sorted(layouts))

@@ -1,4 +1,4 @@
-"""What offload will take and move, before anything large is allocated."""
+"""Memory and moved bytes of `offload`, estimated before anything large is allocated."""
 
 from __future__ import annotations
 
@@ -22,18 +22,22 @@ from weft.utils.units import format_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class OffloadEstimate:
-    """Bytes of one rank: on the device at most; in memory of the host; in files; and moved by an epoch's training step.
-
-    chunks: of the first aggregate.
-    """
+    """Estimated bytes of one rank."""
 
     chunks: int
+    """Number of chunks of the first aggregate."""
     device: int
+    """Peak bytes on the device."""
     host: int
+    """Bytes in the host's memory."""
     disk: int
+    """Bytes in files."""
     to_device: int
+    """Bytes copied from the host to the device in an epoch's training step."""
     to_host: int
+    """Bytes copied from the device to the host in an epoch's training step."""
     network: int
+    """Bytes sent to other ranks in an epoch's training step."""
 
     def __str__(self) -> str:
         moved = f"{format_bytes(self.to_device)} to the device, {format_bytes(self.to_host)} back"
@@ -47,7 +51,16 @@ class OffloadEstimate:
 def estimate_offload(
     graph: Graph, model: nn.Module, plan: RankChunks, sizes: MoveSizes, trace: Trace, *, pinned: bool = False
 ) -> OffloadEstimate:
-    """That of a plan, but for the device; trace: of its training step; pinned: whether rows are in pinned memory."""
+    """Estimate the bytes of a rank, except for those on the device.
+
+    Args:
+        graph: The graph.
+        model: The model.
+        plan: Chunks of the rank.
+        sizes: Sizes that formulas need in addition to the chunks.
+        trace: Operations of a training step.
+        pinned: True if rows are in pinned memory.
+    """
     moves = Moves(plan, sizes, training=True)
     return OffloadEstimate(
         chunks=plan.num_chunks,
@@ -61,72 +74,86 @@ def estimate_offload(
 
 
 def row_file_bytes(plan: RankChunks, itemsize: int, *, pinned: bool = False) -> int:
-    """The files of rows, which one pass after the other uses; pinned: memory in their place."""
+    """Return the bytes of the files of rows, which successive passes reuse.
+
+    Args:
+        plan: Chunks of the rank.
+        itemsize: Bytes of an element.
+        pinned: True if rows are in pinned memory instead of files.
+    """
     pool = Pool()
-    for training in (True, False, True):  # what an evaluation keeps for good is not there for the next step
+    for training in (True, False, True):  # buffers that an evaluation keeps are not free for the next step
         stages = plan.stages[training]
-        for stage in stages.once if not pool.held else ():
+        for stage in stages.once if not pool.in_use else ():
             pool.run(stage)
-        held = [*pool.held]
+        before = [*pool.in_use]
         for stage in stages.forward:
             pool.run(stage)
         if training:
             pool.alloc(stages.forward[-1].makes[0]._replace(kind="grads"))  # of the logits
         for stage in stages.backward:
             pool.run(stage)
-        pool.free(one for one in [*pool.held] if one not in held)
-    return sum(pinned_bytes(one * itemsize) if pinned else one * itemsize for one in pool.made)
+        pool.free(rows for rows in [*pool.in_use] if rows not in before)
+    return sum(pinned_bytes(rows * itemsize) if pinned else rows * itemsize for rows in pool.allocated)
 
 
 class Pool:
-    """Rows by their shape: what was given back is taken again. made: how many numbers, of all that was ever made."""
+    """Rows by shape: released rows are reused by later requests for the same shape."""
 
     def __init__(self) -> None:
         self._spare = Counter[tuple[int, int]]()
-        self.held = set[Buffer]()
-        self.made = list[int]()
+        self.in_use = set[Buffer]()
+        """Rows in use."""
+        self.allocated = list[int]()
+        """Number of elements of each tensor that was ever allocated."""
 
     def run(self, stage: PassStage) -> None:
-        """Takes what a stage makes and gives back what it frees."""
-        for one in stage.makes:
-            self.alloc(one)
+        """Allocate the rows that a stage produces, and release those that it frees."""
+        for rows in stage.makes:
+            self.alloc(rows)
         self.free(stage.frees)
 
-    def alloc(self, one: Buffer) -> None:
-        """Takes rows."""
-        shape = one.num_rows, one.width
-        self.held.add(one)
+    def alloc(self, rows: Buffer) -> None:
+        """Allocate rows."""
+        shape = rows.num_rows, rows.width
+        self.in_use.add(rows)
         if self._spare[shape]:
             self._spare[shape] -= 1
         else:
-            self.made.append(one.num_rows * one.width)
+            self.allocated.append(rows.num_rows * rows.width)
 
-    def free(self, ones: Iterable[Buffer]) -> None:
-        """Gives rows back."""
-        for one in ones:
-            self.held.remove(one)
-            self._spare[one.num_rows, one.width] += 1
+    def free(self, buffers: Iterable[Buffer]) -> None:
+        """Release rows."""
+        for rows in buffers:
+            self.in_use.remove(rows)
+            self._spare[rows.num_rows, rows.width] += 1
 
 
 def array_file_bytes(graph: Graph, plan: RankChunks, moves: Moves) -> int:
-    """The file of index sets and edges."""
+    """Return the bytes of the file of index sets and edges.
+
+    Args:
+        graph: The graph.
+        plan: Chunks of the rank.
+        moves: Sizes of transfers.
+    """
     index = 4 if plan.dependencies.rows.numel() < 1 << 31 else 8
     total = 0
-    for planned in plan.schedules:
-        for round_, missing in zip(planned.schedule.rounds, planned.missing_loops, strict=True):
+    for schedule in plan.schedules:
+        for round_, missing in zip(schedule.schedule.rounds, schedule.missing_loops, strict=True):
             rows, edges = round_.targets.stop - round_.targets.start, round_.edges.stop - round_.edges.start
-            total += index * (rows + planned.schedule.num_slots)
+            total += index * (rows + schedule.schedule.num_slots)
             total += index * sum(len(getattr(round_, name)) for name in FORWARD_FIELDS + BACKWARD_FIELDS)
             total += 8 * edges if moves.sizes.edge_ids else 0
-            for layout in planned.layouts:
-                total += moves.edge_bytes(layout, planned, round_, missing, "both")
+            for layout in schedule.layouts:
+                total += moves.edge_bytes(layout, schedule, round_, missing, "both")
                 spreads = layout == "looped" and graph.edge_features is not None
                 total += 8 * (edges + missing) if spreads else 0
     return total
 
 
 def graph_bytes(graph: Graph) -> int:
-    """Of a graph's arrays that ranks read."""
+    """Return the bytes of a graph's arrays that ranks read."""
     arrays = (
         graph.x,
         graph.y,
@@ -137,16 +164,23 @@ def graph_bytes(graph: Graph) -> int:
         graph.edge_type,
         *graph.features.values(),
     )
-    return sum(one.nbytes for one in arrays if isinstance(one, Tensor))
+    return sum(array.nbytes for array in arrays if isinstance(array, Tensor))
 
 
 def host_bytes(graph: Graph, model: nn.Module, plan: RankChunks, itemsize: int) -> int:
-    """Memory that grows with the graph: its arrays, numbers by vertex, and most of all, for a while, the planning."""
-    held = graph_bytes(graph)
+    """Return the bytes of host memory that grow with the graph.
+
+    Args:
+        graph: The graph.
+        model: The model.
+        plan: Chunks of the rank.
+        itemsize: Bytes of an element.
+    """
+    arrays = graph_bytes(graph)
     by_vertex = graph.num_vertices * (3 * 8 + 4 * itemsize)
-    neighbours = sum(planned.volumes.neighbours for planned in plan.schedules)
-    planning = 40 * neighbours + sum(planned.hop.block.num_edges for planned in plan.schedules) * 16
+    neighbours = sum(schedule.volumes.neighbours for schedule in plan.schedules)
+    planning = 40 * neighbours + sum(schedule.hop.block.num_edges for schedule in plan.schedules) * 16
     planning += 8 * plan.num_chunks**2 if plan.num_chunks <= MAX_REORDERED else 0
-    planning += sum(16 * one.schedule.num_slots * len(one.schedule.rounds) for one in plan.schedules)
-    parameters = sum(one.nbytes for one in model.parameters()) * (PARAMETER_COPIES + CHECKPOINT_COPIES)
-    return held + by_vertex + planning + parameters
+    planning += sum(16 * schedule.schedule.num_slots * len(schedule.schedule.rounds) for schedule in plan.schedules)
+    parameters = sum(parameter.nbytes for parameter in model.parameters()) * (PARAMETER_COPIES + CHECKPOINT_COPIES)
+    return arrays + by_vertex + planning + parameters

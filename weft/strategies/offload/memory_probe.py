@@ -1,4 +1,4 @@
-"""How much a chunk takes on the device: found by working on small ones, and following the tensors."""
+"""Device memory of a chunk, measured on small chunks by following their tensors."""
 
 from __future__ import annotations
 
@@ -18,24 +18,28 @@ from weft.strategies.offload.placed import PlacedOffload
 
 PlaceAt = Callable[[Graph, nn.Module, Sequence[int], bool], PlacedOffload]
 SMALL = ChunkShape(751, 1501, 3001)
-"""A chunk that is worked on: odd numbers, since kernels do rows that are left over apart."""
-LEAST_SHARE = 0.01
-"""Of a chunk's largest size, what the others have at least in the small one of its kind."""
+"""Shape of the measured chunk: odd numbers, because kernels process remainders separately."""
+MIN_SHARE = 0.01
+"""Smallest ratio of a small chunk's sizes to its largest size."""
 
-_found: WeakKeyDictionary[nn.Module, dict[Hashable, Tensor]] = WeakKeyDictionary()
-"""What was found of a model, which plans for other ranks and counts of chunks ask for again."""
+_growth_by_model: WeakKeyDictionary[nn.Module, dict[Hashable, Tensor]] = WeakKeyDictionary()
+"""Measured growth for each model; plans for other numbers of ranks and chunks need it again."""
 
 
 class MemoryProbe:
-    """A model on small graphs that have one chunk of a given shape.
+    """Measurement of a model's memory on small graphs that have one chunk of a given shape.
 
-    At any moment of a step, the bytes alive grow in proportion to a chunk's sizes: four chunks tell by how much, and so
-    the moment at which a chunk of any other shape takes most. Where edges have types, or are fewer than slots, this
-    holds only among about the same proportions: the rows that a type makes grow more slowly than its edges.
+    At each moment of a step, the bytes in use are a linear function of a chunk's sizes. Four chunks determine it, and
+    so the moment at which a chunk of any other shape needs most. If edges have types, or are fewer than slots, this
+    holds only for similar proportions, because the rows of a type grow more slowly than its edges.
 
-    graph: whose features, weights and types the small ones have, a few of each. place_at: places a model on a graph
-    whose chunks have given bounds, and read rows where they are, or in slots. retains: whether segments stay as they
-    were run, until they go back. like: what all probes have that find the same of this model.
+    Args:
+        graph: Graph whose types, widths of features, and presence of weights the small graphs have.
+        model: The model.
+        place_at: Function that places a model on a graph with given bounds of chunks, which are read in place or in
+            slots.
+        retains: True if segments keep their autograd graphs until their backward pass.
+        like: Key that identifies probes with the same result for a model.
     """
 
     def __init__(
@@ -46,72 +50,74 @@ class MemoryProbe:
 
     @property
     def in_place(self) -> MemoryProbe:
-        """The same of chunks that read rows where they are."""
-        made = copy.copy(self)
-        made._in_place = True
-        return made
+        """Measurement of chunks that read rows in place."""
+        probe = copy.copy(self)
+        probe._in_place = True
+        return probe
 
     def peak(self, schedules: Iterable[Sequence[tuple[ChunkShape, int]]]) -> int:
-        """The most of any chunk of some schedules, each with what is loaded beside it.
+        """Return the peak bytes of any chunk of some schedules, each given as shape and bytes next to it.
 
-        Where segments stay, beside what stays of the other chunks of its schedule.
+        If segments keep their autograd graphs, those of the other chunks of the schedule count as well.
         """
-        found = [torch.tensor([(*shape, beside) for shape, beside in each], dtype=torch.float64) for each in schedules]
-        shapes, beside = torch.cat(found).split([3, 1], 1)
-        others = torch.cat([each.sum(0) - each for each in found])
-        most, sparse = beside.flatten(), shapes[:, 2] < shapes[:, 1]
-        for some in filter(torch.any, (sparse, ~sparse)):
-            growth = self._moments(shapes[some])
-            most[some] += (_sizes(shapes[some]) @ growth).amax(1)
-            if self.retains:  # what stays grows with targets and edges
-                most[some] += others[some][:, [0, 2]] @ growth[[1, 3], 0]
-        return round(float(most.max()))
+        schedule_shapes = [
+            torch.tensor([(*shape, extra) for shape, extra in each], dtype=torch.float64) for each in schedules
+        ]
+        shapes, extra = torch.cat(schedule_shapes).split([3, 1], 1)
+        others = torch.cat([each.sum(0) - each for each in schedule_shapes])
+        peak, sparse = extra.flatten(), shapes[:, 2] < shapes[:, 1]
+        for kind in filter(torch.any, (sparse, ~sparse)):
+            growth = self._moments(shapes[kind])
+            peak[kind] += (_sizes(shapes[kind]) @ growth).amax(1)
+            if self.retains:  # kept autograd graphs grow with targets and edges
+                peak[kind] += others[kind][:, [0, 2]] @ growth[[1, 3], 0]
+        return round(float(peak.max()))
 
     def peak_of_shape(self, shape: ChunkShape) -> int:
-        """The most that a training step or an evaluation has on the device at once, with chunks of this shape."""
+        """Return the peak bytes on the device of a training step or evaluation with chunks of one shape."""
         return self.peak([[(shape, 0)]])
 
     def _moments(self, shapes: Tensor) -> Tensor:
-        """Of each moment, the bytes alive whatever the shape, and by target, slot and edge [4, moments].
+        """Return the bytes in use at each moment: constant, and per target, slot and edge, [4, moments].
 
-        The first one is that before the backward pass.
+        The first moment is the one before the backward pass.
         """
         dense = not self.graph.relations and bool((shapes[:, 2] >= shapes[:, 1]).all())
         small = SMALL if dense else self._small(shapes)
-        known = _found.setdefault(self.model, {})
-        if (self._like, self._in_place, small) not in known:
-            known[self._like, self._in_place, small] = self._growth([small, *larger(small)])
-        return known[self._like, self._in_place, small]
+        growths = _growth_by_model.setdefault(self.model, {})
+        if (self._like, self._in_place, small) not in growths:
+            growths[self._like, self._in_place, small] = self._growth([small, *larger(small)])
+        return growths[self._like, self._in_place, small]
 
     def _small(self, shapes: Tensor) -> ChunkShape:
-        """A small chunk that is to the sizes of the largest of some as these are to each other."""
+        """Return a small chunk with about the proportions of the largest of some chunks."""
         largest = shapes.amax(0)
-        shares = (largest / largest.max()).clamp(min=LEAST_SHARE)
+        shares = (largest / largest.max()).clamp(min=MIN_SHARE)
         return ChunkShape(*((shares * max(SMALL)).int() | 1).tolist())
 
     def _growth(self, shapes: Sequence[ChunkShape]) -> Tensor:
-        """How the bytes alive at each moment grow with the sizes, by four shapes."""
+        """Return how the bytes in use at each moment grow with a chunk's sizes, from four shapes."""
         alive = [self._work_on(shape) for shape in shapes]
-        if len({*map(len, alive)}) > 1:  # a layer of one's own that does more on a larger chunk
-            alive = [[one[0], max(one)] for one in alive]
+        if len({*map(len, alive)}) > 1:  # a custom layer that runs more operations on a larger chunk
+            alive = [[moments[0], max(moments)] for moments in alive]
         sizes = _sizes(torch.tensor(shapes, dtype=torch.float64))
         growth = torch.linalg.solve(sizes, torch.tensor(alive, dtype=torch.float64))
         return torch.cat([growth[:, :1], growth[:, 1:].unique(dim=1)], 1)
 
     def _work_on(self, shape: ChunkShape) -> list[int]:
-        """The bytes alive before the backward pass, and after each operation of a training step and an evaluation."""
+        """Return the bytes in use before backward, and after each operation of a training step and an evaluation."""
         placed = self._place(shape)
-        for training in (True, False):  # what is made for good: rows on the host, scalings
+        for training in (True, False):  # allocate what stays: rows on the host, scalings
             self._step(placed, training)
         placed.release_constant()
         placed.model.zero_grad()
         with TensorPeak() as peak:
-            # the second as a later chunk, whose gradients add to others
+            # The second training step adds gradients to present ones, like all chunks but the first.
             alive = [self._step(placed, training, peak) for training in (True, True, False)]
         return [alive[1], *peak.moments]
 
     def _step(self, placed: PlacedOffload, training: bool, peak: TensorPeak | None = None) -> int:
-        """A step; the bytes alive between forward and backward, where they are followed."""
+        """Run a step, and return the bytes in use between forward and backward, if they are followed."""
         logits = placed.forward(Step(epoch=0, training=training))
         alive = peak.alive if peak else 0
         if training:
@@ -126,7 +132,7 @@ class MemoryProbe:
         return self._place_at(graph, twin, bounds, self._in_place)
 
     def _graph(self, shape: ChunkShape) -> Graph:
-        """A graph with as many vertices as slots, whose edges are all in the first chunk's."""
+        """Return a graph with as many vertices as slots, whose edges are all in the first chunk."""
         graph, random = self.graph, torch.Generator().manual_seed(0)
         count = max(shape.slots, shape.targets, 2)
         target = torch.randint(max(shape.targets, 1), (shape.edges,), generator=random)
@@ -153,13 +159,13 @@ class MemoryProbe:
 
 
 def _sizes(shapes: Tensor) -> Tensor:
-    """Shapes [n, 3] with a 1 before them, for what does not grow."""
+    """Return shapes [n, 3] preceded by a 1 for the constant bytes, [n, 4]."""
     return torch.cat([shapes.new_ones(len(shapes), 1), shapes], 1)
 
 
-def larger(one: ChunkShape) -> tuple[ChunkShape, ChunkShape, ChunkShape]:
-    """With twice of all, and with more slots and more edges, where fewer of these than of those stay fewer."""
-    targets, slots, edges = one
+def larger(shape: ChunkShape) -> tuple[ChunkShape, ChunkShape, ChunkShape]:
+    """Return three larger shapes: all sizes doubled, more slots, and more edges (slots keep their order to edges)."""
+    targets, slots, edges = shape
     dense = edges >= slots
     return (
         ChunkShape(2 * targets + 1, 2 * slots + 1, 2 * edges + 1),

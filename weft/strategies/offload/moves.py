@@ -1,4 +1,4 @@
-"""What a pass of offload moves and computes, by formulas: its trace."""
+"""Trace of `offload`: what a pass moves and computes, by formulas."""
 
 from __future__ import annotations
 
@@ -18,206 +18,253 @@ from weft.parallel.chunks.run.slots import SlotLayout, Way, edge_bytes
 from weft.runtime.kernel_call import KernelCall, backward_of, merged
 from weft.strategies.vertex.blocks import BlockStats
 
-LOADED, FLUSHED = 2, 3
-"""How often rows are moved by index: from the host into slots; of gradients, taken, added there, and made zero here."""
+LOADED, WRITTEN_BACK = 2, 3
+"""Number of times that a row is moved by index.
+
+Loaded rows: read on the host, written to slots. Gradients written back: read from slots, added on the host, and set to
+0 in the slots.
+"""
 Calls = tuple[KernelCall, ...] | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class MoveSizes:
-    """What formulas need beside a rank's chunks."""
+    """Sizes that formulas need in addition to a rank's chunks."""
 
     size: int
-    """Ranks."""
+    """Number of ranks."""
     itemsize: int
-    """Bytes of a number."""
+    """Bytes of an element."""
     weight: int
-    """Bytes of an edge's weight; 0: none."""
+    """Bytes of an edge's weight; 0 if edges have none."""
     embedded: BlockStats
-    """Rows of embeddings that cross ranks."""
+    """Number of embedding rows that ranks exchange."""
     embedded_width: int
+    """Columns of embedding rows."""
     fresh_share: float
-    """See `Adjacency.fresh_share`."""
+    """Share of edges whose source row comes from memory, see `Adjacency.fresh_share`."""
     share: bool
-    """Whether ranks share what they load."""
+    """True if ranks share what they load."""
     edge_ids: bool
-    """Whether the edges have types or features."""
+    """True if edges have types or features."""
     halo: HaloPlan | None = None
-    """What leaves and comes by itself before an aggregate; None: chunks of a round exchange what they read."""
+    """Rows that chunks send by themselves before an aggregate (pipeline); None if a round exchanges its rows."""
 
 
 class Moves:
-    """The operations of one training step, or of one evaluation; maps are among them where their flops are given."""
+    """Operations of one training step or evaluation of a rank.
+
+    Args:
+        plan: Chunks of the rank.
+        sizes: Sizes that formulas need in addition.
+        training: True for a training step.
+        flops: Work of dense layers; None: leave them out.
+    """
 
     def __init__(
         self, plan: RankChunks, sizes: MoveSizes, *, training: bool, flops: SegmentFlops | None = None
     ) -> None:
         self.plan, self.sizes, self.training, self.flops = plan, sizes, training, flops
         self.segments, self.stages = plan.programs[training].segments, plan.stages[training]
-        self.made: list[Operation] = []
+        self._operations: list[Operation] = []
 
     def operations(self) -> list[Operation]:
-        """All of them, but the sum of the parameters' gradients."""
+        """Return all operations, except for the all-reduce of the parameters' gradients."""
         fetched, width = self.sizes.embedded, self.sizes.embedded_width
         if fetched.exchanged:
-            self._rows_cross(fetched.num_sent, fetched.num_received, width)
+            self._add_exchange(fetched.num_sent, fetched.num_received, width)
         for stage in self.stages.forward:
             self._forward(stage)
         for stage in self.stages.backward:
             self._backward(stage)
         if self.training and fetched.exchanged:
-            self._rows_cross(fetched.num_received, fetched.num_sent, width)
-        return self.made
+            self._add_exchange(fetched.num_received, fetched.num_sent, width)
+        return self._operations
 
     def _forward(self, stage: PassStage) -> None:
         number, segment, before = stage.number, self.segments[stage.number], self._before(stage)
-        maps = self._maps(number) if stage.runs else None
-        stored = sum(one.width for one in stage.makes)
+        dense = self._dense(number) if stage.runs else None
+        stored = sum(buffer.width for buffer in stage.makes)
         if stage.step is not None:
-            self._aggregate_step(stage.step, maps, stored=stored)
+            self._add_aggregate(stage.step, dense, stored=stored)
             if not stage.runs:
-                self._cross(stage.step.segment.width)
+                self._add_halo(stage.step.segment.width)
         else:
-            self._ranges(segment, before, maps, stored=stored)
+            self._add_ranges(segment, before, dense, stored=stored)
         if not stage.runs:
             return
         if segment.aggregates:
-            self._cross(segment.source_width)
+            self._add_halo(segment.source_width)
         if segment.boundary is not None and isinstance(segment.op, Total):
-            self._total(segment)
+            self._add_total(segment)
 
     def _backward(self, stage: PassStage) -> None:
         segment, before, step = self.segments[stage.number], self._before(stage), stage.step
-        wanted = [] if before is None or before.constant else differentiable_ports(before)
-        maps = self._maps(stage.number, backward=True) if stage.runs else None
-        grads = self._width(segment, differentiable_ports(segment)) if stage.runs else before.width if before else 0
-        given = self._width(before, {*wanted} & {*before.rows.values()}) if stage.runs and before is not None else 0
+        with_grads = [] if before is None or before.constant else differentiable_ports(before)
+        dense = self._dense(stage.number, backward=True) if stage.runs else None
+        read_grads = (
+            self._width(segment, differentiable_ports(segment)) if stage.runs else before.width if before else 0
+        )
+        written_grads = (
+            self._width(before, {*with_grads} & {*before.rows.values()}) if stage.runs and before is not None else 0
+        )
         if step is None:
-            self._ranges(segment, None if self.plan.in_memory else before, maps, grads=grads, given=given)
+            self._add_ranges(
+                segment,
+                None if self.plan.in_memory else before,
+                dense,
+                read_grads=read_grads,
+                written_grads=written_grads,
+            )
             if before is not None and isinstance(before.op, Total) and before.differentiable:
-                self._total(before)
+                self._add_total(before)
             return
         assert before is not None
-        self._aggregate_step(step, maps, grads=grads, given=given)
-        ports = {*before.source_ports} & {*wanted}
-        self._cross(before.width * before.differentiable if step.step else self._width(before, ports), back=True)
+        self._add_aggregate(step, dense, read_grads=read_grads, written_grads=written_grads)
+        ports = {*before.source_ports} & {*with_grads}
+        self._add_halo(before.width * before.differentiable if step.step else self._width(before, ports), back=True)
 
     def _before(self, stage: PassStage) -> Segment | None:
-        """The segment before that of a stage."""
+        """Return the segment before that of a stage."""
         return self.segments[stage.number - 1] if stage.number else None
 
-    def _ranges(
+    def _add_ranges(
         self,
         segment: Segment,
         before: Segment | None,
-        maps: Operation | None,
+        dense: Operation | None,
         *,
         stored: int = 0,
-        grads: int = 0,
-        given: int = 0,
+        read_grads: int = 0,
+        written_grads: int = 0,
     ) -> None:
-        """What follows no aggregate, range by range; before: whose rows are read; else as `_aggregate_step`."""
+        """Add the operations of a stage without an aggregate, range by range.
+
+        `before` is the segment whose rows are read. For the other arguments see `_add_aggregate`.
+        """
         spans = self.plan.spans(self.plan.num_rows(segment.hop))
-        read = 0
+        read_width = 0
         if before is not None:
-            read = self._width(before, before.rows.values()) + self._result_width(before)
-        for number, (span, piece) in enumerate(zip(spans, dealt(maps, len(spans)), strict=True)):
+            read_width = self._width(before, before.rows.values()) + self._result_width(before)
+        for number, (span, piece) in enumerate(zip(spans, split_operation(dense, len(spans)), strict=True)):
             rows = span.stop - span.start
-            self._load("rows", rows * read, ahead=self.plan.prefetch and number > 0)
-            self._load("gradients", rows * grads)
-            self.made += piece
+            self._load("rows", rows * read_width, ahead=self.plan.prefetch and number > 0)
+            self._load("gradients", rows * read_grads)
+            self._operations += piece
             self._store("rows", rows * stored)
-            self._store("gradients", rows * given)
+            self._store("gradients", rows * written_grads)
 
-    def _aggregate_step(
-        self, step: AggregateStep, maps: Operation | None, *, stored: int = 0, grads: int = 0, given: int = 0
+    def _add_aggregate(
+        self,
+        step: AggregateStep,
+        dense: Operation | None,
+        *,
+        stored: int = 0,
+        read_grads: int = 0,
+        written_grads: int = 0,
     ) -> None:
-        """One pass over all rounds.
+        """Add the operations of one aggregate over all rounds.
 
-        maps: of the segment behind it, if that is run with it. stored: columns of the rows that a target leaves on the
-        host; backward, grads: of the gradients that it reads there, and given: of those that it leaves beside the
-        aggregate's.
+        Args:
+            step: The aggregate.
+            dense: Dense layers of the segment that runs with it; None if there are none.
+            stored: Columns of each target's rows that are written to the host.
+            read_grads: In the backward pass, columns of the gradients that are read from the host.
+            written_grads: In the backward pass, columns of the gradients that are written, without those of the
+                aggregate.
         """
         segment, backward = step.segment, step.edges != "forward"
-        planned, first = self._scheduled(segment.hop + step.step), segment.aggregated.width
+        schedule, width = self._schedule(segment.hop + step.step), segment.aggregated.width
         widths = self._source_widths(step)
-        wanted = [width for width, needed in widths if needed]
-        read, spread = sum(width for width, _ in widths), sum(wanted)
-        own = self._width(segment, step.target_ports) + (segment.total_saved_width if step.saved else 0)
-        rounds = planned.schedule.rounds
-        inside = dealt(self._layer_maps(segment, planned, backward=backward), len(rounds))
-        pieces = dealt(maps, len(rounds))
-        for number, (round_, missing) in enumerate(zip(rounds, planned.missing_loops, strict=True)):
+        grad_widths = [width for width, needed in widths if needed]
+        read_width, grad_width = sum(width for width, _ in widths), sum(grad_widths)
+        target_width = self._width(segment, step.target_ports) + (segment.total_saved_width if step.saved else 0)
+        rounds = schedule.schedule.rounds
+        layer_pieces = split_operation(self._dense_of_layer(segment, schedule, backward=backward), len(rounds))
+        pieces = split_operation(dense, len(rounds))
+        # Each round loads rows and edges, exchanges source rows, aggregates, runs dense layers, and stores their rows.
+        # Backward, the dense layers come before the adjoint of the aggregate, and gradients of sources are exchanged.
+        # If ranks do not share loads, each also reads the rows that it sends from the host, and adds gradients there.
+        for number, (round_, missing) in enumerate(zip(rounds, schedule.missing_loops, strict=True)):
             rows, edges = round_.targets.stop - round_.targets.start, round_.edges.stop - round_.edges.start
             ahead = self.plan.prefetch and number > 0
-            self._load("rows", rows * own, ahead=ahead)
-            num_bytes = self.edge_bytes(layout_of(segment.op), planned, round_, missing, step.edges)
-            begun = (KernelCall("round", ()),)
-            self.made.append(
-                Operation(kind="transfer", tag="edges", bytes_received=num_bytes, calls=begun, ahead=ahead)
+            self._load("rows", rows * target_width, ahead=ahead)
+            num_bytes = self.edge_bytes(layout_of(segment.op), schedule, round_, missing, step.edges)
+            round_call = (KernelCall("round", ()),)
+            self._operations.append(
+                Operation(kind="transfer", tag="edges", bytes_received=num_bytes, calls=round_call, ahead=ahead)
             )
             if step.values:
-                again = 0 if self.sizes.share else sum(round_.send_row_counts)
-                picked = self._picked(len(round_.load) + again, [width for width, _ in widths], LOADED)
-                self._load("sources", (len(round_.load) + again) * read, ahead=ahead, calls=picked)
-                self._exchange(round_.send_row_counts, round_.recv_row_counts, read)
-            self.made += inside[number]
-            fresh = round(self.sizes.fresh_share * edges)
-            sizes = edges, rows, len(round_.slot_sources), fresh, first, segment.op.heads
+                for_others = 0 if self.sizes.share else sum(round_.send_row_counts)
+                gathers = self._gather_calls(len(round_.load) + for_others, [width for width, _ in widths], LOADED)
+                self._load("sources", (len(round_.load) + for_others) * read_width, ahead=ahead, calls=gathers)
+                self._exchange_round(round_.send_row_counts, round_.recv_row_counts, read_width)
+            self._operations += layer_pieces[number]
+            num_fresh = round(self.sizes.fresh_share * edges)
+            sizes = edges, rows, len(round_.slot_sources), num_fresh, width, segment.op.heads
             call = KernelCall(type(segment.op).__name__, sizes)
             if step.values and not step.saved:
-                self._aggregate(edges * first, call)
-            self._load("gradients", rows * grads)
-            self.made += pieces[number]
-            if backward and segment.differentiable and (wanted or not segment.op.linear):
-                self._aggregate(edges * first, backward_of(call))
-            if backward and wanted:
-                self._exchange(round_.send_grad_counts, round_.recv_grad_counts, spread)
-                again = 0 if self.sizes.share else sum(round_.recv_grad_counts)
-                picked = self._picked(len(round_.write_back) + again, wanted, FLUSHED)
-                self._store("gradients", (len(round_.write_back) + again) * spread, calls=picked)
+                self._add_kernel(edges * width, call)
+            self._load("gradients", rows * read_grads)
+            self._operations += pieces[number]
+            if backward and segment.differentiable and (grad_widths or not segment.op.linear):
+                self._add_kernel(edges * width, backward_of(call))
+            if backward and grad_widths:
+                self._exchange_round(round_.send_grad_counts, round_.recv_grad_counts, grad_width)
+                for_others = 0 if self.sizes.share else sum(round_.recv_grad_counts)
+                gathers = self._gather_calls(len(round_.write_back) + for_others, grad_widths, WRITTEN_BACK)
+                self._store("gradients", (len(round_.write_back) + for_others) * grad_width, calls=gathers)
             if backward:
                 targets = (port for port in segment.targets.values() if segment.live[port].differentiable)
-                self._store("gradients", rows * (given + sum(segment.live[port].width for port in targets)))
+                self._store("gradients", rows * (written_grads + sum(segment.live[port].width for port in targets)))
             self._store("rows", rows * stored)
 
-    def _maps(self, number: int, *, backward: bool = False) -> Operation | None:
-        """The maps of a segment, on all ranges; backward they are made again first."""
+    def _dense(self, number: int, *, backward: bool = False) -> Operation | None:
+        """Return the dense layers of a segment on all ranges; in the backward pass, they first run forward again."""
         if self.flops is None:
             return None
         segment, before = self.segments[number], self.segments[number - 1] if number else None
         calls = len(self.plan.spans(self.plan.num_rows(segment.hop)))
         if before is not None and before.aggregates and not before.constant:
-            calls = len(self._scheduled(before.hop + before.steps - 1).schedule.rounds)
-        return mapped(self.flops.segment(number, calls), backward=backward, retained=self.plan.in_memory)
+            calls = len(self._schedule(before.hop + before.steps - 1).schedule.rounds)
+        return dense_operation(self.flops.segment(number, calls), backward=backward, retained=self.plan.in_memory)
 
-    def _layer_maps(self, segment: Segment, planned: HopSchedule, *, backward: bool) -> Operation | None:
-        """Those inside an aggregate that is a layer run as a whole, on all chunks."""
+    def _dense_of_layer(self, segment: Segment, schedule: HopSchedule, *, backward: bool) -> Operation | None:
+        """Return the dense layers inside an aggregate that is a whole layer, on all chunks."""
         if self.flops is None or not isinstance(segment.op, WholeLayer):
             return None
-        number = next(number for number, one in enumerate(self.segments) if one is segment)
-        sources = sum(shape.targets + shape.slots for shape in planned.shapes())
-        return mapped(self.flops.layer(number, sources, len(planned.schedule.rounds)), backward=backward)
+        number = next(number for number, candidate in enumerate(self.segments) if candidate is segment)
+        sources = sum(shape.targets + shape.slots for shape in schedule.shapes())
+        return dense_operation(self.flops.layer(number, sources, len(schedule.schedule.rounds)), backward=backward)
 
-    def _scheduled(self, hop: int) -> HopSchedule:
+    def _schedule(self, hop: int) -> HopSchedule:
+        """Return the schedule of an aggregate."""
         return self.plan.schedules[self.plan.schedule_of[hop]]
 
-    def edge_bytes(self, layout: SlotLayout, planned: HopSchedule, round_: Round, missing: int, way: Way) -> int:
-        """The bytes of a round's edges as they are stored for an aggregate."""
-        index, rows = planned.hop.block.indices.itemsize, round_.targets.stop - round_.targets.start
+    def edge_bytes(self, layout: SlotLayout, schedule: HopSchedule, round_: Round, missing: int, way: Way) -> int:
+        """Return the bytes of a round's edges as they are stored for an aggregate.
+
+        Args:
+            layout: Layout of the edges.
+            schedule: Schedule of the aggregate.
+            round_: The round.
+            missing: Number of targets without a self-loop.
+            way: Direction in which the edges are used.
+        """
+        index, rows = schedule.hop.block.indices.itemsize, round_.targets.stop - round_.targets.start
         edges = round_.edges.stop - round_.edges.start + (missing if layout == "looped" else 0)
-        sources = planned.schedule.num_slots + (rows if layout == "whole" else 0)
+        sources = schedule.schedule.num_slots + (rows if layout == "whole" else 0)
         return edge_bytes(way, rows, sources, edges, index, self.sizes.weight)
 
     def _source_widths(self, step: AggregateStep) -> list[tuple[int, bool]]:
-        """Of the rows that an aggregate reads at sources, each once, their width and whether they have a gradient."""
+        """Return the width of each row that an aggregate reads at a source, and whether it has a gradient."""
         segment = step.segment
-        found = [(segment.live[port].width, segment.live[port].differentiable) for port in step.source_ports]
-        return [*found, (segment.width, segment.differentiable)] if step.step else found
+        widths = [(segment.live[port].width, segment.live[port].differentiable) for port in step.source_ports]
+        return [*widths, (segment.width, segment.differentiable)] if step.step else widths
 
-    def _total(self, segment: Segment) -> None:
+    def _add_total(self, segment: Segment) -> None:
         if self.sizes.size > 1:
-            self.made.append(all_reduce("statistics", segment.width, self.sizes.itemsize, self.sizes.size))
+            self._operations.append(all_reduce("statistics", segment.width, self.sizes.itemsize, self.sizes.size))
 
     def _result_width(self, segment: Segment) -> int:
         return segment.width if segment.aggregates else 0
@@ -225,59 +272,70 @@ class Moves:
     def _width(self, segment: Segment, live: Iterable[int]) -> int:
         return sum(segment.live[port].width for port in set(live))
 
-    def _exchange(self, sent: Sequence[int], received: Sequence[int], width: int) -> None:
+    def _exchange_round(self, sent: Sequence[int], received: Sequence[int], width: int) -> None:
         if len(sent) > 1:
-            self._rows_cross(sum(sent), sum(received), width)
+            self._add_exchange(sum(sent), sum(received), width)
 
-    def _cross(self, width: int, *, back: bool = False) -> None:
-        """Rows of a level that cross by themselves, or their gradients, if they do."""
+    def _add_halo(self, width: int, *, back: bool = False) -> None:
+        """Add the exchange of rows that chunks send by themselves, or of their gradients."""
         halo = self.sizes.halo
         if halo is not None and self.sizes.size > 1 and width:
             sent, received = (halo.num_sent, halo.num_received)[:: -1 if back else 1]
-            self._rows_cross(sent, received, width, ahead=not halo.at_once, messages=halo.num_messages)
+            self._add_exchange(sent, received, width, ahead=not halo.at_once, messages=halo.num_messages)
 
-    def _rows_cross(self, sent: int, received: int, width: int, *, ahead: bool = False, messages: int = 0) -> None:
-        """So many rows leave and come, picked by index and put by index."""
+    def _add_exchange(self, sent: int, received: int, width: int, *, ahead: bool = False, messages: int = 0) -> None:
+        """Add an exchange whose rows are gathered by index before, and written by index after it."""
         row = width * self.sizes.itemsize
-        self.made.append(
+        self._operations.append(
             Operation(
                 kind="collective",
                 tag="halo",
                 bytes_sent=sent * row,
                 bytes_received=received * row,
-                calls=self._picked(sent + received, [width], 1),
+                calls=self._gather_calls(sent + received, [width], 1),
                 ahead=ahead,
                 messages=messages,
             )
         )
 
-    def _picked(self, rows: int, widths: Iterable[int], times: int) -> tuple[KernelCall, ...]:
-        """The kernels that move rows of these widths by index, so many times each."""
+    def _gather_calls(self, rows: int, widths: Iterable[int], times: int) -> tuple[KernelCall, ...]:
+        """Return the kernels that move rows of some widths by index, `times` times each."""
         sizes = [(rows, width * self.sizes.itemsize) for width in widths if rows * width]
-        return tuple(KernelCall("gather", one, times) for one in sizes)
+        return tuple(KernelCall("gather", size, times) for size in sizes)
 
-    def _aggregate(self, edges: int, call: KernelCall) -> None:
-        self.made.append(Operation(kind="aggregate", edges=edges, calls=(call,)))
+    def _add_kernel(self, edges: int, call: KernelCall) -> None:
+        self._operations.append(Operation(kind="aggregate", edges=edges, calls=(call,)))
 
     def _load(self, tag: str, numbers: int, *, ahead: bool = False, calls: Calls = None) -> None:
-        self.made.append(transfer(tag, to_device=numbers * self.sizes.itemsize, ahead=ahead, calls=calls))
+        self._operations.append(transfer(tag, to_device=numbers * self.sizes.itemsize, ahead=ahead, calls=calls))
 
     def _store(self, tag: str, numbers: int, *, calls: Calls = None) -> None:
-        self.made.append(transfer(tag, to_host=numbers * self.sizes.itemsize, calls=calls))
+        self._operations.append(transfer(tag, to_host=numbers * self.sizes.itemsize, calls=calls))
 
 
-def mapped(made: DenseFlops, *, backward: bool, retained: bool = False) -> Operation | None:
-    """Maps forward, or backward; retained: where nothing is made again for that."""
-    again = not (backward and retained)
-    flops = made.forward * again + made.backward * backward
-    calls = made.calls * again + made.backward_calls * backward
+def dense_operation(dense: DenseFlops, *, backward: bool, retained: bool = False) -> Operation | None:
+    """Return the dense layers of a segment as one operation; None if there are none.
+
+    Args:
+        dense: Work of the dense layers.
+        backward: True for the backward pass, which first runs them forward again.
+        retained: True if the autograd graph was kept, so that nothing is recomputed.
+    """
+    forward = not (backward and retained)
+    flops = dense.forward * forward + dense.backward * backward
+    calls = dense.calls * forward + dense.backward_calls * backward
     return Operation(kind="dense", flops=flops, calls=calls) if flops or calls else None
 
 
-def dealt(made: Operation | None, count: int) -> list[list[Operation]]:
-    """An operation in so many pieces that are nearly alike."""
-    if made is None:
+def split_operation(operation: Operation | None, count: int) -> list[list[Operation]]:
+    """Return an operation in `count` pieces of about the same size.
+
+    Args:
+        operation: The operation; None if there is none.
+        count: Number of pieces.
+    """
+    if operation is None:
         return [[]] * count
-    each = [call._replace(number=1) for call in made.calls for _ in range(call.number)]
-    pieces = [merged(each[place::count]) for place in range(count)]
-    return [[replace(made, flops=sum(call.flops for call in piece), calls=piece)] for piece in pieces]
+    calls = [call._replace(number=1) for call in operation.calls for _ in range(call.number)]
+    pieces = [merged(calls[index::count]) for index in range(count)]
+    return [[replace(operation, flops=sum(call.flops for call in piece), calls=piece)] for piece in pieces]

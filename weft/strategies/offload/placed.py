@@ -1,4 +1,4 @@
-"""Offload on a rank: its rows on the host, and the passes over them."""
+"""A plan of `offload` on a rank: its rows on the host, and the passes over them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,18 @@ from weft.strategies.step_pruning import describe_receptive_fields
 
 
 class PlacedOffload(Placed):
-    """A rank's rows on the host, and the passes over them.
+    """A plan of `offload` on a rank: its rows on the host, and the passes over them.
 
-    folder, embedded_halo, only_first: see PlacedChunks. forecast: of this rank, where there is one. reach: what of the
-    graph is read, or why all.
+    Args:
+        work: The workload.
+        chunks: Chunks of the rank.
+        group: The ranks.
+        seed: Seed of dropout.
+        folder: Folder of the rows on the host; None: the folder for temporary files.
+        embedded_halo: Exchange of embedding rows; None if each rank stores all that it needs.
+        estimate: Estimated bytes of this rank, for the record.
+        receptive_field: Receptive field of all steps, or the reason why they read all rows.
+        only_first: True to compute only the first chunk of each aggregate, to measure its memory.
     """
 
     def __init__(
@@ -56,7 +64,8 @@ class PlacedOffload(Placed):
             only_first=only_first,
         )
         self._volumes = [
-            {"given": one.unordered_volumes.as_record(), "chosen": one.volumes.as_record()} for one in chunks.schedules
+            {"given": schedule.unordered_volumes.as_record(), "chosen": schedule.volumes.as_record()}
+            for schedule in chunks.schedules
         ]
         self._pass: ChunkPass | None = None
         self._lent: list[StoredRows] = []
@@ -64,18 +73,18 @@ class PlacedOffload(Placed):
         self.chunks.release()
 
     def describe(self) -> dict[str, Any]:
-        known = {"forecast": asdict(self.estimate), "summary": str(self.estimate)} if self.estimate else {}
-        return describe_receptive_fields({"every step": self.receptive_field}) | known | {"volumes": self._volumes}
+        facts = {"forecast": asdict(self.estimate), "summary": str(self.estimate)} if self.estimate else {}
+        return describe_receptive_fields({"every step": self.receptive_field}) | facts | {"volumes": self._volumes}
 
     def forward(self, step: Step) -> Tensor:
         self.model.train(step.training)
         self._end()
-        made = ChunkPass(self.chunks, self.programs[step.training], step_key=step.key, training=step.training)
-        logits = made.forward()
+        chunk_pass = ChunkPass(self.chunks, self.programs[step.training], step_key=step.key, training=step.training)
+        logits = chunk_pass.forward()
         if step.training:
-            self._pass = made
-        else:  # nothing follows but the next pass
-            made.end(but=logits)
+            self._pass = chunk_pass
+        else:  # no backward pass follows
+            chunk_pass.end(but=logits)
             self._logits = logits
         return logits.tensor()
 
@@ -87,14 +96,14 @@ class PlacedOffload(Placed):
         sum_gradients(shared_parameters(self.model), self.group)
 
     def release_constant(self) -> None:
-        """Has the next pass make again what is made once, in the same memory."""
+        """Release what is computed only once, so that the next pass computes it again in the same memory."""
         if (table := self.chunks.constant) is not None:
             stay = (table.arrays[port] for port in {*table.segment.rows.values()})
             self.chunks.pool.free(table.result, *(rows for rows in stay if rows is not self.chunks.features))
             self.chunks.constant = None
 
     def _end(self) -> None:
-        """Takes back what the last pass has on the host."""
+        """Release the host memory of the last pass."""
         if self._pass is not None:
             self._pass.end()
         self.chunks.pool.free(*self._lent, self._logits)
@@ -105,6 +114,6 @@ class PlacedOffload(Placed):
         return torch.device("cpu")
 
     def empty_rows(self, rows: Tensor) -> Tensor:
-        made = self.chunks.pool.alloc(*rows.shape)
-        self._lent.append(made)
-        return made.tensor()
+        stored = self.chunks.pool.alloc(*rows.shape)
+        self._lent.append(stored)
+        return stored.tensor()

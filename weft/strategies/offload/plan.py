@@ -1,6 +1,6 @@
-"""Offload beyond the device's memory (HongTu): rows live on the host, chunks of the graph are worked on in turn.
+"""Plan of `offload` for graphs beyond the device's memory (HongTu): rows on the host, chunk after chunk on the device.
 
-The search for chunks is made once; its outcome is what `decisions` says, and ranks make the same plan of it.
+One process searches for the chunks; the others make the same plan from its `state()`.
 """
 
 from __future__ import annotations
@@ -40,19 +40,22 @@ from weft.strategies.vertex.plan import CommunicatedPlan, HybridOptions, HybridP
 from weft.utils.errors import InputError
 from weft.utils.units import format_bytes
 
-EXAMPLE_CHUNKS = 64  # whose memory is named where a limit is below what any chunk takes
-MARGIN = 0.95  # of a limit is filled: chunks have taken up to 5 % more than was told
-ATTENTION_COST = 3  # an edge of attention costs as much as so many of a sum
+EXAMPLE_CHUNKS = 64
+"""Number of chunks whose memory an error names, if the limit is too small for any number."""
+MARGIN = 0.95
+"""Share of a limit that is filled, since chunks have needed up to 5 % more than estimated."""
+ATTENTION_COST = 3
+"""Cost of an attention's edge, relative to an edge of a sum."""
 
 
 class ChunkVertices(HybridPlan):
-    """Where the vertices of chunks live, and which sources are cached."""
+    """Partition of the vertices, and cached sources, for chunks."""
 
     optimisations = ()  # no cover: chunks load the rows of sources alone
 
 
 class OffloadPlan(Plan):
-    """Rows, and what their gradients need, on the host; on the device, one chunk of the edges at a time, exact."""
+    """Plan of `offload`, exact: rows and saved activations on the host, the device has one chunk at a time."""
 
     name = "offload"
     options_type: ClassVar[type[Options]] = OffloadOptions
@@ -66,13 +69,14 @@ class OffloadPlan(Plan):
         tracer = ProgramTracer(work.graph, work.model, work.optimisations)
         self.programs = {training: tracer.program(training=training) for training in (True, False)}
         self.vertices = self.make_vertices()
-        if (asked := self.programs[True].num_hops) != (foreseen := len(self.vertices.caching.costs)):
+        if (num_aggregates := self.programs[True].num_hops) != (num_in_outline := len(self.vertices.caching.costs)):
             raise InputError(
-                f"strategy {self.name} makes {asked} aggregates over the edges, and the model's layers {foreseen}: "
-                "give a layer that maps rows alone as weft.nn.RowLayer, and each aggregate a layer of its own"
+                f"strategy {self.name} finds {num_aggregates} aggregates over the edges, but the model's outline "
+                f"has {num_in_outline}: make each layer that changes only rows a weft.nn.RowLayer, and use one layer "
+                "for each aggregate"
             )
-        found = (one for one in self.programs[True].segments if one.aggregates and not one.constant)
-        self.saved_hops = frozenset(one.hop for one in found if self._keeps(one))
+        saveable = (segment for segment in self.programs[True].segments if segment.aggregates and not segment.constant)
+        self.saved_hops = frozenset(segment.hop for segment in saveable if self._saves_result(segment))
         like = (
             self.saved_hops,
             work.optimisations,
@@ -88,7 +92,7 @@ class OffloadPlan(Plan):
         self._chunks: dict[int, RankChunks] = {}
 
     def make_vertices(self) -> VertexPlan:
-        """Where vertices live, and which sources are cached."""
+        """Return the plan that partitions the vertices, and decides which sources are cached."""
         options = self.options
         assert isinstance(options, OffloadOptions)
         by_cost = options.cache_ratio is not None or self.machine is not None
@@ -96,31 +100,33 @@ class OffloadPlan(Plan):
             partition=options.partition, cache_ratio=options.cache_ratio, cache_memory=options.cache_memory
         )
         vertices = (ChunkVertices if by_cost else CommunicatedPlan)(self.work, self.size, caching, self.machine)
-        return vertices.restrict_to(self.receptive_field) if isinstance(self.receptive_field, ReceptiveField) else vertices
+        return (
+            vertices.restrict_to(self.receptive_field) if isinstance(self.receptive_field, ReceptiveField) else vertices
+        )
 
     @cached_property
     def receptive_field(self) -> ReceptiveField | str:
-        """What training steps and evaluations read of the graph, which have one set of rows; or why that is all."""
-        reach = find_receptive_field(self.work, self.traits, training=False)
-        if isinstance(reach, str):
-            return reach
+        """Receptive field that training steps and evaluations share, or the reason why they read all rows."""
+        field = find_receptive_field(self.work, self.traits, training=False)
+        if isinstance(field, str):
+            return field
         if embeddings(self.work.model) or self.work.graph.relations:
-            return "types are of the whole graph"
-        return reason_for_all_rows(self.work, self.traits, training=True) or reach
+            return "vertex and edge types are those of the whole graph"
+        return reason_for_all_rows(self.work, self.traits, training=True) or field
 
     @property
     def cutters(self) -> list[Cutter]:
-        """What cuts aggregates into chunks; it holds what all ranks compute and fetch, until `forget`."""
+        """Objects that divide aggregates into chunks; they keep the dependencies of all ranks until `release`."""
         if not self._cutters:
             self._cutters = self.make_cutters()
         return self._cutters
 
     def make_cutters(self) -> list[Cutter]:
-        """One for all ranks, whose chunks share what they load; or one for each rank."""
+        """Return one cutter for all ranks, whose chunks share what they load, or one for each rank."""
         return [self.make_cutter(self.vertices.all_dependencies)]
 
     def make_cutter(self, needed: Sequence[Dependencies]) -> Cutter:
-        """That of some ranks."""
+        """Return the cutter of some ranks."""
         return Cutter(
             self.work,
             self.programs,
@@ -134,98 +140,121 @@ class OffloadPlan(Plan):
 
     @property
     def max_chunks(self) -> int:
-        """More than this many chunks are not tried."""
+        """Largest number of chunks that is tried."""
         return max(cutter.max_chunks for cutter in self.cutters)
 
     @property
     def min_chunks(self) -> int:
-        """As many chunks are made at least."""
+        """Smallest number of chunks that is tried."""
         return max(self.options.chunks, 1)
 
     def release(self) -> None:
-        """Lets go of what planning holds."""
+        """Release the memory of planning."""
         self._cutters, self._chunks = [], {}
         self.vertices.release()
         release_freed_memory()  # planning takes more than the device may have
 
     def state(self) -> dict[str, Any]:
-        made = self._cuts()
-        if "estimates" not in made:  # which take longer than the rest, and no rank needs
-            chunks = self.cut(made["count"], made["orders"])
-            made["estimates"] = [asdict(self.estimate(rank, one)) for rank, one in enumerate(chunks)]
-        return made
+        decisions = self._cuts()
+        if "estimates" not in decisions:  # computed late: they take longest, and ranks do not need them
+            chunks = self.cut(decisions["count"], decisions["orders"])
+            decisions["estimates"] = [
+                asdict(self.estimate(rank, rank_chunks)) for rank, rank_chunks in enumerate(chunks)
+            ]
+        return decisions
 
     def _cuts(self) -> dict[str, Any]:
-        """The decisions that chunks follow from."""
+        """Return the decisions from which the chunks follow."""
         if self._decisions is None:
             count, orders = self._search()
             self._decisions = {"count": count, "orders": orders}
         return self._decisions
 
     def chunks(self, rank: int) -> RankChunks:
-        """What a rank does chunk by chunk; of the last that was asked for it is not made again."""
+        """Return the chunks of a rank; the last result is cached."""
         if rank not in self._chunks:
-            made = self._cuts()
-            self._chunks = {rank: self.cut_rank(rank, made["count"], made["orders"])}
+            decisions = self._cuts()
+            self._chunks = {rank: self.cut_rank(rank, decisions["count"], decisions["orders"])}
         return self._chunks[rank]
 
     def cut(self, count: int, orders: Orders | None = None) -> list[RankChunks]:
-        """All ranks' shares in so many chunks."""
+        """Return the chunks of all ranks.
+
+        Args:
+            count: Number of chunks of each aggregate.
+            orders: Order of the chunks; None: the original one.
+        """
         return [self.cut_rank(rank, count, orders) for rank in range(self.size)]
 
     def cut_rank(self, rank: int, count: int, orders: Orders | None) -> RankChunks:
-        """A rank's share in so many chunks."""
+        """Return the chunks of a rank.
+
+        Args:
+            rank: The rank.
+            count: Number of chunks of each aggregate.
+            orders: Order of the chunks; None: the original one.
+        """
         (cutter,) = self.cutters
         return cutter.cut(rank, cutter.bounds(count), orders)
 
     def choose_orders(self, count: int) -> Orders | None:
-        """The order of so many chunks that takes less time, if it is not theirs."""
+        """Return the fastest order of `count` chunks; None for the original one."""
         if not self.work.optimisations.reorder:
             return None
         (cutter,) = self.cutters
         return cutter.choose_orders(cutter.bounds(count), NOMINAL_RATES)
 
     def _search(self) -> tuple[int, Orders | None]:
-        """As few chunks as fit, and their order. InputError where the device's memory is too little for any."""
+        """Return the smallest number of chunks that fits in the device's memory, and their order.
+
+        Raises:
+            InputError: No number of chunks fits.
+        """
         count, limit = self.min_chunks, self.options.device_memory
-        while limit is not None and (most := self._peak(count)) > MARGIN * limit:
+        while limit is not None and (peak := self._peak(count)) > MARGIN * limit:
             if count >= self.max_chunks:
                 raise InputError(
-                    f"--device-memory {format_bytes(limit)}: a chunk takes at least {format_bytes(most)}, of {count:,} "
-                    f"chunks: give --device-memory {int(most / MARGIN) + 1}, more --workers, or a smaller --hidden"
+                    f"--device-memory {format_bytes(limit)}: a chunk takes at least {format_bytes(peak)}, with "
+                    f"{count:,} chunks: give --device-memory {int(peak / MARGIN) + 1}, more --workers, or a "
+                    "smaller --hidden"
                 )
-            count = min(self.max_chunks, max(count + 1, int(count * min(1.05 * most / limit, 4))))
+            # Memory shrinks at most in proportion to a chunk's size: raise the count by the excess, up to 4 times.
+            count = min(self.max_chunks, max(count + 1, int(count * min(1.05 * peak / limit, 4))))
         orders = self.choose_orders(count)
         fits = limit is None or orders is None or self._peak(count, orders) <= MARGIN * limit
         return count, orders if fits else None
 
     def _peak(self, count: int, orders: Orders | None = None) -> int:
-        """What the largest of so many chunks of any rank takes."""
-        return self.memory_probe.peak(schedule for one in self.cut(count, orders) for schedule in one.chunks)
+        """Return the peak device bytes of any chunk of any rank."""
+        return self.memory_probe.peak(
+            schedule for rank_chunks in self.cut(count, orders) for schedule in rank_chunks.chunks
+        )
 
-    def _keeps(self, segment: Segment) -> bool:
-        """Whether an aggregate's results are kept for the backward pass, or made again from its sources (section 4.2).
+    def _saves_result(self, segment: Segment) -> bool:
+        """Return whether an aggregate's results are saved for backward, or recomputed (HongTu, section 4.2).
 
-        That is asked only of results which that pass needs. Kept, they and what is kept beside them are written and
-        read; made again, each edge reads a row on the device, and of a sum, which needs no rows otherwise, every source
-        comes from the host at least once.
+        Only results that backward needs are considered. Saved results, and what is saved with them, are written and
+        read once. To recompute them, each edge reads a row on the device, and for a sum, whose backward needs no source
+        rows otherwise, each source row is loaded from the host at least once.
         """
-        wanted, linear, stats = self.options.intermediates, segment.op.linear, self.work.stats
-        if wanted == "recompute" or not segment.op.can_save or (linear and not segment.needs_result):
+        option, linear, stats = self.options.intermediates, segment.op.linear, self.work.stats
+        if option == "recompute" or not segment.op.can_save or (linear and not segment.needs_result):
             return False
         if not linear and segment.steps > 1:
             return False
         if linear and self.in_memory:
-            return False  # the segment behind has it
-        if wanted == "keep" or segment.steps > 1 or self.in_memory:
+            return False  # the next segment has it
+        if option == "keep" or segment.steps > 1 or self.in_memory:
             return True
+        # Columns that move between host and device (a read on the device costs 1 / NOMINAL_RATES.inplace of that):
+        # saved results are written and read; to recompute them, a sum loads its sources, and each edge reads a row.
         width = segment.aggregated.width
         by_edge = 1 if linear else ATTENTION_COST
-        again = (linear * stats.num_vertices + by_edge * stats.num_edges / NOMINAL_RATES.inplace) * width
-        return 2 * stats.num_vertices * segment.total_saved_width <= again
+        recompute_cost = (linear * stats.num_vertices + by_edge * stats.num_edges / NOMINAL_RATES.inplace) * width
+        return 2 * stats.num_vertices * segment.total_saved_width <= recompute_cost
 
     def _place_scaled(self, graph: Graph, model: nn.Module, bounds: Sequence[int], in_place: bool) -> PlacedOffload:
-        """Places a model on a small graph, of whose chunks only the first is worked on."""
+        """Place a model on a small graph, and compute only the first chunk of each aggregate."""
         options, part = self.options, torch.zeros(graph.num_vertices, dtype=torch.int32)
         work = Workload(model, graph, self.work.optimisations)
         needed = make_dependencies(graph.in_edges, part, 0, 1, self.vertices.caching)
@@ -248,25 +277,25 @@ class OffloadPlan(Plan):
         options, graph = self.options, self.work.graph
         if self.in_memory and not self.work.optimisations.prefetch:
             raise InputError(
-                "--disable prefetch has no effect where rows are in memory and nothing is loaded: leave it out, or "
+                "--disable prefetch has no effect if rows are in memory, since nothing is loaded: leave it out, or "
                 "give --device-memory"
             )
         free = free_bytes(options.scratch) if self.in_files else 0
         limit, hub = options.device_memory, int(graph.in_edges.degree.max()) if graph.num_vertices else 0
         if limit is not None and (least := self.memory_probe.peak_of_shape(ChunkShape(1, hub + 1, hub))) > limit:
             count = min(EXAMPLE_CHUNKS, self.max_chunks)
-            some = self._peak(count)
+            example_bytes = self._peak(count)
             raise InputError(
                 f"--device-memory {format_bytes(limit)}: one vertex with its {hub:,} in-edges takes "
-                f"{format_bytes(least)}, and {count} chunks take {format_bytes(some)} each: give --device-memory "
-                f"{int(some / MARGIN) + 1}, or a smaller --hidden"
+                f"{format_bytes(least)}, and {count} chunks take up to {format_bytes(example_bytes)} each: give "
+                f"--device-memory {int(example_bytes / MARGIN) + 1}, or a smaller --hidden"
             )
         ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
-        disk = sum(one["disk"] for one in self.state()["estimates"][:ranks_here])
+        disk = sum(estimate["disk"] for estimate in self.state()["estimates"][:ranks_here])
         if self.in_files and disk > free:
             folder = options.scratch or tempfile.gettempdir()
             raise InputError(
-                f"{folder}: vertex data takes {format_bytes(disk)} there, and {format_bytes(free)} are free: give "
+                f"{folder}: vertex data takes {format_bytes(disk)}, but only {format_bytes(free)} are free there: give "
                 "another folder with --scratch, a smaller --hidden, or fewer --layers"
             )
 
@@ -277,10 +306,10 @@ class OffloadPlan(Plan):
     def _trace(
         self, chunks: RankChunks, sizes: MoveSizes, flops: SegmentFlops | None = None, *, training: bool
     ) -> Trace:
-        made = Moves(chunks, sizes, training=training, flops=flops).operations()
+        operations = Moves(chunks, sizes, training=training, flops=flops).operations()
         if training and self.size > 1:
-            made.append(all_reduce("gradients", self.work.num_shared, self.work.itemsize, self.size))
-        return Trace(operations=tuple(made))
+            operations.append(all_reduce("gradients", self.work.num_shared, self.work.itemsize, self.size))
+        return Trace(operations=tuple(operations))
 
     def _sizes(self, rank: int) -> MoveSizes:
         work, graph = self.work, self.work.graph
@@ -301,44 +330,49 @@ class OffloadPlan(Plan):
 
     @property
     def in_memory(self) -> bool:
-        """Whether rows are in the host's memory, since nobody has limited that of a device which is the host itself."""
+        """True if rows are in the host's memory, because that is the device's memory and has no limit."""
         options = self.options
         return options.on_cpu and options.device_memory is None and options.scratch is None
 
     @property
     def pinned(self) -> bool:
-        """Whether rows are in pinned memory of the host, for a device that is apart."""
+        """True if rows are in pinned host memory, because the device has its own memory."""
         return not self.options.on_cpu and self.options.scratch is None
 
     @property
     def in_files(self) -> bool:
-        """Whether rows are in files of the host."""
+        """True if rows are in files of the host."""
         return not (self.in_memory or self.pinned)
 
     def estimate(self, rank: int, chunks: RankChunks) -> OffloadEstimate:
-        """What a rank will take and move."""
+        """Estimate the memory of a rank, and the bytes that it moves.
+
+        Args:
+            rank: The rank.
+            chunks: Chunks of the rank.
+        """
         sizes = self._sizes(rank)
         trace = self._trace(chunks, sizes, training=True)
-        made = estimate_offload(self.work.graph, self.work.model, chunks, sizes, trace, pinned=self.pinned)
+        estimate = estimate_offload(self.work.graph, self.work.model, chunks, sizes, trace, pinned=self.pinned)
         if self.in_memory:
-            made = replace(made, host=made.host + made.disk + self._copied_features(chunks), disk=0)
+            estimate = replace(estimate, host=estimate.host + estimate.disk + self._copied_features(chunks), disk=0)
         probe = self.memory_probe.in_place if chunks.in_place else self.memory_probe
-        return replace(made, device=probe.peak(chunks.chunks))
+        return replace(estimate, device=probe.peak(chunks.chunks))
 
     def _copied_features(self, chunks: RankChunks) -> int:
-        """Bytes of features that a rank has besides the graph's, since there they do not stand as its rows do."""
+        """Return the bytes of a rank's copy of its features; 0 if it reads them where the graph stores them."""
         x = self.work.graph.x
         if x is None or (x.dtype == self.work.row_dtype and isinstance(as_slice(chunks.dependencies.rows), slice)):
             return 0
         return chunks.num_rows(0) * x.shape[1] * self.work.itemsize
 
     def peak_memory(self, rank: int = 0) -> MemoryUse:
-        known = self._cuts().get("estimates")
-        told = OffloadEstimate(**known[rank]) if known else self.estimate(rank, self.chunks(rank))
-        return MemoryUse(told.device, told.host, told.disk, graph_bytes(self.work.graph))
+        estimates = self._cuts().get("estimates")
+        estimate = OffloadEstimate(**estimates[rank]) if estimates else self.estimate(rank, self.chunks(rank))
+        return MemoryUse(estimate.device, estimate.host, estimate.disk, graph_bytes(self.work.graph))
 
     def place(self, group: Group, *, seed: int = 0) -> PlacedOffload:
-        foreseen, vertices = self._cuts().get("estimates"), self.vertices
+        estimates, vertices = self._cuts().get("estimates"), self.vertices
         placed = PlacedOffload(
             self.work,
             self.chunks(group.rank),
@@ -346,7 +380,7 @@ class OffloadPlan(Plan):
             seed=seed,
             folder=self.options.scratch,
             embedded_halo=make_embedded_halo(self.work, vertices.dependencies(group.rank), vertices.part, group),
-            estimate=OffloadEstimate(**foreseen[group.rank]) if foreseen else None,
+            estimate=OffloadEstimate(**estimates[group.rank]) if estimates else None,
             receptive_field=self.receptive_field if "reach" in self.optimisations else "",
         )
         self.release()

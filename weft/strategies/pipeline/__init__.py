@@ -1,4 +1,5 @@
-"""Pipelines (G3): vertex-parallel ranks whose chunks send what other ranks read as soon as it is made.
+"""Pipeline (G3): vertex-parallel ranks whose chunks send rows that other ranks read as soon as they are computed.
 
-Reading order: order (a rank's rows, and what crosses), plan; weft.parallel has what runs, offload the rest of the plan.
+Reading order: row_order (order of a rank's rows, and what chunks send), plan. weft.parallel has what runs, and
+weft.strategies.offload the rest of the plan.
 """

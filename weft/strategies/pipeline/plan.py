@@ -1,4 +1,4 @@
-"""Pipelines over chunks and ranks (G3, section 5), exact: no row is used before it is made, none is old."""
+"""Plan of `pipeline`: chunks overlap over ranks and layers (G3, section 5), exact, since rows are never old."""
 
 from __future__ import annotations
 
@@ -18,18 +18,21 @@ from weft.strategies.pipeline.row_order import OrderedRank, halo_plan, order_ran
 from weft.strategies.vertex.plan import CommunicatedPlan, VertexOptions, VertexPlan
 
 CHUNKS = range(4, 9)
-"""Of a rank, where nobody says how many: enough for the network to begin early; one if there is work for fewer."""
+"""Default range of the number of chunks of a rank.
+
+With fewer, communication begins late; if there is not enough work for the smallest number, a rank has one chunk.
+"""
 CHUNK_COST = 1 << 17
-"""Edges of a chunk, a target as VERTEX_COST of them, beside which what a chunk costs in itself is little."""
+"""Work of a chunk, in edges with a target counted as VERTEX_COST edges, above which its fixed cost is small."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineOptions(ChunkOptions, VertexOptions):
-    """What can be said of chunks, and of where vertices live."""
+    """Options of `pipeline`: chunks, and the partition of the vertices."""
 
 
 class PipelinePlan(OffloadPlan):
-    """Vertex parallelism in chunks: each sends its rows when it is done, and runs as soon as what it reads is there."""
+    """Plan of `pipeline`: each chunk runs as soon as its source rows have arrived, and sends its results at once."""
 
     name = "pipeline"
     options_type = PipelineOptions
@@ -44,39 +47,46 @@ class PipelinePlan(OffloadPlan):
     @property
     def min_chunks(self) -> int:
         stats = self.work.stats
-        worth = (stats.num_edges + VERTEX_COST * stats.num_vertices) // (self.size * CHUNK_COST)
-        some = min(worth, CHUNKS[-1]) if self.size > 1 and worth >= CHUNKS[0] else 1
-        return min(self.options.chunks or some, self.max_chunks)
+        affordable = (stats.num_edges + VERTEX_COST * stats.num_vertices) // (self.size * CHUNK_COST)
+        default = min(affordable, CHUNKS[-1]) if self.size > 1 and affordable >= CHUNKS[0] else 1
+        return min(self.options.chunks or default, self.max_chunks)
 
     @cached_property
     def _ordered(self) -> list[OrderedRank]:
         return order_ranks(self.vertices.all_dependencies, priority=self.work.optimisations.priority)
 
     def make_cutters(self) -> list[Cutter]:
-        return [self.make_cutter([one.needed]) for one in self._ordered]
+        return [self.make_cutter([rank.needed]) for rank in self._ordered]
 
     def release(self) -> None:
         self.__dict__.pop("_ordered", None)
         super().release()
 
     def choose_orders(self, count: int) -> Orders | None:
-        del count  # rows that cross come first
+        del count  # the order is fixed: rows that other ranks read come first
         return None
 
     def cut_rank(self, rank: int, count: int, orders: Orders | None) -> RankChunks:
         bounds = [cutter.bounds(count) for cutter in self.cutters]
-        made = self.cutters[rank].cut(0, bounds[rank], orders)
-        return replace(made, halo=self._halo(rank, [each[0][0] for each in bounds if each[0]]))
+        chunks = self.cutters[rank].cut(0, bounds[rank], orders)
+        return replace(chunks, halo=self._halo(rank, [rank_bounds[0][0] for rank_bounds in bounds if rank_bounds[0]]))
 
     def _halo(self, rank: int, bounds: Sequence[Sequence[int]]) -> Any:
         return halo_plan(self._ordered, bounds, rank, at_once=not self.work.optimisations.inter)
 
     def estimate(self, rank: int, chunks: RankChunks) -> OffloadEstimate:
-        """With the widest rows that leave and come by themselves, which are held until they are there and read."""
-        made, halo = super().estimate(rank, chunks), chunks.halo
+        """Estimate the memory of a rank, and the bytes that it moves.
+
+        This includes the widest rows in transit, which stay on the device until they are delivered and read.
+
+        Args:
+            rank: The rank.
+            chunks: Chunks of the rank.
+        """
+        estimate, halo = super().estimate(rank, chunks), chunks.halo
         widest = max(segment.source_width for program in self.programs.values() for segment in program.segments)
         rows = halo.num_sent + halo.num_received if halo is not None else 0
-        return replace(made, device=made.device + rows * widest * self.work.itemsize)
+        return replace(estimate, device=estimate.device + rows * widest * self.work.itemsize)
 
     def _sizes(self, rank: int) -> MoveSizes:
         return replace(super()._sizes(rank), halo=self.chunks(rank).halo)
