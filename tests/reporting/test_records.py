@@ -59,7 +59,7 @@ def test_a_plot_has_the_history(run: weft.Run, tmp_path: Path) -> None:
     assert [row["value"] for row in score["data"]["values"]] == [line["val_accuracy"] for line in run.history]
     empty = make_run(tmp_path / "empty", epochs=1, ended=False)
     (empty / "metrics.jsonl").write_text("")
-    with pytest.raises(InputError, match="has no epoch yet"):
+    with pytest.raises(InputError, match="has no finished epoch yet"):
         weft.Run.open(empty).plot()
 
 

@@ -197,7 +197,7 @@ def test_workers_that_machines_do_not_have() -> None:
         ("stats:vertices=10,edges=20,features=1,classes=2,train=1.5", "train=1.5"),
         ("stats:vertices=10,edges=20,features=1,classes=2,train=0", "train=0"),
         ("stats:vertices=10,edges=20,features=1,classes=2,rmat=0.9/0.9/0", "rmat=0.9/0.9/0"),
-        ("stats:vertices=10,edges=20,features=1,classes=2,rmat=0/0/0", "the first of at least 0.1"),
+        ("stats:vertices=10,edges=20,features=1,classes=2,rmat=0/0/0", "the first at least 0.1"),
         ("stats:vertices=10,edges=20,features=1,classes=2,rmat=nan/0/0", "rmat=nan/0/0"),
         ("stats:vertices=10", "'edges' is missing"),
         ("stats:vertices=10,edges=20,features=1,classes=2,skew=1", "unknown stats key 'skew'"),
@@ -213,7 +213,7 @@ def test_numbers_that_cannot_be(spec: str, reason: str) -> None:
 def test_a_described_graph_cannot_be_trained() -> None:
     with pytest.raises(InputError) as error:
         load(PAPERS)
-    assert_one_line(error, "weft plan tells of it")
+    assert_one_line(error, "which only weft plan can use")
 
 
 def test_drawn_graphs_have_the_mean_degree() -> None:
