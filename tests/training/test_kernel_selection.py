@@ -28,7 +28,7 @@ from weft.runtime import kernel_selection
 from weft.runtime.kernel_selection import DEFAULT, KernelSelection, SizeClasses, selected_kernel
 from weft.training import machine_context, run
 from weft.training.artifacts.run_folder import RunFolder
-from weft.training.machine_context import selected_kernels
+from weft.training.machine_context import kernels_for_run
 from weft.training.planning import probe_command
 from weft.utils import jsonl
 
@@ -86,18 +86,23 @@ def test_a_loop_of_ones_own_has_the_choices_of_its_options(tmp_path: Path, machi
 @pytest.mark.slow
 @needs_onednn
 def test_kernels_that_were_not_priced_teach_nothing(tmp_path: Path, machine: Path) -> None:
-    def with_calibration(**options: Any) -> int:
+    def num_calibrations(**options: Any) -> int:
         train("digits", out=tmp_path / f"run-{options}", epochs=100, quiet=True, hidden=4, **options)
         return len(Profile.read(machine).calibration)
 
     measure(machine, "onednn")
-    assert [taught(), taught(disable="onednn"), taught(dtype="bfloat16"), taught(seed=1)] == [1, 1, 1, 2]
+    assert [
+        num_calibrations(),
+        num_calibrations(disable="onednn"),
+        num_calibrations(dtype="bfloat16"),
+        num_calibrations(seed=1),
+    ] == [1, 1, 1, 2]
 
 
 def test_without_a_profile_it_is_the_default(tmp_path: Path) -> None:
     made = train("digits", out=tmp_path / "run", epochs=1, quiet=True)
     assert said(made.folder) == ["default"]
-    assert KernelSelection.read(RunFolder(made.folder).choices) == selected_kernels(Config(graph="digits"))
+    assert KernelSelection.read(RunFolder(made.folder).choices) == kernels_for_run(Config(graph="digits"))
     assert "--choices choices.json" in (made.folder / "card.md").read_text()
 
 
@@ -123,7 +128,7 @@ def test_a_run_that_goes_on_keeps_its_choices(
     bits(tmp_path / "run", epochs=3)
     measure(machine, "torch")
     if forgetful:
-        monkeypatch.setattr(run, "known_choices", lambda config, _: selected_kernels(config))
+        monkeypatch.setattr(run, "kernels_for_run", lambda config, _: kernels_for_run(config))
     assert (bits(tmp_path / "run", epochs=6, resume=True) == whole) != forgetful
     assert said(tmp_path / "run") == [DAY, DAY]
 
@@ -147,7 +152,7 @@ def test_a_recorded_run_is_repeated(tmp_path: Path, machine: Path) -> None:
     measure(machine, "mkl")
     assert bits(tmp_path / "constants", epochs=3, choices="default") == default
     assert said(tmp_path / "constants") == ["default"]
-    assert selected_kernels(Config(graph="digits", choices=str(kept))) == everywhere("mkl")
+    assert kernels_for_run(Config(graph="digits", choices=str(kept))) == everywhere("mkl")
 
 
 @needs_onednn
@@ -221,11 +226,11 @@ def test_a_run_of_before_goes_on_by_the_default(
     folder, config = RunFolder(tmp_path), Config(graph="digits")
     folder.begin(config)
     folder.choices.unlink()
-    assert selected_kernels(config, folder).origin == "default"
+    assert kernels_for_run(config, folder).origin == "default"
     assert not capsys.readouterr().err
     for damage in ("[" * 100_000, "{}", "\x00"):
         folder.choices.write_text(damage)
-        assert selected_kernels(config, folder).origin == "default"
+        assert kernels_for_run(config, folder).origin == "default"
         assert capsys.readouterr().err.count("choices.json is damaged: using the default kernels") == 1
 
 
@@ -236,19 +241,19 @@ def test_what_is_not_there_is_not_used(
     config, folder = Config(graph="digits"), RunFolder(tmp_path)
     folder.begin(config, choices=everywhere("onednn"))
     maps = (1, 1e9, 100, 100)
-    without = selected_kernels(replace(config, disable="onednn"), folder)
+    without = kernels_for_run(replace(config, disable="onednn"), folder)
     assert without.kinds["map"].at(maps) == "torch"
     assert without.origin == f"{DAY}; torch for onednn (map); mkl for onednn (map_weights)"
     capsys.readouterr()
     monkeypatch.setattr(machine_context, "has_onednn", lambda: False)
-    assert selected_kernels(config).kinds["map"].at(maps) == "mkl"
+    assert kernels_for_run(config).kinds["map"].at(maps) == "mkl"
     assert not capsys.readouterr().err
-    assert selected_kernels(config, folder).kinds["map"].at(maps) == "mkl"
+    assert kernels_for_run(config, folder).kinds["map"].at(maps) == "mkl"
     assert "used kernels that this machine lacks" in capsys.readouterr().err
-    assert selected_kernels(replace(config, choices="default"), folder).kinds["map"].at(maps) == "mkl"
+    assert kernels_for_run(replace(config, choices="default"), folder).kinds["map"].at(maps) == "mkl"
     assert not capsys.readouterr().err
     monkeypatch.setattr(machine_context, "triton_backend", lambda: None)
-    assert selected_kernels(replace(config, device="cuda")).kinds["sum"].at((8,)) == "torch_sparse"
+    assert kernels_for_run(replace(config, device="cuda")).kinds["sum"].at((8,)) == "torch_sparse"
 
 
 @pytest.mark.parametrize(
@@ -257,7 +262,10 @@ def test_what_is_not_there_is_not_used(
         ("", "JSONDecodeError"),
         ('{"origin": "x"}', "KeyError: 'kinds'"),
         (DEFAULT.text().replace('"onednn"', '"veclib"', 1), "veclib is not an implementation of map"),
-        (DEFAULT.text().replace('["torch", "onednn"]', '["torch"]'), "the number of implementations of map does not match its size classes"),
+        (
+            DEFAULT.text().replace('["torch", "onednn"]', '["torch"]'),
+            "the number of implementations of map does not match its size classes",
+        ),
         (DEFAULT.text().replace("[0, 262144]", "[262144, 0]"), "the size classes of map do not ascend"),
     ],
 )

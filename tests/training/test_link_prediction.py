@@ -32,7 +32,7 @@ from weft.nn import LinkModel, Workload
 from weft.reporting import stage_table
 from weft.strategies import Step
 from weft.training.tasks.link_prediction import LinkTask
-from weft.training.tasks.task import make_task, graph_for_task, task_model
+from weft.training.tasks.task import graph_for_task, make_task, task_model
 from weft.utils.errors import InputError
 
 WIDTH = 6

@@ -156,13 +156,13 @@ def test_the_same_under_every_strategy(tmp_path: Path) -> None:
 def train_counted(out: Path) -> weft.Run:
     """Planted: nothing looks at the losses of rows."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("weft.training.tasks.losses.require_own_rows", lambda *_: None)
+        patched.setattr("weft.training.tasks.losses.require_row_independence", lambda *_: None)
         return weft.train("digits", out=out, strategy="tensor", workers=2, loss=counted, **OPTIONS)
 
 
 def test_a_loss_of_a_ranks_mean_is_seen(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("weft.training.tasks.losses.require_own_rows", lambda *_: None)
+        patched.setattr("weft.training.tasks.losses.require_row_independence", lambda *_: None)
         one = weft.train("digits", out=tmp_path / "one", loss=counted, **OPTIONS)
     two = said_by_ranks(2, train_counted, tmp_path / "two").result
     assert losses(two.folder) != pytest.approx(losses(one.folder), rel=1e-3)

@@ -31,7 +31,7 @@ from weft.config.config import Config
 from weft.data import Graph
 from weft.training import optimizer
 from weft.training.flag_checks import refuse_foreign_flags
-from weft.training.optimizer import restore_types, clip, require_plain
+from weft.training.optimizer import clip, require_plain, restore_types
 from weft.utils.errors import InputError
 
 

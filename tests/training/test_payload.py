@@ -14,7 +14,7 @@ import pytest
 
 import weft
 from weft.training.launch import payload
-from weft.training.launch.payload import Received, pickled, in_session, sending
+from weft.training.launch.payload import Received, in_session, pickled, sending
 from weft.training.launch.processes import RANK, UNGUARDED, launch, require_guard
 from weft.utils.errors import InputError
 
@@ -78,7 +78,7 @@ def test_a_script_goes_by_name() -> None:
 
 def test_what_a_rank_does_not_find_is_said_in_a_line() -> None:
     """As a class that is defined below the guard of its script."""
-    with pytest.raises(InputError, match=r"do not find .*not_there.*: define it by def or class at the top") as caught:
+    with pytest.raises(InputError, match=r"cannot import .*not_there.*: define it with def or class at the top") as caught:
         Received(b"c__main__\nnot_there\n.").open()
     assert "\n" not in str(caught.value)
 

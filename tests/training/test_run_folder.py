@@ -171,7 +171,7 @@ def test_one_run_at_a_time(tmp_path: Path, folder: Path) -> None:
 def test_folders_that_cannot_be(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("mine")
-    for out, what in ((file / "x", "Not a directory"), (tmp_path / ("n" * 300), "File name too long"), (file, "holds")):
+    for out, what in ((file / "x", "Not a directory"), (tmp_path / ("n" * 300), "File name too long"), (file, "contains")):
         with pytest.raises(InputError, match=rf"^--out .*{what}.*give a"):
             weft.train("digits", out=out, epochs=1, **OPTIONS)
     assert file.read_text() == "mine"
