@@ -241,6 +241,8 @@ def load_profile(path: str | Path = "") -> Profile:
         InputError: The file does not exist, or (without `path`) was measured on other hardware.
     """
     file = Path(path) if path else default_path()
+    if path and not file.exists():
+        raise InputError(f"--machine {file}: no such file: give a profile that weft probe wrote")
     if not file.exists():
         raise InputError(
             f"{file} does not exist: weft plan needs a profile of this machine. Run weft probe once, while the machine "
