@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from weft.reporting.curves import configuration, curves, overview
 from weft.reporting.figures import Data
-from weft.reporting.page_parts import Code, Figure, PageTable, Section
+from weft.reporting.inputs import graph, partition
+from weft.reporting.page_parts import Code, Figure, PageTable, Runs, Section
 from weft.reporting.records import RunRecords
-from weft.reporting.sections import sections
+from weft.reporting.time_costs import balance, seconds, timelines
+from weft.reporting.volumes import memory, traffic
 from weft.utils.optional_packages import import_extra
 
+SECTIONS: tuple[Callable[[Runs], Section], ...] = (
+    overview,
+    curves,
+    seconds,
+    timelines,
+    balance,
+    traffic,
+    memory,
+    graph,
+    partition,
+    configuration,
+)
+"""Functions that return the sections of a report, in order. A section without data for any run has no parts."""
 FOLDER = Path(__file__).parent
 """Folder of the page's style sheet and script."""
 POLICY = (
@@ -55,7 +71,7 @@ def make_page(runs: Sequence[RunRecords], *, follow: str | None = None) -> str:
     Raises:
         InputError: The records cannot be read, or the packages for charts are not installed.
     """
-    all_sections = sections(runs)
+    all_sections = [make_section(runs) for make_section in SECTIONS]
     shown = [section for section in all_sections if section.parts]
     title = f"weft: {', '.join(run.name for run in runs)}"
     contents = "".join(f'<li><a href="#{section.name}">{escape(section.title)}</a></li>' for section in shown)
