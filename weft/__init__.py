@@ -54,7 +54,7 @@ HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what is asked for: so the command line answers --help, and prepares its process, without PyTorch."""
+    """Import a public name when it is first used, so that the command line answers --help without PyTorch."""
     if name in ("nn", "partition"):
         return import_module(f"weft.{name}")
     if name not in HOMES:

@@ -292,6 +292,12 @@ def _graph(scope: RelationScope, conv: Any, x: Any, x_target: Any) -> Any:
 
 
 def plus_bias(y: Any, linear: Any) -> Any:
+    """Add the bias of a linear layer, if it has one.
+
+    Args:
+        y: Rows without the bias.
+        linear: The linear layer.
+    """
     return y if linear.bias is None else y + linear.bias
 
 
