@@ -44,8 +44,8 @@ from weft.data import Graph
 from weft.nn import Workload, make_model
 from weft.partition import make_book
 from weft.runtime.cores import num_cores
-from weft.runtime.kernel_selection import Choices, use
-from weft.runtime.memory import keep_pages
+from weft.runtime.kernel_selection import KernelSelection, select_kernels
+from weft.runtime.memory import keep_freed_memory
 from weft.runtime.meter import Meter
 from weft.strategies import Step
 from weft.training.artifacts.run_writer import communication_seconds
@@ -130,9 +130,9 @@ def with_labels(graph: Graph, share: float) -> Graph:
 
 def race(options: dict[str, Any]) -> None:
     """One rank's part: prints, on rank 0, what was measured."""
-    keep_pages()
+    keep_freed_memory()
     if "choices" in options:
-        use(Choices.from_record(options["choices"]))
+        select_kernels(KernelSelection.from_record(options["choices"]))
     torch.optim.Adam([torch.zeros(1, requires_grad=True)]).zero_grad()  # loads PyTorch's compiler, 1 s or more, for all
     group = join(timeout_seconds=600, meter=Meter())
     folder = Path(options["folder"])

@@ -41,8 +41,8 @@ from weft.cost import Profile
 from weft.data import Adjacency, Graph
 from weft.data.sampling import Fanout, parse_fanouts
 from weft.nn import Workload
-from weft.runtime.kernel_selection import DEFAULT, use
-from weft.runtime.memory import keep_pages, peak_memory_bytes, with_heap
+from weft.runtime.kernel_selection import DEFAULT, select_kernels
+from weft.runtime.memory import heap_environment, keep_freed_memory, peak_memory_bytes
 from weft.strategies import Step
 from weft.training.cuda_graph import CapturedPass, is_captured
 from weft.training.tasks.task import make_task
@@ -72,7 +72,7 @@ def main() -> None:
 def start_contender(name: str, options: dict[str, Any]) -> Connection:
     """weft's processes have the setting that `weft train` starts itself anew with."""
     keeps = name.startswith("weft") and optimisations_of(name).pages
-    return start(contend, name, options, **(with_heap() if keeps else {}))
+    return start(contend, name, options, **(heap_environment() if keeps else {}))
 
 
 def optimisations_of(name: str) -> Optimisations:
@@ -115,7 +115,7 @@ def contend(name: str, options: dict[str, Any], pipe: Connection) -> None:
     """
     torch.set_num_threads(options["threads"])
     if name.startswith("weft") and optimisations_of(name).pages:
-        keep_pages()
+        keep_freed_memory()
     graph = load(options["graph"])
     torch.manual_seed(0)
     widths = graph.num_features, graph.num_classes
@@ -132,7 +132,7 @@ def contend(name: str, options: dict[str, Any], pipe: Connection) -> None:
             make, told = CONTENDERS[name.partition("-")[0]], ()
         epoch, logits = make(graph, model, name, *told)
         if name == MEASURED:
-            use(Profile.read(Path(options["machine"])).choices)
+            select_kernels(Profile.read(Path(options["machine"])).choices)
     except ImportError:
         pipe.send({"absent": True})
         return
@@ -185,7 +185,7 @@ def run_weft_batches(
 def loop(
     strategy: str, graph: Graph, model: nn.Module, optimisations: Optimisations, device: str = "cpu", **options: Any
 ) -> tuple[Callable[[], object], Forward]:
-    use(DEFAULT if optimisations.onednn else DEFAULT.without_onednn())
+    select_kernels(DEFAULT if optimisations.onednn else DEFAULT.without_onednn())
     placed = make_plan(strategy, Workload(model, graph, optimisations), **options).place(Group(device=device))
     task = make_task(Config(), placed)
     optimizer = torch.optim.Adam(placed.model.parameters(), lr=0.01)

@@ -35,9 +35,9 @@ from weft.cost import Profile
 from weft.data import Graph
 from weft.nn import Workload, make_model
 from weft.partition import make_book
-from weft.runtime.cores import cores_each
-from weft.runtime.kernel_selection import use
-from weft.runtime.memory import keep_pages, memory_limit_bytes, with_heap
+from weft.runtime.cores import cores_per_rank
+from weft.runtime.kernel_selection import select_kernels
+from weft.runtime.memory import heap_environment, keep_freed_memory, memory_limit_bytes
 from weft.runtime.meter import Meter
 from weft.strategies import Plan
 
@@ -52,7 +52,7 @@ def main() -> int:
     if options.measure:
         measure(Path(options.measure), Profile.read(Path(options.machine)))
         return 0
-    os.environ |= with_heap()  # as weft train has it
+    os.environ |= heap_environment()  # as weft train has it
     machine = Profile.read(Path(options.machine))
     rows: list[dict[str, Any]] = []
     try:
@@ -74,8 +74,8 @@ def main() -> int:
 
 def measure(path: Path, machine: Profile) -> None:
     """A rank's part of measuring the network."""
-    keep_pages()
-    use(machine.choices)
+    keep_freed_memory()
+    select_kernels(machine.choices)
     group = join(timeout_seconds=600, meter=Meter())
     found = measure_network(group, machine, hosts=group.size, emulated=True)
     group.close()
@@ -119,7 +119,7 @@ def at_rate(network: Network, rate: str, machine: Profile, options: argparse.Nam
                             profile=machine,
                             ranks=network.ranks,
                             hosts=network.ranks,
-                            threads=cores_each(network.ranks),
+                            threads=cores_per_rank(network.ranks),
                             memory_bytes=memory_limit_bytes(),
                             emulated=True,
                         ),

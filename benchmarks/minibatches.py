@@ -26,7 +26,7 @@ from weft.nn import Workload, make_model
 from weft.partition import Dependencies, make_book
 from weft.strategies.split.feature_cache import FeatureCache
 from weft.strategies.split.plan import BatchOptions, MiniBatchPlan, SampledPlan, SplitPlan
-from weft.strategies.split.sampler import SampledBatch, ask_each_other
+from weft.strategies.split.sampler import SampledBatch, exchange_requests_locally
 
 SHARES = (0.0, 0.1, 0.25)
 
@@ -75,7 +75,7 @@ def draw(plan: MiniBatchPlan, most: int) -> list[list[Dependencies]]:
     """An epoch's first batches on all ranks."""
     sampler = plan.sampler
     return [
-        ask_each_other([sampler.draw(vertices, rank, 0, number) for rank in range(plan.size)])
+        exchange_requests_locally([sampler.draw(vertices, rank, 0, number) for rank in range(plan.size)])
         for number, vertices in enumerate(sampler.batches(0)[:most])
     ]
 

@@ -38,7 +38,13 @@ from weft.strategies.vertex.blocks import BlockStats
 from weft.strategies.vertex.plan import CommunicatedPlan
 from weft.training.planning.machine_list import Machines, clusters_on
 from weft.training.planning.plan_subject import DescribedSubject
-from weft.training.planning.search import StrategyEstimate, candidate_configs, first_fitting, estimate_config, misfit_reason
+from weft.training.planning.search import (
+    StrategyEstimate,
+    candidate_configs,
+    estimate_config,
+    first_fitting,
+    misfit_reason,
+)
 from weft.training.run import prepared_workload
 
 RESULTS = Path(__file__).parent / "results"

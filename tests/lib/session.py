@@ -26,7 +26,7 @@ from weft.comm import Group
 from weft.config.optimisations import Optimisations
 from weft.cost import Trace
 from weft.data import Graph
-from weft.nn import GraphOperation, Inputs, DenseFlops, Workload, embeddings
+from weft.nn import DenseFlops, GraphOperation, Inputs, Workload, embeddings
 from weft.nn.workload.workload import DenseFlopsKey, OutlineKey
 from weft.partition import make_book
 from weft.runtime.meter import Counts

@@ -75,7 +75,7 @@ class Group:
         The first access creates it; all ranks must do so.
         """
         process_group = new_gloo_group(self.timeout) if self.size > 1 else None
-        return Group(self.rank, self.size, process_group=process_group, name="beside ", timeout=self.timeout)
+        return Group(self.rank, self.size, process_group=process_group, name="host ", timeout=self.timeout)
 
     def all_to_all(self, send: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], *, tag: str) -> Tensor:
         """Send a slice of `send` to each rank, and return what all ranks sent to this one, in rank order.

@@ -38,7 +38,7 @@ def join(*, timeout_seconds: float, meter: Meter, device: str = "cpu", init_meth
 
     1. Leave weft's process group if it was started for CPUs and the ranks now use GPUs.
     2. If there is no process group, start one: gloo for CPUs, NCCL and gloo for GPUs, gloo alone if ranks share a GPU.
-       An existing process group, of weft or of the caller, is used as it is.
+       Wait until all ranks are connected. An existing process group, of weft or of the caller, is used as it is.
     3. Return a new `Group` with this process group and the given meter.
 
     Args:

@@ -62,7 +62,7 @@ NO_TRITON = (
     "attention, maxima, dropout and bfloat16 on a GPU need Triton, which is not installed: "
     f"{install_command('gpu')}, or use --device cpu"
 )
-"""Text of the error for an operation that the GPU lacks a kernel for."""
+"""Error text for an operation that needs Triton on a GPU."""
 
 
 def backend_of(x: Tensor) -> Backend:

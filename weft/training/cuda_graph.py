@@ -115,7 +115,7 @@ class CapturedPass(TrainingPass):
         """Capture the pass of a step. The capture itself computes nothing."""
         meter = self.group.meter
         clock, edges_before = meter.clock, meter.counts.edges
-        meter.use(HostClock())  # a GPU's stamps would be captured
+        meter.set_clock(HostClock())  # a GPU's stamps would be captured
         try:
             captured, loss = capture(lambda: super(CapturedPass, self).__call__(replace(step, masks=self._masks)))
         except RuntimeError as error:
@@ -129,7 +129,7 @@ class CapturedPass(TrainingPass):
                 parameter.grad = None
             return
         finally:
-            meter.use(clock)
+            meter.set_clock(clock)
             edges, meter.counts.edges = meter.counts.edges - edges_before, edges_before
         self.recording = Recording(step, captured, loss, [parameter.grad for parameter in self.parameters], edges)
 

@@ -26,7 +26,7 @@ SMALL_ROW_LANES = 4
 INT64_NUMBERS = 2**31
 """Number of elements of a tensor from which offsets into it are int64."""
 MAX_ALIGNMENT = 16
-"""Largest alignment of column bounds that kernels are told."""
+"""Largest alignment of column bounds that is passed to kernels."""
 THREAD_NUMBERS = 16
 """Number of elements for each thread."""
 WARP = 32

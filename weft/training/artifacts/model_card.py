@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from weft.reporting.rerun import changed_fields, repeating
+from weft.reporting.rerun import changed_fields, rerun_command
 from weft.training.artifacts.saved_model import Description
 
 
@@ -77,7 +77,7 @@ def table(title: str, rows: dict[str, Any]) -> str:
 
 def _to_repeat(description: Description, changed: dict[str, Any]) -> str:
     """Return the call or command that repeats the run, as a code block."""
-    language, text = repeating(
+    language, text = rerun_command(
         description.config, changed, own_model=description.own_model, own_graph=description.own_graph
     )
     block = f"```python\n{text}\n```" if language == "python" else f"    {text}"
