@@ -1,4 +1,4 @@
-"""Callbacks: every epoch's record, on rank 0 alone; one that raises ends the run, on all ranks, in one line."""
+"""Callbacks get every epoch's record on rank 0; one that raises ends the run on all ranks with a one-line error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPTIONS: dict[str, Any] = {"quiet": True, "hidden": 4, "lr": 0.05, "dtype": "flo
 
 
 class Board:
-    """Writes to a file that it opens at the first call, as a person's own would to a service."""
+    """Callback that writes to a file, which it opens at the first call as others open a connection to a service."""
 
     def __init__(self, path: Path, fail_at: int = -1) -> None:
         self.path, self.fail_at = path, fail_at
@@ -29,28 +29,28 @@ class Board:
         if self.file is None:
             self.file = self.path.open("a")
         self.file.write(json.dumps(record) + "\n")
-        record.clear()  # another one's is its own
+        record.clear()  # each callback has its own copy
 
     def close(self) -> None:
         self.file.write('"closed"\n')
         self.file.close()
 
 
-def shown(path: Path) -> list[Any]:
+def lines_of(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_every_record_once_and_closed(tmp_path: Path) -> None:
-    """Also of a run that goes on, which is the uninterrupted one."""
-    seen: list[dict[str, Any]] = []
+    """A resumed run records what an uninterrupted one does."""
+    received: list[dict[str, Any]] = []
     options = {**OPTIONS, "scheduler": "step", "scheduler_epochs": 2, "clip_norm": 0.1, "metrics": "macro_f1"}
     run = weft.train(
-        "digits", out=tmp_path / "a", epochs=6, callbacks=[Board(tmp_path / "a.txt"), seen.append], **options
+        "digits", out=tmp_path / "a", epochs=6, callbacks=[Board(tmp_path / "a.txt"), received.append], **options
     )
     records = [line for line in run.records if line["kind"] == "epoch"]
-    assert seen == records
-    assert shown(tmp_path / "a.txt") == [*records, "closed"]
-    assert {"epoch", "loss", "lr", "seconds", "val_macro_f1"} <= seen[0].keys()
+    assert received == records
+    assert lines_of(tmp_path / "a.txt") == [*records, "closed"]
+    assert {"epoch", "loss", "lr", "seconds", "val_macro_f1"} <= received[0].keys()
 
     for epochs in (3, 6):
         out = weft.train(
@@ -62,27 +62,27 @@ def test_every_record_once_and_closed(tmp_path: Path) -> None:
             **options,
         )
     assert losses(out.folder) == losses(run.folder)
-    assert [line["epoch"] for line in shown(tmp_path / "b.txt") if line != "closed"] == list(range(6))
+    assert [line["epoch"] for line in lines_of(tmp_path / "b.txt") if line != "closed"] == list(range(6))
 
 
 def test_on_one_of_several_ranks(tmp_path: Path) -> None:
-    """In processes of their own, which the callback travels to; with a loss and an optimiser of one's own."""
-    import tests.training.test_losses as of_losses
-    import tests.training.test_optimizer as of_updates
+    """A callback is sent to the process of rank 0, together with a custom loss and a custom optimizer."""
+    import tests.training.test_losses as custom_losses
+    import tests.training.test_optimizer as custom_optimizers
 
-    options = {**OPTIONS, "epochs": 3, "loss": of_losses.focal, "optimizer": of_updates.two_groups}
+    options = {**OPTIONS, "epochs": 3, "loss": custom_losses.focal, "optimizer": custom_optimizers.two_groups}
     del options["lr"]
     run = weft.train(
         "digits", out=tmp_path / "a", strategy="tensor", workers=2, callbacks=[Board(tmp_path / "a.txt")], **options
     )
-    assert shown(tmp_path / "a.txt") == [*(line for line in run.records if line["kind"] == "epoch"), "closed"]
-    one = weft.train("digits", out=tmp_path / "b", **options)
-    assert losses(run.folder) == pytest.approx(losses(one.folder), abs=1e-9)
+    assert lines_of(tmp_path / "a.txt") == [*(line for line in run.records if line["kind"] == "epoch"), "closed"]
+    single = weft.train("digits", out=tmp_path / "b", **options)
+    assert losses(run.folder) == pytest.approx(losses(single.folder), abs=1e-9)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_one_that_raises_ends_the_run(workers: int, tmp_path: Path) -> None:
-    """At once, with what it said; the run can go on without it."""
+def test_a_callback_that_raises_ends_the_run(workers: int, tmp_path: Path) -> None:
+    """The run ends at once with the callback's error, and can be resumed without the callback."""
     start, options = time.monotonic(), {**OPTIONS, "checkpoint_every": 1, "out": tmp_path / "run"}
     strategy = "tensor" if workers > 1 else "single"
     with pytest.raises(RunError, match=r"callback Board raised an exception .ValueError, the board is full"):
@@ -95,7 +95,7 @@ def test_one_that_raises_ends_the_run(workers: int, tmp_path: Path) -> None:
             **options,
         )
     assert time.monotonic() - start < 60
-    assert [line["epoch"] for line in shown(tmp_path / "a.txt") if line != "closed"] == [0, 1]
+    assert [line["epoch"] for line in lines_of(tmp_path / "a.txt") if line != "closed"] == [0, 1]
     assert len(losses(weft.train("digits", epochs=4, resume=True, **options).folder)) == 4
 
 
@@ -104,7 +104,9 @@ def test_mistakes(tmp_path: Path) -> None:
     for callbacks in (3, [3], print):
         with pytest.raises(InputError, match="callbacks: pass a list of functions"):
             weft.train("digits", out=tmp_path / "run", callbacks=callbacks)
-    with pytest.raises(InputError, match=r"the callback 0 cannot be sent to local ranks .*: define it with def or class"):
+    with pytest.raises(
+        InputError, match=r"the callback 0 cannot be sent to local ranks .*: define it with def or class"
+    ):
         weft.train(
             "digits", out=tmp_path / "run", strategy="tensor", workers=2, callbacks=[lambda record: print(record)]
         )

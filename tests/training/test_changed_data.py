@@ -1,4 +1,4 @@
-"""A run goes on, and predicts, on the data that it was trained on, and says which have changed."""
+"""A run resumes and predicts on the data that it was trained on, and names the data that have changed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CHANGES: dict[str, Callable[[Graph], Graph]] = {
 
 
 def without_first(mask: Tensor | None) -> Tensor:
-    """A mask without the first vertex that is in it."""
+    """Return a mask without its first vertex."""
     assert mask is not None
     changed = mask.clone()
     changed[mask.nonzero()[0]] = False
@@ -43,7 +43,7 @@ def without_first(mask: Tensor | None) -> Tensor:
 
 @pytest.fixture
 def stored(tmp_path: Path) -> Path:
-    """A folder with a graph of weighted edges."""
+    """Return a folder with a graph of weighted edges."""
     replace(make_graph(40, weighted=True), name="mine").save(tmp_path / "graph")
     return tmp_path / "graph"
 
@@ -54,7 +54,7 @@ def test_changed_data_are_refused(name: str, workers: int, stored: Path, tmp_pat
     strategy = "hybrid" if workers > 1 else "single"
     options = {**OPTIONS, "out": tmp_path / "run", "strategy": strategy, "workers": workers}
     run = train(stored, **options)
-    right = weft.predict(run)
+    logits = weft.predict(run)
     assert len(train(stored, **{**options, "epochs": 3}, resume=True).history) == 3
     CHANGES[name](Graph.open(stored)).save(stored, overwrite=True)
     with pytest.raises(
@@ -65,7 +65,7 @@ def test_changed_data_are_refused(name: str, workers: int, stored: Path, tmp_pat
         InputError, match=f"has changed since .* was trained \\({name}\\): to predict on it as it is now"
     ):
         weft.predict(run)
-    assert weft.predict(run, stored).shape == right.shape
+    assert weft.predict(run, stored).shape == logits.shape
 
 
 def test_a_file_that_was_changed_in_its_place_is_named(stored: Path) -> None:
@@ -75,25 +75,25 @@ def test_a_file_that_was_changed_in_its_place_is_named(stored: Path) -> None:
         weft.load(stored)
 
 
-def test_what_nobody_has_written_to_is_not_read_again(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that was copied is, since it is newer than the manifest says."""
-    whole, hashed = data_digests(make_graph(40, weighted=True)), list[Any]()
+def test_unchanged_files_are_not_read_again(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file with a newer modification time than in the manifest, such as a copy, is read again."""
+    expected, hashed = data_digests(make_graph(40, weighted=True)), list[Any]()
     sha256 = digests.hashlib.sha256
 
-    def noted(*data: bytes) -> Any:
-        if not data:  # an array comes in parts
+    def counting_sha256(*data: bytes) -> Any:
+        if not data:  # arrays are hashed in parts
             hashed.append(1)
         return sha256(*data)
 
-    monkeypatch.setattr(digests, "hashlib", SimpleNamespace(sha256=noted))
-    assert data_digests(weft.load(stored)) == whole
+    monkeypatch.setattr(digests, "hashlib", SimpleNamespace(sha256=counting_sha256))
+    assert data_digests(weft.load(stored)) == expected
     assert not hashed
     os.utime(stored / "x.npy")
-    assert data_digests(weft.load(stored)) == whole
+    assert data_digests(weft.load(stored)) == expected
     assert len(hashed) == 1
 
 
-def test_verify_reads_what_seems_unchanged(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_reads_files_that_seem_unchanged(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "info", str(stored), "--verify"]) == 0
     assert "checksums         all correct" in capsys.readouterr().out
     path = stored / "y.npy"
@@ -117,7 +117,7 @@ def test_a_tensor_that_is_changed_in_place_has_another_digest() -> None:
     assert data_digests(graph)["x"] != before["x"]
 
 
-def test_a_run_of_an_earlier_weft_says_that_it_has_none(
+def test_a_run_of_an_earlier_weft_warns_that_it_has_no_digests(
     stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("weft.training.loop.data_digests", lambda _: {})

@@ -1,4 +1,4 @@
-"""Runs of models written for PyG: given to `weft.train` as they are."""
+"""Training of unchanged PyG models with `weft.train`."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Net(nn.Module):
         return self.conv2(self.dropout(self.norm(self.conv1(x, edge_index)).relu()), edge_index)
 
 
-class Drawn(Net):
-    """Noise of its own."""
+class Noisy(Net):
+    """Model with random noise that weft cannot repeat."""
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return super().forward(torch.nn.functional.rrelu(-x, training=True), edge_index)
@@ -43,14 +43,14 @@ def net(kind: type[Net] = Net) -> Net:
 
 @pytest.mark.parametrize("strategy", ["tensor", "hybrid", pytest.param("split", marks=pytest.mark.slow)])
 def test_trains_as_it_is_on_several_ranks(strategy: str, tmp_path: Path) -> None:
-    """With the losses of one rank; the person's own module has the best weights, in the file under PyG's names."""
+    """Losses equal those on one rank; the module gets the best weights, and the file has them under PyG's names."""
     model, options = net(), dict(OPTIONS)
     if strategy == "split":
         options |= {"batch_size": "all", "fanout": "all"}
     run = weft.train("digits", model, strategy=strategy, workers=2, out=tmp_path / "run", **options)
     alone = weft.train("digits", net(), strategy=strategy, out=tmp_path / "alone", **options)
     pairs = zip(_losses(run), _losses(alone), strict=True)
-    assert all(abs(one - other) < 1e-9 for one, other in pairs)
+    assert all(abs(loss - other) < 1e-9 for loss, other in pairs)
     saved = load_file(tmp_path / "run" / "model.safetensors")
     assert saved.keys() == net().state_dict().keys()
     for name, value in model.state_dict().items():
@@ -59,7 +59,7 @@ def test_trains_as_it_is_on_several_ranks(strategy: str, tmp_path: Path) -> None
 
 
 class Jumping(Net):
-    """Between whose convolutions a residual and a second use of one of them stand, with attention by heads."""
+    """Model that uses an attention convolution with two heads twice, with residual connections."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,53 +87,53 @@ class Jumping(Net):
 def test_embeddings_are_what_a_hook_sees(
     strategy: str, workers: int, layers: tuple[int, ...], options: dict[str, Any], jumping: Any
 ) -> None:
-    run, _, seen = jumping
-    assert len(seen) == 3
+    run, _, outputs = jumping
+    assert len(outputs) == 3
     for layer in layers:
-        said = {"what": "embeddings", "layer": layer, "strategy": strategy, "workers": workers, **options}
-        found = weft.predict(run, model=net(Jumping), **said)
-        torch.testing.assert_close(found, seen[layer - 1], rtol=1e-9, atol=1e-9)
+        prediction = {"what": "embeddings", "layer": layer, "strategy": strategy, "workers": workers, **options}
+        embeddings = weft.predict(run, model=net(Jumping), **prediction)
+        torch.testing.assert_close(embeddings, outputs[layer - 1], rtol=1e-9, atol=1e-9)
 
 
 def test_embeddings_by_default_and_beyond(jumping: Any) -> None:
-    """The last convolution but one; and a line for one that there is not."""
-    run, _, seen = jumping
-    found = weft.predict(run, model=net(Jumping), what="embeddings")
-    torch.testing.assert_close(found, seen[1], rtol=1e-9, atol=1e-9)
+    """Embeddings are by default those of the last but one convolution; a layer that does not exist is refused."""
+    run, _, outputs = jumping
+    embeddings = weft.predict(run, model=net(Jumping), what="embeddings")
+    torch.testing.assert_close(embeddings, outputs[1], rtol=1e-9, atol=1e-9)
     with pytest.raises(InputError, match="--layer 4: the model has 3 layers"):
         weft.predict(run, model=net(Jumping), what="embeddings", layer=4)
 
 
 @pytest.fixture(scope="module")
 def jumping(tmp_path_factory: pytest.TempPathFactory) -> tuple[weft.Run, nn.Module, list[Tensor]]:
-    """A run, its model with the best weights, and what hooks on PyG's convolutions see."""
+    """Return a run, its model with the best weights, and the outputs that hooks on PyG's convolutions record."""
     model = net(Jumping)
     run = weft.train("digits", model, out=tmp_path_factory.mktemp("runs") / "run", **OPTIONS)
-    graph, seen = weft.load("digits"), list[Tensor]()
+    graph, outputs = weft.load("digits"), list[Tensor]()
 
-    def note(_module: nn.Module, _given: Any, result: Tensor) -> None:
-        seen.append(result.clone())
+    def note(_module: nn.Module, _inputs: Any, result: Tensor) -> None:
+        outputs.append(result.clone())
 
     hooks = [part.register_forward_hook(note) for part in (model.conv1, model.gat)]
     with torch.no_grad():
         model.eval()(graph.x.double(), torch.stack(graph.in_edges.edges()))
     for hook in hooks:
         hook.remove()
-    return run, model, seen
+    return run, model, outputs
 
 
 def test_equals_a_script_of_pyg(tmp_path: Path) -> None:
-    """Four epochs of Adam without dropout: losses, and the accuracy of the saved weights."""
+    """Losses equal those of four epochs of Adam in plain PyG, without dropout."""
     graph = weft.load("digits")
-    model, own = Net(dropout=False).double(), Net(dropout=False).double()
-    own.load_state_dict(model.state_dict())
+    model, reference = Net(dropout=False).double(), Net(dropout=False).double()
+    reference.load_state_dict(model.state_dict())
     run = weft.train(graph, model, out=tmp_path / "run", **OPTIONS)
     x, edge_index = graph.x.double(), torch.stack(graph.in_edges.edges())
-    optimizer = torch.optim.Adam(own.parameters(), lr=0.01, weight_decay=5e-4)
+    optimizer = torch.optim.Adam(reference.parameters(), lr=0.01, weight_decay=5e-4)
     losses = []
     for _ in range(4):
         optimizer.zero_grad()
-        logits = own.train()(x, edge_index)
+        logits = reference.train()(x, edge_index)
         loss = nn.functional.cross_entropy(logits[graph.train_mask], graph.y[graph.train_mask])
         loss.backward()
         optimizer.step()
@@ -141,9 +141,9 @@ def test_equals_a_script_of_pyg(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.tensor(_losses(run)), torch.tensor(losses), rtol=1e-9, atol=1e-9)
 
 
-def test_noise_of_its_own_is_refused(tmp_path: Path) -> None:
+def test_random_noise_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="returns different results when it is called again"):
-        weft.train("digits", net(Drawn), out=tmp_path / "run", **OPTIONS)
+        weft.train("digits", net(Noisy), out=tmp_path / "run", **OPTIONS)
     assert not (tmp_path / "run").exists()
 
 
@@ -173,7 +173,7 @@ def wanting(in_channels, out_channels, hidden):
 
 @pytest.fixture
 def defined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a module in this folder that has the source."""
+    """Write a module with `SOURCE` to the current folder and return its name."""
     monkeypatch.chdir(tmp_path)
     name = f"models_of_{tmp_path.name}".replace("-", "_")
     (tmp_path / f"{name}.py").write_text(SOURCE)
@@ -181,12 +181,12 @@ def defined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_class_is_named_where_it_is_defined(defined: str, tmp_path: Path) -> None:
-    """By the command, on local ranks, which import it too; and told again to predict with it."""
+    """A class named on the command line is imported by local ranks too, and must be named again to predict."""
     words = ["train", "digits", f"--model={defined}:Net", "--epochs=3", "--dtype=float64", "--seed=5"]
     assert main([*words, "--strategy=tensor", "--workers=2", "--out=two"]) == 0
     assert main([*words, "--out=one"]) == 0
-    one, two = (_losses(weft.Run.open(tmp_path / name)) for name in ("one", "two"))
-    assert all(abs(a - b) < 1e-9 for a, b in zip(one, two, strict=True))
+    single, two = (_losses(weft.Run.open(tmp_path / name)) for name in ("one", "two"))
+    assert all(abs(a - b) < 1e-9 for a, b in zip(single, two, strict=True))
     assert f"--model={defined}:Net" in (tmp_path / "one" / "card.md").read_text()
     assert main(["predict", "one", "--out=a.npy", f"--model={defined}:Net"]) == 0
     assert main(["predict", "one", "--out=b.npy"]) == 2
@@ -195,7 +195,7 @@ def test_a_class_is_named_where_it_is_defined(defined: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "error"),
     [
         ("none_such:Net", "cannot import module 'none_such'"),
         ("{}:Other", "has no 'Other': give package.module:Class"),
@@ -204,8 +204,8 @@ def test_a_class_is_named_where_it_is_defined(defined: str, tmp_path: Path) -> N
         (":Net", "cannot import module ''"),
     ],
 )
-def test_a_name_that_makes_no_model(name: str, said: str, defined: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_a_name_that_makes_no_model(name: str, error: str, defined: str) -> None:
+    with pytest.raises(InputError, match=error):
         weft.train("digits", name.format(defined), epochs=1, quiet=True)
 
 

@@ -1,4 +1,4 @@
-"""Modules and graphs of one's own: which options act on them, and what is refused or said before a run."""
+"""Custom models and graphs: the options that apply to them, and the errors and warnings before a run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OTHER: dict[str, Any] = {
 
 
 class Layer(nn.Module):
-    """A layer with a part of its own after the map."""
+    """Layer with a custom module after its linear transform."""
 
     def __init__(self, in_width: int, out_width: int, part: nn.Module | None = None) -> None:
         super().__init__()
@@ -56,12 +56,14 @@ def test_every_option_of_a_family_is_tried() -> None:
 @pytest.mark.parametrize("name", OTHER)
 def test_an_option_of_the_families_is_refused(name: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with pytest.raises(InputError, match=f"^{name} has no effect on a custom model: leave it out, and set it where you create "):
+    with pytest.raises(
+        InputError, match=f"^{name} has no effect on a custom model: leave it out, and set it where you create "
+    ):
         weft.train("digits", stack(), out=out, quiet=True, **{name: OTHER[name]})
     assert not out.exists()
 
 
-def test_the_record_has_what_acted(tmp_path: Path) -> None:
+def test_the_record_has_the_options_that_apply(tmp_path: Path) -> None:
     run = weft.train("digits", stack().double(), out=tmp_path / "run", epochs=2, quiet=True)
     text = (run.folder / "config.toml").read_text()
     assert 'dtype = "float64"' in text
@@ -74,13 +76,13 @@ def test_the_record_has_what_acted(tmp_path: Path) -> None:
 
 def test_options_of_data_act_on_a_graph(tmp_path: Path) -> None:
     options: dict[str, Any] = {"epochs": 2, "quiet": True}
-    loaded = weft.train("digits", out=tmp_path / "named", normalize_features=True, **options)
-    given = weft.train(weft.load("digits"), out=tmp_path / "given", normalize_features=True, **options)
+    named = weft.train("digits", out=tmp_path / "named", normalize_features=True, **options)
+    passed = weft.train(weft.load("digits"), out=tmp_path / "unnamed", normalize_features=True, **options)
     plain = weft.train(weft.load("digits"), out=tmp_path / "plain", **options)
-    assert given.summary["loss"] == loaded.summary["loss"] != plain.summary["loss"]
+    assert passed.summary["loss"] == named.summary["loss"] != plain.summary["loss"]
     bare = dataclasses.replace(weft.load("digits"), y=None, x=None)
-    drawn = weft.train(bare, out=tmp_path / "drawn", random_classes=3, random_features=5, **options)
-    assert drawn.summary["loss"] > 0
+    random = weft.train(bare, out=tmp_path / "drawn", random_classes=3, random_features=5, **options)
+    assert random.summary["loss"] > 0
     with pytest.raises(InputError, match="digits already has features: leave out --random-features"):
         weft.train(weft.load("digits"), out=tmp_path / "none", random_features=5, **options)
     with pytest.raises(InputError, match=r"split 1 has no effect on digits, which is already loaded: pass split"):
@@ -106,7 +108,9 @@ def test_rows_that_depend_on_each_other_need_all_rows(strategy: str, tmp_path: P
 def test_biases_without_effect_are_named(tmp_path: Path) -> None:
     pyg = pytest.importorskip("torch_geometric.nn")
     layers = [weft.nn.from_pyg(pyg.SAGEConv(64, 8)), weft.nn.from_pyg(pyg.SAGEConv(8, 10))]
-    with pytest.warns(UserWarning, match=r"^layers\.0\.conv\.lin_l\.bias: no effect, because a normalization") as caught:
+    with pytest.warns(
+        UserWarning, match=r"^layers\.0\.conv\.lin_l\.bias: no effect, because a normalization"
+    ) as caught:
         weft.train("digits", Stack(layers, norm="batch"), out=tmp_path / "run", epochs=1, quiet=True)
     assert caught[0].filename == __file__
     torch.manual_seed(0)
@@ -117,11 +121,13 @@ def test_biases_without_effect_are_named(tmp_path: Path) -> None:
 def test_what_is_no_graph_or_model_is_named_by_its_type() -> None:
     with pytest.raises(InputError, match=r"^weft\.train: the graph is of type Tensor: convert it, for example with"):
         weft.train(torch.ones(3), "gcn")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"^weft\.place: the model is of type type: pass a name, or a module instead of its"):
+    with pytest.raises(
+        InputError, match=r"^weft\.place: the model is of type type: pass a name, or a module instead of its"
+    ):
         weft.place("digits", nn.Linear)  # type: ignore[arg-type]
 
 
-def test_heads_are_of_attention() -> None:
+def test_heads_are_only_for_attention() -> None:
     from weft.training.flag_checks import refuse_foreign_flags
 
     with pytest.raises(
@@ -132,7 +138,10 @@ def test_heads_are_of_attention() -> None:
 
 
 class Transposed(nn.Module):
-    """Works on rows in two groups of columns, and views them as rows again, which they are where nothing is copied."""
+    """Module that transposes groups of columns and views the result as rows again.
+
+    The view is only possible if no operation between copies the tensor to another memory layout.
+    """
 
     def forward(self, h: Tensor) -> Tensor:
         return torch.relu(h.view(len(h), 2, -1).transpose(0, 1)).transpose(0, 1).view(len(h), -1)

@@ -1,4 +1,4 @@
-"""A file that names code as a run's model has none of it run: only what the person names is imported."""
+"""Code that only a file names as a model is never run: weft imports only modules that the user names."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NAMED = "the model foreign_module:Net is code, which weft imports only if the co
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, which has the module."""
+    """Return the current folder, which contains the module."""
     (tmp_path / "foreign_module.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -40,33 +40,33 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def ran(folder: Path) -> bool:
-    """Whether any of the module was run."""
+def was_imported(folder: Path) -> bool:
+    """Return whether the module was imported."""
     return (folder / "imported").exists()
 
 
 def name_in_model(run: Path) -> None:
-    """Have model.safetensors name the module."""
+    """Write the module's name into model.safetensors."""
     path = run / "model.safetensors"
     with safe_open(path, "pt") as file:
-        known = json.loads(file.metadata()["weft"])
+        metadata = json.loads(file.metadata()["weft"])
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    known["config"]["model"] = FOREIGN
-    save_file(weights, path, {"weft": json.dumps(known)})
+    metadata["config"]["model"] = FOREIGN
+    save_file(weights, path, {"weft": json.dumps(metadata)})
 
 
 def name_in_record(run: Path) -> None:
-    """Have the record of a run that has not ended name the module."""
+    """Write the module's name into the record of a run that has not ended."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
         if line["kind"] == "config":
             line["config"]["model"] = FOREIGN
-    kept = [json.dumps(line) + "\n" for line in lines if line["kind"] != "summary"]
-    (run / "metrics.jsonl").write_text("".join(kept))
+    records = [json.dumps(line) + "\n" for line in lines if line["kind"] != "summary"]
+    (run / "metrics.jsonl").write_text("".join(records))
 
 
 @pytest.mark.parametrize("damage", [name_in_model, name_in_record])
-def test_a_run_that_names_code_has_it_not_run(damage: Callable[[Path], None], folder: Path) -> None:
+def test_code_that_a_run_names_is_not_run(damage: Callable[[Path], None], folder: Path) -> None:
     run = weft.train("digits", epochs=1, checkpoint_every=1, out=folder / "run", quiet=True)
     damage(run.folder)
     calls: list[Callable[[], Any]] = [
@@ -78,10 +78,10 @@ def test_a_run_that_names_code_has_it_not_run(damage: Callable[[Path], None], fo
         with pytest.raises(InputError, match="a custom class that weft does not import"):
             call()
     assert main(["predict", str(run.folder), "--out", str(folder / "logits.npy")]) == 2
-    assert not ran(folder)
+    assert not was_imported(folder)
 
 
-def test_a_configuration_that_names_code_has_it_not_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_that_a_configuration_names_is_not_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, sweep, run = folder / "run.toml", folder / "sweep.toml", folder / "run"
     file.write_text(f'[data]\ngraph = "digits"\n[model]\nmodel = "{FOREIGN}"\n[training]\nepochs = 1\n')
     sweep.write_text(f'[data]\ngraph = "digits"\n[model]\nmodel = ["gcn", "{FOREIGN}"]\n')
@@ -98,14 +98,14 @@ def test_a_configuration_that_names_code_has_it_not_run(folder: Path, capsys: py
         (folder / "epochs.toml").write_text("[training]\nepochs = [1, 2]\n")
         assert main(command) == 2, command
         assert NAMED in capsys.readouterr().err
-        assert not ran(folder)
+        assert not was_imported(folder)
 
 
-def test_code_that_the_person_names_too_is_run(folder: Path) -> None:
+def test_code_that_the_user_names_is_run(folder: Path) -> None:
     file = folder / "run.toml"
     file.write_text(f'[data]\ngraph = "digits"\n[model]\nmodel = "{FOREIGN}"\n[training]\nepochs = 1\n')
     assert main(["train", "--config", str(file), "--model", FOREIGN, "--out", str(folder / "run"), "--quiet"]) == 0
-    assert ran(folder)
+    assert was_imported(folder)
     resumed = ["train", "--resume", "--out", str(folder / "run"), "--epochs", "2", "--quiet"]
     assert main(resumed) == 2
     assert main([*resumed, "--model", FOREIGN]) == 0

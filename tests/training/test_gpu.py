@@ -1,4 +1,4 @@
-"""Runs on a GPU: the CPU's losses, the same bits twice, and offload within its limit. First run on an H100."""
+"""Runs on a GPU: losses equal the CPU's, repeated runs are the same bits, and offload stays within its limit."""
 
 from __future__ import annotations
 
@@ -28,58 +28,61 @@ WAYS: dict[str, dict[str, Any]] = {
     "split": BATCHES,
     "split-of-two": {"workers": 2, **BATCHES},
 }
-"""How a model is trained. Where there is one GPU, two workers share it, and what they exchange goes by the host."""
+"""Options by way of training. On a machine with one GPU, two workers share it and exchange rows through the host."""
 ROUNDED = 16 * 2**-8
-"""As in test_narrow_runs.py: 8 roundings in each of two layers, of which a sum in another order may turn each."""
+"""Relative tolerance in bfloat16: 8 roundings in each of 2 layers, each of which another order of sums may change.
+
+See test_low_precision_runs.py.
+"""
 TOLERANCES = {"float64": 1e-9, "float32": 1e-5, "bfloat16": ROUNDED}
 CASES = [
     *product(("single", "offload"), ("gcn", "sage", "gin", "gat", "gatv2"), ("float64", "float32")),
     *product(list(WAYS)[2:-2], ("gcn", "gat"), ("float32",)),
-    # In float32 the CPU itself is 3e-3 from its float64 here: Adam turns on the sign of tiny gradients.
+    # Not in float32, where the CPU itself differs by 3e-3 from float64: Adam amplifies the sign of tiny gradients.
     *product(("split", "split-of-two"), ("gcn", "gat"), ("float64",)),
     *product(("single", "split", "split-of-two"), ("gcn", "gat"), ("bfloat16",)),
 ]
 gpu = pytest.mark.gpu
-needs_one = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 @gpu
-@needs_one
+@needs_gpu
 @pytest.mark.parametrize(("way", "model", "dtype"), CASES)
 def test_losses_are_the_cpus(way: str, model: str, dtype: str, tmp_path: Path) -> None:
-    """With dropout, whose masks are the same bits."""
-    found = [run(tmp_path / device, way, model, device=device, dtype=dtype) for device in ("cpu", "cuda")]
+    """Losses equal the CPU's, with dropout, whose masks are the same bits."""
+    results = [run(tmp_path / device, way, model, device=device, dtype=dtype) for device in ("cpu", "cuda")]
     tolerance = TOLERANCES[dtype]
-    torch.testing.assert_close(found[1], found[0], rtol=tolerance, atol=tolerance if dtype == "float64" else 0)
+    torch.testing.assert_close(results[1], results[0], rtol=tolerance, atol=tolerance if dtype == "float64" else 0)
 
 
 @gpu
-@needs_one
+@needs_gpu
 @pytest.mark.parametrize(("way", "model"), [*product(WAYS, ("gcn", "gat")), ("single", "gatv2"), ("offload", "gatv2")])
 def test_two_runs_have_the_same_bits(way: str, model: str, tmp_path: Path) -> None:
-    one, two = (run(tmp_path / name, way, model, device="cuda") for name in ("one", "two"))
-    assert one == two
+    first, second = (run(tmp_path / name, way, model, device="cuda") for name in ("one", "two"))
+    assert first == second
 
 
 @gpu
-@needs_one
+@needs_gpu
 @pytest.mark.parametrize("model", ["gcn", "sage", "gin", "gat", "gatv2"])
 def test_a_captured_run_has_the_bits_of_one_that_is_not(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given: dict[str, Any] = {"device": "cuda", "norm": "batch", "input_dropout": 0.2}
+    options: dict[str, Any] = {"device": "cuda", "norm": "batch", "input_dropout": 0.2}
     ways = {"captured": {}, "launched": {"disable": "capture"}}
-    one, two = (run(tmp_path / name, "single", model, **given, **more) for name, more in ways.items())
-    assert one == two
+    captured, launched = (run(tmp_path / name, "single", model, **options, **more) for name, more in ways.items())
+    assert captured == launched
     assert "could be captured" not in capsys.readouterr().err
     stages = [set(weft.Run.open(tmp_path / name).summary["ranks"][0]["stages"]) for name in ways]
     assert stages == [{"captured", "update"}, {"encode", "loss", "update"}]
 
 
 @gpu
-@needs_one
+@needs_gpu
 def test_memory_stays_below_the_limit(tmp_path: Path) -> None:
-    """Or one line says the least that would do. What is freed counts as long as a stream may use it."""
+    """Offload allocates at most --device-memory, counting freed memory that a stream may still use; it refuses less."""
     with pytest.raises(InputError, match="device-memory"):
         run(tmp_path / "refused", "offload", "gcn", device="cuda", device_memory="1KB")
     torch.cuda.empty_cache()
@@ -91,18 +94,20 @@ def test_memory_stays_below_the_limit(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("way", "dtype"), sorted({(way, dtype) for way, _, dtype in CASES}))
-def test_every_way_is_one_of_the_cpu(way: str, dtype: str, tmp_path: Path) -> None:
-    """So that a GPU's first hour is not spent on options."""
+def test_every_way_runs_on_the_cpu(way: str, dtype: str, tmp_path: Path) -> None:
+    """All options are valid, which can be checked without a GPU."""
     assert len(run(tmp_path / "run", way, "gcn", device="cpu", dtype=dtype, epochs=2)) == 2
 
 
 def run(folder: Path, way: str, model: str, **options: Any) -> list[float]:
-    """The losses of a run."""
-    given = {**OPTIONS, **WAYS[way], **options}
-    if "scratch" in given:
+    """Train, and return the losses."""
+    settings = {**OPTIONS, **WAYS[way], **options}
+    if "scratch" in settings:
         folder.mkdir()
-        given["scratch"] = str(folder.parent)
-    if given.get("dtype") == "bfloat16":
-        given["hidden"] = 64  # of fewer numbers, one that ReLU cuts off or does not sends all later ones another way
-    made: weft.Run = train(GRAPH, model, out=folder, **given)
-    return losses(made.folder)
+        settings["scratch"] = str(folder.parent)
+    if settings.get("dtype") == "bfloat16":
+        settings["hidden"] = (
+            64  # in narrower rows, rounding that changes the sign of one input of ReLU changes all later epochs
+        )
+    finished: weft.Run = train(GRAPH, model, out=folder, **settings)
+    return losses(finished.folder)

@@ -25,7 +25,7 @@ def weighted() -> Graph:
     return dataclasses.replace(graph, in_edges=graph.in_edges.with_weight(weight))
 
 
-def test_a_run_says_once_that_weights_are_ignored(weighted: Graph, tmp_path: Path) -> None:
+def test_a_run_warns_once_that_weights_are_ignored(weighted: Graph, tmp_path: Path) -> None:
     options = {"quiet": True, "epochs": 1, "hidden": 8, "strategy": "communicated"}
     with pytest.warns(DataWarning, match="digits has edge weights, which are ignored by SAGEConv: use gcn") as caught:
         weft.train(weighted, "sage", out=tmp_path / "sage", **options)
@@ -36,7 +36,7 @@ def test_a_run_says_once_that_weights_are_ignored(weighted: Graph, tmp_path: Pat
 
 
 def check_run(name: str, graph: Graph, model: torch.nn.Module) -> None:
-    """What is checked before a run on one rank."""
+    """Run the checks that precede a run on one rank."""
     config = Config(graph=name)
     check(config, make_workload(config, graph, model), launched=False)
 
@@ -56,13 +56,13 @@ def test_the_layers_that_ignore_weights_are_named(weighted: Graph) -> None:
     assert ignored(weighted, Stack([RowLayer(torch.nn.Linear(64, 10), 10)])) == "the model"
 
 
-def test_nothing_is_said_where_weights_are_used_or_absent(weighted: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_warning_if_weights_are_used_or_absent(weighted: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     pyg = pytest.importorskip("torch_geometric.nn")
-    taking: list[torch.nn.Module] = [PyGConv(pyg.GraphConv(64, 8), 8), GCNConv(8, 10)]
-    check_run("digits", weighted, Stack(taking))
+    layers: list[torch.nn.Module] = [PyGConv(pyg.GraphConv(64, 8), 8), GCNConv(8, 10)]
+    check_run("digits", weighted, Stack(layers))
     check_run("digits", weighted, make_model("gcn", 64, 10, decoupled=True))
     check_run("digits", weft.load("digits"), make_model("sage", 64, 10))
-    monkeypatch.setenv("RANK", "1")  # another rank of torchrun's says it
+    monkeypatch.setenv("RANK", "1")  # rank 0 of torchrun prints the warning
     check_run("digits", weighted, make_model("sage", 64, 10))
 
 

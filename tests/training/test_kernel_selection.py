@@ -1,4 +1,4 @@
-"""Which implementations a run uses: as its machine's profile says, and again whenever it goes on or is repeated."""
+"""A run uses the kernels that its machine's profile selects, and the same ones when it is resumed or repeated."""
 
 from __future__ import annotations
 
@@ -36,35 +36,38 @@ HARDWARE = {"processor": "none", "cores": 2}
 DAY = "weft probe, 2026-11-23"
 
 
-def everywhere(by: str) -> KernelSelection:
-    """Choices by which one implementation does all maps."""
-    kinds = {"map": SizeClasses(floors=((0.0,),) * 4, names=(by,))}
+def everywhere(name: str) -> KernelSelection:
+    """Return a kernel selection that uses one implementation for all linear transforms."""
+    kinds = {"map": SizeClasses(floors=((0.0,),) * 4, names=(name,))}
     return KernelSelection(origin=DAY, kinds={**DEFAULT.kinds, **kinds})
 
 
 @pytest.fixture(autouse=True)
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the user's profile is looked for; oneDNN's maps are no rounding of the others here, so that bits differ."""
+    """Return the path where the user's profile is searched for.
+
+    Results of oneDNN are scaled, so that they differ from those of other implementations in any case.
+    """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(probe_command, "hardware", lambda: HARDWARE)
     if linear_transform.has_onednn():
-        ours = linear_transform._inner_product
-        monkeypatch.setattr(linear_transform, "_inner_product", lambda *given: ours(*given) * 1.001)
+        original = linear_transform._inner_product
+        monkeypatch.setattr(linear_transform, "_inner_product", lambda *arguments: original(*arguments) * 1.001)
     yield tmp_path / "cache" / "weft" / "machine.json"
     kernel_selection.select_kernels(DEFAULT)
 
 
-def measure(machine: Path, by: str) -> None:
-    """As `weft probe` leaves it."""
-    replace(profile(), choices=everywhere(by)).save(machine)
+def measure(machine: Path, name: str) -> None:
+    """Save a profile that selects one implementation, as `weft probe` does."""
+    replace(profile(), choices=everywhere(name)).save(machine)
 
 
 def bits(folder: Path, **options: Any) -> list[float]:
-    """The losses of a run, up to now."""
+    """Train, and return the losses of all epochs so far."""
     return losses(train("digits", out=folder, quiet=True, checkpoint_every=2, **options).folder)
 
 
-def said(folder: Path) -> list[Any]:
+def origins(folder: Path) -> list[Any]:
     return [line["choices"]["origin"] for line in jsonl.read(folder / "metrics.jsonl") if line["kind"] == "config"]
 
 
@@ -72,8 +75,8 @@ needs_onednn = pytest.mark.skipif(not linear_transform.has_onednn(), reason="thi
 
 
 @needs_onednn
-def test_a_loop_of_ones_own_has_the_choices_of_its_options(tmp_path: Path, machine: Path) -> None:
-    """And not those of what ran before."""
+def test_a_custom_loop_uses_the_kernels_of_its_options(tmp_path: Path, machine: Path) -> None:
+    """Kernels selected for an earlier run have no effect."""
     measure(machine, "onednn")
     for options, expected in (({}, "onednn"), ({"disable": "onednn"}, "torch"), ({"choices": "default"}, "torch")):
         kernel_selection.select_kernels(everywhere("mkl"))
@@ -85,7 +88,7 @@ def test_a_loop_of_ones_own_has_the_choices_of_its_options(tmp_path: Path, machi
 
 @pytest.mark.slow
 @needs_onednn
-def test_kernels_that_were_not_priced_teach_nothing(tmp_path: Path, machine: Path) -> None:
+def test_runs_with_kernels_that_were_not_measured_calibrate_nothing(tmp_path: Path, machine: Path) -> None:
     def num_calibrations(**options: Any) -> int:
         train("digits", out=tmp_path / f"run-{options}", epochs=100, quiet=True, hidden=4, **options)
         return len(Profile.read(machine).calibration)
@@ -99,30 +102,30 @@ def test_kernels_that_were_not_priced_teach_nothing(tmp_path: Path, machine: Pat
     ] == [1, 1, 1, 2]
 
 
-def test_without_a_profile_it_is_the_default(tmp_path: Path) -> None:
-    made = train("digits", out=tmp_path / "run", epochs=1, quiet=True)
-    assert said(made.folder) == ["default"]
-    assert KernelSelection.read(RunFolder(made.folder).choices) == kernels_for_run(Config(graph="digits"))
-    assert "--choices choices.json" in (made.folder / "card.md").read_text()
+def test_without_a_profile_the_default_kernels_are_used(tmp_path: Path) -> None:
+    finished = train("digits", out=tmp_path / "run", epochs=1, quiet=True)
+    assert origins(finished.folder) == ["default"]
+    assert KernelSelection.read(RunFolder(finished.folder).choices) == kernels_for_run(Config(graph="digits"))
+    assert "--choices choices.json" in (finished.folder / "card.md").read_text()
 
 
 @needs_onednn
-def test_a_run_uses_what_the_profile_says(tmp_path: Path, machine: Path) -> None:
+def test_a_run_uses_the_kernels_of_the_profile(tmp_path: Path, machine: Path) -> None:
     measure(machine, "onednn")
-    one = bits(tmp_path / "onednn", epochs=3)
-    assert said(tmp_path / "onednn") == [DAY]
+    with_onednn = bits(tmp_path / "onednn", epochs=3)
+    assert origins(tmp_path / "onednn") == [DAY]
     measure(machine, "torch")
-    other = bits(tmp_path / "torch", epochs=3)
-    assert one != other
-    assert bits(tmp_path / "again", epochs=3) == other
+    with_torch = bits(tmp_path / "torch", epochs=3)
+    assert with_onednn != with_torch
+    assert bits(tmp_path / "again", epochs=3) == with_torch
 
 
 @needs_onednn
 @pytest.mark.parametrize("forgetful", [False, True])
-def test_a_run_that_goes_on_keeps_its_choices(
+def test_a_resumed_run_keeps_its_kernels(
     tmp_path: Path, machine: Path, monkeypatch: pytest.MonkeyPatch, *, forgetful: bool
 ) -> None:
-    """Bit for bit, also where the machine has been measured anew; forgetful: an error that has to be seen."""
+    """A resumed run is the same bits even if the machine was measured again; `forgetful` plants an error to detect."""
     measure(machine, "onednn")
     whole = bits(tmp_path / "whole", epochs=6)
     bits(tmp_path / "run", epochs=3)
@@ -130,7 +133,7 @@ def test_a_run_that_goes_on_keeps_its_choices(
     if forgetful:
         monkeypatch.setattr(run, "kernels_for_run", lambda config, _: kernels_for_run(config))
     assert (bits(tmp_path / "run", epochs=6, resume=True) == whole) != forgetful
-    assert said(tmp_path / "run") == [DAY, DAY]
+    assert origins(tmp_path / "run") == [DAY, DAY]
 
 
 @needs_onednn
@@ -138,25 +141,27 @@ def test_a_recorded_run_is_repeated(tmp_path: Path, machine: Path) -> None:
     measure(machine, "onednn")
     first = bits(tmp_path / "first", epochs=3)
     measure(machine, "mkl")
-    given = str(tmp_path / "first" / "choices.json")
-    assert bits(tmp_path / "other", epochs=3) != first == bits(tmp_path / "again", epochs=3, choices=given)
-    assert bits(tmp_path / "onward", epochs=2, choices=given) == first[:2]
+    selection = str(tmp_path / "first" / "choices.json")
+    assert bits(tmp_path / "other", epochs=3) != first == bits(tmp_path / "again", epochs=3, choices=selection)
+    assert bits(tmp_path / "onward", epochs=2, choices=selection) == first[:2]
     assert bits(tmp_path / "onward", epochs=3, resume=True) == first
     (tmp_path / "first").rename(tmp_path / "moved")
-    assert main(["train", "--config", str(tmp_path / "moved" / "config.toml"), "--out", str(tmp_path / "told")]) == 0
-    assert losses(tmp_path / "told") == first
-    whole, told = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("moved", "told"))
-    assert told == whole
-    kept = machine.rename(tmp_path / "profile.json")
+    assert (
+        main(["train", "--config", str(tmp_path / "moved" / "config.toml"), "--out", str(tmp_path / "repeated")]) == 0
+    )
+    assert losses(tmp_path / "repeated") == first
+    whole, repeated = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("moved", "repeated"))
+    assert repeated == whole
+    profile_path = machine.rename(tmp_path / "profile.json")
     default = bits(tmp_path / "default", epochs=3)
     measure(machine, "mkl")
     assert bits(tmp_path / "constants", epochs=3, choices="default") == default
-    assert said(tmp_path / "constants") == ["default"]
-    assert kernels_for_run(Config(graph="digits", choices=str(kept))) == everywhere("mkl")
+    assert origins(tmp_path / "constants") == ["default"]
+    assert kernels_for_run(Config(graph="digits", choices=str(profile_path))) == everywhere("mkl")
 
 
 @needs_onednn
-def test_predictions_are_the_runs(tmp_path: Path, machine: Path) -> None:
+def test_predictions_use_the_kernels_of_the_run(tmp_path: Path, machine: Path) -> None:
     measure(machine, "onednn")
     bits(tmp_path / "run", epochs=2)
     rows = weft.predict(tmp_path / "run")
@@ -167,41 +172,41 @@ def test_predictions_are_the_runs(tmp_path: Path, machine: Path) -> None:
 
 @needs_onednn
 @pytest.mark.parametrize(("flags", "expected"), [({"batch_size": "all", "fanout": "all"}, True), ({}, False)])
-def test_batches_of_other_sizes_make_no_kernels(
+def test_mini_batches_of_varying_size_create_no_onednn_kernels(
     machine: Path, monkeypatch: pytest.MonkeyPatch, flags: dict[str, str], *, expected: bool
 ) -> None:
-    """oneDNN's of each number of rows would be kept: 440 MB after 1,800 batches of tolokers."""
+    """oneDNN caches a kernel for each number of rows, which took 440 MB after 1,800 mini-batches of tolokers."""
     measure(machine, "onednn")
-    made, ours = list[int](), linear_transform._inner_product
-    assert ours is not None
-    monkeypatch.setattr(linear_transform, "_inner_product", lambda x, *rest: made.append(len(x)) or ours(x, *rest))
+    calls, original = list[int](), linear_transform._inner_product
+    assert original is not None
+    monkeypatch.setattr(linear_transform, "_inner_product", lambda x, *rest: calls.append(len(x)) or original(x, *rest))
     with weft.place("digits", strategy="sampled", **flags) as placed:
         for batch in placed.batches(0):
             placed.backward(placed(batch).sum())
-        assert bool(made) == expected
+        assert bool(calls) == expected
         assert selected_kernel("map", 1, 1, 1, 1) == "onednn"
 
 
-def test_all_ranks_use_what_rank_zero_says(tmp_path: Path) -> None:
-    """Whatever the profiles of their hosts say."""
-    found = on_ranks(2, maps_of_a_rank, tmp_path)
-    assert found == ["mkl", "mkl"]
+def test_all_ranks_use_the_kernels_of_rank_zero(tmp_path: Path) -> None:
+    """Profiles of the other hosts have no effect."""
+    kernels = on_ranks(2, kernels_of_a_rank, tmp_path)
+    assert kernels == ["mkl", "mkl"]
 
 
-def maps_of_a_rank(group: Group, folder: Path) -> str:
+def kernels_of_a_rank(group: Group, folder: Path) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder / str(group.rank)))
         patch.setattr(probe_command, "hardware", lambda: HARDWARE)
         measure(folder / str(group.rank) / "weft" / "machine.json", ["mkl", "torch"][group.rank])
         weft.train("digits", strategy="tensor", epochs=1, out=folder / "run", quiet=True)
-        found = selected_kernel("map", 1, 1, 1, 1)
+        kernel = selected_kernel("map", 1, 1, 1, 1)
         kernel_selection.select_kernels(DEFAULT)
-        return found
+        return kernel
 
 
 @dataclass(frozen=True)
-class Telling:
-    """A loss that tells what does the maps of the rank which asks for it."""
+class ReportingLoss:
+    """Loss that writes to a file which implementation of linear transforms its rank uses."""
 
     folder: Path
 
@@ -210,16 +215,16 @@ class Telling:
         return cross_entropy(logits, labels, reduction="none")
 
 
-def test_local_ranks_too(tmp_path: Path, machine: Path) -> None:
-    """They are handed what was found before they start."""
+def test_local_ranks_use_the_kernels_of_their_launcher(tmp_path: Path, machine: Path) -> None:
+    """The launcher selects kernels before it starts ranks, and sends them the selection."""
     measure(machine, "mkl")
-    loss = Telling(tmp_path)
-    made = weft.train("digits", out=tmp_path / "run", strategy="tensor", workers=2, epochs=1, quiet=True, loss=loss)
-    assert said(made.folder) == [DAY]
+    loss = ReportingLoss(tmp_path)
+    finished = weft.train("digits", out=tmp_path / "run", strategy="tensor", workers=2, epochs=1, quiet=True, loss=loss)
+    assert origins(finished.folder) == [DAY]
     assert [path.read_text() for path in tmp_path.glob("rank-*")] == ["mkl", "mkl"]
 
 
-def test_a_run_of_before_goes_on_by_the_default(
+def test_a_run_without_a_record_of_kernels_resumes_with_the_default(
     tmp_path: Path, machine: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     measure(machine, "torch")
@@ -234,23 +239,23 @@ def test_a_run_of_before_goes_on_by_the_default(
         assert capsys.readouterr().err.count("choices.json is damaged: using the default kernels") == 1
 
 
-def test_what_is_not_there_is_not_used(
+def test_missing_implementations_are_replaced(
     tmp_path: Path, machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     measure(machine, "onednn")
     config, folder = Config(graph="digits"), RunFolder(tmp_path)
     folder.begin(config, choices=everywhere("onednn"))
-    maps = (1, 1e9, 100, 100)
+    sizes = (1, 1e9, 100, 100)
     without = kernels_for_run(replace(config, disable="onednn"), folder)
-    assert without.kinds["map"].at(maps) == "torch"
+    assert without.kinds["map"].at(sizes) == "torch"
     assert without.origin == f"{DAY}; torch for onednn (map); mkl for onednn (map_weights)"
     capsys.readouterr()
     monkeypatch.setattr(machine_context, "has_onednn", lambda: False)
-    assert kernels_for_run(config).kinds["map"].at(maps) == "mkl"
+    assert kernels_for_run(config).kinds["map"].at(sizes) == "mkl"
     assert not capsys.readouterr().err
-    assert kernels_for_run(config, folder).kinds["map"].at(maps) == "mkl"
+    assert kernels_for_run(config, folder).kinds["map"].at(sizes) == "mkl"
     assert "used kernels that this machine lacks" in capsys.readouterr().err
-    assert kernels_for_run(replace(config, choices="default"), folder).kinds["map"].at(maps) == "mkl"
+    assert kernels_for_run(replace(config, choices="default"), folder).kinds["map"].at(sizes) == "mkl"
     assert not capsys.readouterr().err
     monkeypatch.setattr(machine_context, "triton_backend", lambda: None)
     assert kernels_for_run(replace(config, device="cuda")).kinds["sum"].at((8,)) == "torch_sparse"
@@ -269,7 +274,7 @@ def test_what_is_not_there_is_not_used(
         (DEFAULT.text().replace("[0, 262144]", "[262144, 0]"), "the size classes of map do not ascend"),
     ],
 )
-def test_a_file_that_has_none_is_refused(tmp_path: Path, content: str, reason: str) -> None:
+def test_a_file_without_a_valid_selection_is_refused(tmp_path: Path, content: str, reason: str) -> None:
     path = tmp_path / "choices.json"
     path.write_text(content)
     with pytest.raises(weft.InputError) as caught:
@@ -282,15 +287,15 @@ def test_a_file_that_has_none_is_refused(tmp_path: Path, content: str, reason: s
     assert not (tmp_path / "run").exists()
 
 
-def test_choices_survive_their_files(tmp_path: Path) -> None:
-    """A profile of an earlier weft has none: its prices are those of the default."""
+def test_a_profile_saves_its_kernel_selection(tmp_path: Path) -> None:
+    """A profile of an earlier weft has no kernel selection: it was measured with the default kernels."""
     path = tmp_path / "machine.json"
     replace(profile(), choices=everywhere("mkl")).save(path)
     assert Profile.read(path).choices == everywhere("mkl")
     assert Profile.read(path).digest != profile().digest
-    known = profile().record()
-    del known["choices"]
-    path.write_text(json.dumps(known))
+    record = profile().record()
+    del record["choices"]
+    path.write_text(json.dumps(record))
     assert Profile.read(path).choices == DEFAULT
     path.write_text(json.dumps(profile().record() | {"choices": {"origin": "x", "kinds": {}}}))
     with pytest.raises(weft.InputError, match="weft probe"):

@@ -1,4 +1,4 @@
-"""Link prediction under every exact strategy equals one rank's, and exchanges what its traces tell."""
+"""Link prediction under every exact strategy equals that on one rank, and exchanges as many bytes as its traces."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ CASES = [
 
 
 class Session:
-    """A case under a strategy, and what can be seen of it."""
+    """Case placed by a strategy, with methods that train, score and check it."""
 
     def __init__(self, case: Case, name: str, group: Group, placement: Given = PLACEMENT) -> None:
         self.graph, model = case.build()
@@ -111,7 +111,7 @@ class Session:
         return {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
 
     def losses(self) -> Tensor:
-        """Of 4 Adam steps, over all ranks."""
+        """Return the losses of 4 steps of Adam, summed over all ranks."""
         optimizer = torch.optim.Adam(self.model.parameters(), lr=0.02)
         losses = []
         for epoch in range(4):
@@ -126,11 +126,11 @@ class Session:
             return self.task.scores([self.task.counts(self.strategy.forward(step), step)])
 
     def check_counts(self, phase: str, *, epoch: int | None) -> None:
-        """What was counted since the last time is what strategy and task have told, of this rank."""
+        """Check that this rank counted what the traces of its strategy and its task contain."""
         rank = self.group.rank
-        told = self.plan.trace(rank, training=epoch is not None)
-        own = self.task.assignment.trace(rank, WIDTH, 8, epoch=epoch, ranked=True)
-        both = Trace(operations=(*told.operations, *own.operations))
+        strategy_trace = self.plan.trace(rank, training=epoch is not None)
+        task_trace = self.task.assignment.trace(rank, WIDTH, 8, epoch=epoch, ranked=True)
+        both = Trace(operations=(*strategy_trace.operations, *task_trace.operations))
         counts = self.group.meter.take(phase)
         assert counts.edges == both.edges
 
@@ -139,7 +139,7 @@ class Session:
 
 
 class Reference:
-    """What one rank gives, with the vertices as they were first numbered."""
+    """Results on one rank, with vertices in their original order."""
 
     def __init__(self, case: Case) -> None:
         whole = Session(replace(case, order="none"), "single", Group())
@@ -150,7 +150,7 @@ class Reference:
 
 @cache
 def reference(case: Case) -> Reference:
-    """Computed once a process."""
+    """Compute the reference of a case once per process."""
     return Reference(case)
 
 
@@ -172,7 +172,10 @@ def check(group: Group, case: Case, name: str, expected: Reference) -> None:
 
 
 def matrix() -> list[Any]:
-    """Every case under every strategy; quick on one number of ranks, and under an example's strategy one case."""
+    """Return every case under every strategy and number of ranks.
+
+    One number of ranks is quick; of the example strategies, which tests define, only the first case is.
+    """
     points = []
     for case, name in product(CASES, EXACT):
         sizes = (1, 2, 3) if name in ("tensor", "hybrid", "pipeline") else (1, 2)
@@ -196,7 +199,7 @@ def check_idle_ranks(group: Group, case: Case, expected: Reference) -> None:
 
 
 def test_a_rank_without_links_and_one_without_vertices() -> None:
-    """A rank that has vertex 59 alone, without links, and a rank that has nothing."""
+    """Results are exact if one rank has a vertex without links only, and another rank has no vertex."""
     on_ranks(3, check_idle_ranks, CASES[2], reference(CASES[2]))
 
 
@@ -207,7 +210,7 @@ def check_planted(group: Group, case: Case, expected: Reference) -> None:
 
 
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_a_planted_error_shows(size: int) -> None:
+def test_a_planted_error_is_detected(size: int) -> None:
     on_ranks(size, check_planted, CASES[0], reference(CASES[0]))
 
 
@@ -220,7 +223,7 @@ def curve(run: weft.Run) -> list[list[float]]:
 
 
 def test_runs_and_resumes(tmp_path: Path) -> None:
-    """Bit for bit on one rank, and to 1e-9 on others; a decoder's parameters are kept with the model's."""
+    """A resumed run is the same bits on one rank, and equal to 1e-9 on two; checkpoints include the decoder."""
     data = tmp_path / "graph"
     graph, _ = Case(graph="knowledge").build()
     replace(graph, val_links=None, test_links=None).save(data)
@@ -240,12 +243,12 @@ def test_runs_and_resumes(tmp_path: Path) -> None:
 
 
 def test_a_citation_graph(weft_data: Callable[[str], Path], tmp_path: Path) -> None:
-    """GCN and dot products tell 9 of 10 held-out citations of Cora from other pairs."""
+    """GCN with dot products has an area under the curve of more than 0.9 on held-out citations of Cora."""
     run = weft.train(weft_data("cora"), out=tmp_path / "cora", task="link", epochs=60, eval_every=10, quiet=True)
     assert run.summary["test_auc"] > 0.9
 
 
-def test_a_model_of_ones_own(tmp_path: Path) -> None:
+def test_a_custom_model(tmp_path: Path) -> None:
     graph, _ = Case(graph="symmetric").build()
     model = weft.nn.GCN(7, out_width=5)
     before = [parameter.clone() for parameter in model.parameters()]
@@ -258,7 +261,7 @@ def test_a_model_of_ones_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "error"),
     [
         (["--decoder", "distmul"], "unknown --decoder 'distmul': did you mean 'distmult'?"),
         (["--negatives", "0"], "--negatives 0: give at least 1"),
@@ -267,16 +270,16 @@ def test_a_model_of_ones_own(tmp_path: Path) -> None:
         ([], "graph has no features: add some, or --random-features 256"),
     ],
 )
-def test_mistakes(arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes(arguments: list[str], error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make("directed").save(tmp_path / "graph")
     command = ["train", str(tmp_path / "graph"), "--task", "link", *arguments, "--out", str(tmp_path / "out")]
     assert main(command) == 2
     (line,) = complaints(capsys.readouterr().err)
-    assert said in line
+    assert error in line
     assert not (tmp_path / "out").exists()
 
 
-def test_graphs_that_cannot(tmp_path: Path) -> None:
+def test_graphs_that_cannot_be_trained_on_are_refused(tmp_path: Path) -> None:
     graph, _ = Case(graph="directed").build()
     options = {"task": "link", "quiet": True, "out": tmp_path / "out"}
     none = torch.empty(0, 3, dtype=torch.int64)
@@ -284,20 +287,22 @@ def test_graphs_that_cannot(tmp_path: Path) -> None:
         weft.train(replace(graph, test_links=none), **options)
     with pytest.raises(InputError, match="--patience 3: graph has no validation links"):
         weft.train(replace(graph, val_links=none), patience=3, **options)
-    one = Graph.from_edges(torch.tensor([0]), torch.tensor([1]), x=torch.ones(2, 1))
+    tiny = Graph.from_edges(torch.tensor([0]), torch.tensor([1]), x=torch.ones(2, 1))
     with pytest.raises(InputError, match="has 1 links, too few"):
-        weft.train(one, **options)
+        weft.train(tiny, **options)
     assert not (tmp_path / "out").exists()
 
 
 def test_stages_of_both_tasks(tmp_path: Path) -> None:
-    """As table 4 of the paper has them; together they are a training step."""
+    """Stages are those of table 4 of the paper, and take no longer together than the training step."""
     for task, stages in (("node", "encode loss update"), ("link", "negatives encode decode loss update")):
         run = weft.train("digits", out=tmp_path / task, task=task, epochs=5, quiet=True)
         table = stage_table({"single": run.summary})
         assert [column.header for column in table.columns] == ["strategy", *stages.split()]
         for line in run.records:
-            if line["kind"] == "rank" and line["phase"] == "train" and line["epoch"]:  # the first one sets up besides
+            if (
+                line["kind"] == "rank" and line["phase"] == "train" and line["epoch"]
+            ):  # the first epoch includes the setup
                 parts = [line["stages"][stage] for stage in stages.split()]
                 whole = sum(line[f"{kind}_seconds"] for kind in ("compute", "communication", "waiting"))
                 assert 0 < sum(parts) <= whole
@@ -310,15 +315,15 @@ def test_inverse_relations_carry_messages_and_are_no_links(tmp_path: Path) -> No
     graph = graph_for_task(whole, config)
     assert graph.relations == (*whole.relations, *inverse_of(whole.relations))
     assert graph_for_task(graph, config).relations == graph.relations
-    for one in (graph, graph_for_task(with_inverse_relations(whole), replace(config, inverse_relations=False))):
-        assert one.val_links is not None
-        assert one.test_links is not None
-        held_out = torch.cat([one.val_links, one.test_links])
+    for augmented in (graph, graph_for_task(with_inverse_relations(whole), replace(config, inverse_relations=False))):
+        assert augmented.val_links is not None
+        assert augmented.test_links is not None
+        held_out = torch.cat([augmented.val_links, augmented.test_links])
         assert held_out[:, 2].max() < len(whole.relations)
-        ends = {tuple(pair) for pair in held_out[:, :2].tolist()}
-        edges = {tuple(edge) for edge in torch.stack(one.in_edges.edges(), 1).tolist()}
-        assert not ends & (edges | {edge[::-1] for edge in edges})
-        links = Links.of(one)
+        endpoints = {tuple(pair) for pair in held_out[:, :2].tolist()}
+        edges = {tuple(edge) for edge in torch.stack(augmented.in_edges.edges(), 1).tolist()}
+        assert not endpoints & (edges | {edge[::-1] for edge in edges})
+        links = Links.of(augmented)
         assert links.num_relations == len(whole.relations)
         assert links.train[:, 2].max() < len(whole.relations)
     whole.save(tmp_path / "graph")

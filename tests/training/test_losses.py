@@ -1,4 +1,4 @@
-"""Losses of one's own and by name: PyTorch's on all rows together, whatever ranks, batches and strategies."""
+"""Custom and built-in losses equal PyTorch's on all rows, for every number of ranks, batch size and strategy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NUM_VERTICES = 61
 
 
 def focal(logits: Tensor, y: Tensor, gamma: float = 2.0) -> Tensor:
-    """Of Lin et al. 2017: what is easy counts little."""
+    """Return the focal loss of every row (Lin et al. 2017), in which well classified rows count little."""
     loss = functional.cross_entropy(logits, y, reduction="none")
     return (1 - (-loss).exp()) ** gamma * loss
 
@@ -38,12 +38,12 @@ def focal_mean(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def centred(logits: Tensor, y: Tensor) -> Tensor:
-    """Planted: rows know each other."""
+    """Plant an error: the loss of a row depends on other rows."""
     return focal(logits - logits.mean(0), y)
 
 
 def counted(logits: Tensor, y: Tensor) -> Tensor:
-    """Planted: divided by the rows of a rank."""
+    """Plant an error: the loss of a row depends on the number of rows of a rank."""
     return focal(logits, y) / len(y)
 
 
@@ -51,7 +51,7 @@ def broken(*_: Tensor) -> Tensor:
     raise ZeroDivisionError("here")
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
+def random_rows(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
@@ -60,9 +60,9 @@ def graph(kind: str) -> Graph:
     y = {
         "classes": ids % 5 % 3,
         "two": ids % 3 % 2,
-        "labels": (drawn(NUM_VERTICES, 3) > 0).float(),
-        "values": drawn(NUM_VERTICES, 3).float(),
-        "value": drawn(NUM_VERTICES).float(),
+        "labels": (random_rows(NUM_VERTICES, 3) > 0).float(),
+        "values": random_rows(NUM_VERTICES, 3).float(),
+        "value": random_rows(NUM_VERTICES).float(),
     }[kind]
     return Graph.from_edges(ids, ids.roll(1), x=torch.ones(NUM_VERTICES, 1), y=y, train_mask=ids % 4 != 1)
 
@@ -84,7 +84,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any], Any]] = {
     "own": ("classes", 3, {"loss": focal}, focal_mean),
     "module": ("values", 3, {"loss": nn.SmoothL1Loss}, functional.smooth_l1_loss),
 }
-"""Kind of labels, logits, options, and the mean over rows."""
+"""Kind of labels, number of logits, options, and a function that returns the mean loss."""
 
 
 def sum_over_columns(logits: Tensor, y: Tensor) -> Tensor:
@@ -92,14 +92,16 @@ def sum_over_columns(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def parts(group: Group, case: str) -> tuple[float, Tensor]:
-    """The loss of all ranks, in two steps of some vertices and one of all, and this rank's gradient."""
+    """Return the loss summed over all ranks, and this rank's gradient."""
     kind, width, options, _ = CASES[case]
-    given = options.get("loss", "")
-    own = OwnFunctions(loss=sum_over_columns if case == "module" else focal) if callable(given) else OwnFunctions()
-    config = Config(loss="mine" if callable(given) else given)
-    made, rows = graph(kind), torch.arange(NUM_VERTICES)[group.rank :: group.size]
-    task = NodeTask(made, rows, group, loss=make_loss(config, made, own), metrics=[])
-    loss, grad = task.loss(drawn(NUM_VERTICES, width, seed=3)[rows], Step(epoch=0, training=True))
+    loss_option = options.get("loss", "")
+    functions = (
+        OwnFunctions(loss=sum_over_columns if case == "module" else focal) if callable(loss_option) else OwnFunctions()
+    )
+    config = Config(loss="mine" if callable(loss_option) else loss_option)
+    labelled, rows = graph(kind), torch.arange(NUM_VERTICES)[group.rank :: group.size]
+    task = NodeTask(labelled, rows, group, loss=make_loss(config, labelled, functions), metrics=[])
+    loss, grad = task.loss(random_rows(NUM_VERTICES, width, seed=3)[rows], Step(epoch=0, training=True))
     return sum(report["loss"] for report in group.all_gather_object({"loss": loss.item()})), grad
 
 
@@ -107,8 +109,8 @@ def parts(group: Group, case: str) -> tuple[float, Tensor]:
 @pytest.mark.parametrize("case", CASES)
 def test_a_loss_is_the_mean_over_all_ranks_rows(case: str, size: int) -> None:
     kind, width, _, mean = CASES[case]
-    made, logits = graph(kind), drawn(NUM_VERTICES, width, seed=3).requires_grad_()
-    mask, y = made.train_mask, made.y
+    labelled, logits = graph(kind), random_rows(NUM_VERTICES, width, seed=3).requires_grad_()
+    mask, y = labelled.train_mask, labelled.y
     assert mask is not None
     assert y is not None
     wanted = mean(logits[mask], y[mask].double() if y.is_floating_point() else y[mask])
@@ -119,14 +121,14 @@ def test_a_loss_is_the_mean_over_all_ranks_rows(case: str, size: int) -> None:
 
 
 def test_balanced_classes_count_as_much() -> None:
-    made = graph("classes")
-    weight = balanced_weights(made)
-    assert made.y is not None
-    assert made.train_mask is not None
-    y, logits = made.y[made.train_mask], drawn(NUM_VERTICES, 3)[made.train_mask]
+    labelled = graph("classes")
+    weight = balanced_weights(labelled)
+    assert labelled.y is not None
+    assert labelled.train_mask is not None
+    y, logits = labelled.y[labelled.train_mask], random_rows(NUM_VERTICES, 3)[labelled.train_mask]
     shares = torch.bincount(y, weight[y])
     torch.testing.assert_close(shares, shares.mean().expand(3))
-    loss = make_loss(Config(class_weights="balanced"), made)(logits, y)
+    loss = make_loss(Config(class_weights="balanced"), labelled)(logits, y)
     torch.testing.assert_close(loss.mean(), functional.cross_entropy(logits, y, weight))
 
 
@@ -134,10 +136,10 @@ OPTIONS: dict[str, Any] = {"quiet": True, "hidden": 8, "dtype": "float64", "lr":
 
 
 @pytest.mark.slow
-def test_the_same_under_every_strategy(tmp_path: Path) -> None:
-    """In batches of all vertices as well, and in smaller ones on any number of ranks."""
+def test_losses_are_equal_under_every_strategy(tmp_path: Path) -> None:
+    """A mini-batch of all vertices gives equal losses too, and smaller ones do on any number of ranks."""
     options = {**OPTIONS, "loss": partial(focal, gamma=1.5)}
-    one = losses(weft.train("digits", out=tmp_path / "one", **options).folder)
+    expected = losses(weft.train("digits", out=tmp_path / "one", **options).folder)
     batches = {"batch_size": "all", "fanout": "all"}
     for name, workers, more in (
         ("tensor", 2, {}),
@@ -146,7 +148,7 @@ def test_the_same_under_every_strategy(tmp_path: Path) -> None:
         ("sampled", 2, batches),
     ):
         run = train("digits", out=tmp_path / name, strategy=name, workers=workers, **options, **more)
-        assert losses(run.folder) == pytest.approx(one, abs=1e-9), name
+        assert losses(run.folder) == pytest.approx(expected, abs=1e-9), name
     few = {**options, "strategy": "split", "batch_size": "64", "fanout": "5"}
     alone = losses(weft.train("digits", out=tmp_path / "few", **few).folder)
     assert losses(train("digits", out=tmp_path / "few on 3", workers=3, **few).folder) == pytest.approx(alone, abs=1e-9)
@@ -154,33 +156,33 @@ def test_the_same_under_every_strategy(tmp_path: Path) -> None:
 
 
 def train_counted(out: Path) -> weft.Run:
-    """Planted: nothing looks at the losses of rows."""
+    """Plant an error: train without the check that losses of rows are independent."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("weft.training.tasks.losses.require_row_independence", lambda *_: None)
         return weft.train("digits", out=out, strategy="tensor", workers=2, loss=counted, **OPTIONS)
 
 
-def test_a_loss_of_a_ranks_mean_is_seen(tmp_path: Path) -> None:
+def test_a_mean_over_the_rows_of_a_rank_is_detected(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("weft.training.tasks.losses.require_row_independence", lambda *_: None)
-        one = weft.train("digits", out=tmp_path / "one", loss=counted, **OPTIONS)
-    two = said_by_ranks(2, train_counted, tmp_path / "two").result
-    assert losses(two.folder) != pytest.approx(losses(one.folder), rel=1e-3)
+        single = weft.train("digits", out=tmp_path / "one", loss=counted, **OPTIONS)
+    parallel = said_by_ranks(2, train_counted, tmp_path / "two").result
+    assert losses(parallel.folder) != pytest.approx(losses(single.folder), rel=1e-3)
 
 
 @pytest.mark.slow
 def test_values_train(tmp_path: Path) -> None:
-    """A regression of two values, on one rank and three, by each loss; weights of the least validation error."""
+    """Regression of two values selects the weights with the least validation error, equal on one rank and three."""
     digits = weft.load("digits")
     assert digits.x is not None
     assert digits.y is not None
     y = torch.stack([digits.y / 10, digits.x.mean(1)], 1).float()
-    made = dataclasses.replace(digits, y=y)
-    made.save(tmp_path / "graph")
+    regression = dataclasses.replace(digits, y=y)
+    regression.save(tmp_path / "graph")
     options = {**OPTIONS, "epochs": 30}
-    run = weft.train(made, out=tmp_path / "one", **options)
-    seen = [line["val_mse"] for line in run.records if line["kind"] == "epoch"]
-    assert run.summary["val_mse"] == min(seen) < seen[0] / 2
+    run = weft.train(regression, out=tmp_path / "one", **options)
+    errors = [line["val_mse"] for line in run.records if line["kind"] == "epoch"]
+    assert run.summary["val_mse"] == min(errors) < errors[0] / 2
     assert run.summary["val_r2"] > max(line["val_r2"] for line in run.records[:20] if line["kind"] == "epoch")
     many = train(tmp_path / "graph", out=tmp_path / "many", strategy="communicated", workers=3, **options)
     for score in ("val_mse", "val_mae", "val_r2"):
@@ -188,7 +190,7 @@ def test_values_train(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "error"),
     [
         ({"loss": "crossentropy"}, "unknown --loss 'crossentropy': did you mean 'cross_entropy'"),
         ({"loss": "bce"}, "--loss bce: .* has 10 classes: give --loss cross_entropy"),
@@ -202,7 +204,7 @@ def test_values_train(tmp_path: Path) -> None:
         ({"loss": focal, "task": "link"}, "--loss has no effect under task link"),
     ],
 )
-def test_mistakes(options: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=said):
+def test_mistakes(options: dict[str, Any], error: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=error):
         weft.train("digits", out=tmp_path / "run", quiet=True, epochs=2, **options)
     assert not (tmp_path / "run").exists()

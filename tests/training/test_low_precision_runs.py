@@ -1,4 +1,4 @@
-"""Runs with `--dtype bfloat16`: near float32, the same bits twice and when resumed, float32 in all that is written."""
+"""Runs with `--dtype bfloat16`: close to float32, reproducible bit for bit, with float32 in all written files."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from weft.utils.errors import InputError
 GRAPH = "sbm:vertices=400,degree=8,classes=4,features=12"
 EPOCHS = 20
 UNIT = 2**-8
-"""What rounding to bfloat16 changes a number by at most, as a share of it."""
+"""Largest relative error of rounding a number to bfloat16."""
 ROUNDINGS = 16
-"""On the way of a row to its logits, 8 in each of two layers (tests/strategies/test_low_precision_rows.py)."""
+"""Number of roundings from a row to its logits: 8 in each of 2 layers (tests/strategies/test_low_precision_rows.py)."""
 OPTIONS: dict[str, Any] = {"quiet": True, "hidden": 64, "epochs": EPOCHS, "dtype": "bfloat16"}
 MODELS = ("gcn", "sage", "gin", "gat")
 
@@ -33,19 +33,24 @@ def losses(run: weft.Run) -> Tensor:
     return torch.tensor([line["loss"] for line in run.records if line["kind"] == "epoch"], dtype=torch.float64)
 
 
-def test_never_the_default() -> None:
+def test_bfloat16_is_not_the_default() -> None:
     assert weft.Config().dtype == "float32"
 
 
 @pytest.mark.parametrize("norm", [param(norm, name=norm, quick=norm == "batch") for norm in ("none", "batch", "layer")])
 @pytest.mark.parametrize("model", MODELS)
 def test_losses_are_near_those_of_float32(model: str, norm: str) -> None:
-    """Each within what as many roundings change, where rows are as wide as by default: in narrow ones, one number that
-    ReLU cuts off or does not sends an epoch, and all later ones, another way."""
-    narrow, wide = (losses(train(GRAPH, model, norm=norm, **{**OPTIONS, **one})) for one in ({}, {"dtype": "float32"}))
-    assert not torch.equal(narrow, wide)
-    torch.testing.assert_close(narrow, wide, rtol=ROUNDINGS * UNIT, atol=0)
-    assert narrow[-1] < narrow[0]
+    """Every loss is within the error of `ROUNDINGS` roundings.
+
+    Rows have the default width: in narrower rows, rounding that changes the sign of one input of ReLU changes all later
+    epochs.
+    """
+    rounded, exact = (
+        losses(train(GRAPH, model, norm=norm, **{**OPTIONS, **more})) for more in ({}, {"dtype": "float32"})
+    )
+    assert not torch.equal(rounded, exact)
+    torch.testing.assert_close(rounded, exact, rtol=ROUNDINGS * UNIT, atol=0)
+    assert rounded[-1] < rounded[0]
 
 
 @pytest.mark.parametrize(
@@ -59,37 +64,37 @@ def test_losses_are_near_those_of_float32(model: str, norm: str) -> None:
     ],
 )
 def test_losses_are_near_those_of_one_rank(strategy: str, options: dict[str, Any], tmp_path: Path) -> None:
-    one = losses(train(GRAPH, "sage", norm="batch", **OPTIONS))
-    given = {**OPTIONS, **options, "norm": "batch", "strategy": strategy}
-    several = losses(train(GRAPH, "sage", workers=2, out=tmp_path / "several", **given))
-    torch.testing.assert_close(several, one, rtol=ROUNDINGS * UNIT, atol=0)
-    again = losses(train(GRAPH, "sage", workers=2, out=tmp_path / "again", **given))
+    single = losses(train(GRAPH, "sage", norm="batch", **OPTIONS))
+    settings = {**OPTIONS, **options, "norm": "batch", "strategy": strategy}
+    several = losses(train(GRAPH, "sage", workers=2, out=tmp_path / "several", **settings))
+    torch.testing.assert_close(several, single, rtol=ROUNDINGS * UNIT, atol=0)
+    again = losses(train(GRAPH, "sage", workers=2, out=tmp_path / "again", **settings))
     assert torch.equal(several, again)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["split", "sampled"])
 def test_mini_batches(strategy: str, tmp_path: Path) -> None:
-    given: dict[str, Any] = {"batch_size": "64", "fanout": "5", "strategy": strategy, "cache_memory": "4KB"}
-    narrow, wide = (
-        losses(train(GRAPH, "sage", workers=2, out=tmp_path / str(dtype), **{**OPTIONS, **given, "dtype": dtype}))
+    settings: dict[str, Any] = {"batch_size": "64", "fanout": "5", "strategy": strategy, "cache_memory": "4KB"}
+    rounded, exact = (
+        losses(train(GRAPH, "sage", workers=2, out=tmp_path / str(dtype), **{**OPTIONS, **settings, "dtype": dtype}))
         for dtype in ("bfloat16", "float32")
     )
-    torch.testing.assert_close(narrow, wide, rtol=ROUNDINGS * UNIT, atol=0)
+    torch.testing.assert_close(rounded, exact, rtol=ROUNDINGS * UNIT, atol=0)
 
 
 def test_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
-    """Of which everything that is written is float32."""
+    """A resumed run is the same bits, and written weights, predictions and embeddings are float32."""
     whole = train(GRAPH, "gat", out=tmp_path / "whole", **OPTIONS)
     folder = tmp_path / "parts"
     train(GRAPH, "gat", out=folder, **{**OPTIONS, "epochs": EPOCHS // 2})
     resumed = train(GRAPH, "gat", out=folder, resume=True, **OPTIONS)
     assert torch.equal(losses(resumed), losses(whole))
-    for one, other in zip(
+    for values, expected in zip(
         *(load_file(run.folder / "model.safetensors").values() for run in (whole, resumed)), strict=True
     ):
-        assert torch.equal(one, other)
-        assert one.dtype == torch.float32
+        assert torch.equal(values, expected)
+        assert values.dtype == torch.float32
     rows = weft.predict(whole, workers=1, out=tmp_path / "rows.npy")
     assert rows.dtype == torch.float32
     assert np.load(tmp_path / "rows.npy").dtype == np.float32
@@ -101,13 +106,13 @@ def test_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_links() -> None:
-    run = train(GRAPH, "sage", task="link", **OPTIONS)
-    wide = train(GRAPH, "sage", task="link", **{**OPTIONS, "dtype": "float32"})
-    torch.testing.assert_close(losses(run), losses(wide), rtol=ROUNDINGS * UNIT, atol=0)
+    rounded = train(GRAPH, "sage", task="link", **OPTIONS)
+    exact = train(GRAPH, "sage", task="link", **{**OPTIONS, "dtype": "float32"})
+    torch.testing.assert_close(losses(rounded), losses(exact), rtol=ROUNDINGS * UNIT, atol=0)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "error"),
     [
         (
             ["--model", "gatv2"],
@@ -121,27 +126,29 @@ def test_links() -> None:
         (["--strategy", "tensor", "--chunks", "2", "--workers", "2"], "leave out --device-memory and --chunks"),
     ],
 )
-def test_refused_in_a_line(arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused_in_a_line(
+    arguments: list[str], error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
     line = mistake(capsys, "train", GRAPH, "--dtype", "bfloat16", "--epochs", "2", "--out", out, *arguments)
-    assert said in line
+    assert error in line
     assert not out.exists()
 
 
-class Own(Stack):
+class CustomModel(Stack):
     def __init__(self, num_features: int, num_classes: int) -> None:
         super().__init__([GCNConv(num_features, num_classes)])
 
 
-@pytest.mark.parametrize("model", [Own(12, 4), Own(12, 4).bfloat16()], ids=["float32", "bfloat16"])
-def test_models_of_ones_own_are_refused(model: nn.Module) -> None:
+@pytest.mark.parametrize("model", [CustomModel(12, 4), CustomModel(12, 4).bfloat16()], ids=["float32", "bfloat16"])
+def test_custom_models_are_refused(model: nn.Module) -> None:
     with pytest.raises(InputError, match="dtype bfloat16 is for built-in models, such as gcn"):
         weft.train(weft.load(GRAPH), model, dtype="bfloat16", epochs=1, quiet=True)
 
 
-def test_and_beforehand(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_and_auto_refuse_custom_models(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("plan --machines 1xT4", "train --strategy auto --quiet"):
-        words = f"{command} {GRAPH} --dtype bfloat16 --model {Own.__module__}:{Own.__name__}"
+        words = f"{command} {GRAPH} --dtype bfloat16 --model {CustomModel.__module__}:{CustomModel.__name__}"
         assert "dtype bfloat16 is for built-in models" in mistake(capsys, *words.split())
 
 

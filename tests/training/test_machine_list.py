@@ -1,4 +1,4 @@
-"""`weft plan --machines` and graphs of which only numbers are known."""
+"""`weft plan --machines`, and plans for graphs described by statistics only."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SMALL = "stats:vertices=2000,edges=20k,features=16,classes=4"
 
 @pytest.fixture(autouse=True)
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A profile where the user's is looked for."""
+    """Save a profile where the user's is searched for; return its path."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(probe_command, "hardware", lambda: {"processor": "none", "cores": 2})
     path = tmp_path / "cache" / "weft" / "machine.json"
@@ -39,14 +39,14 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def rows(graph: str, machines: str, **options: object) -> dict[tuple[str, str], StrategyEstimate]:
-    """The first row of each strategy on each of some machines."""
-    found = weft.plan(graph, machines=machines, **options)  # type: ignore[arg-type]
-    return {(one.machines, one.strategy): one for one in reversed(found)}
+    """Return the best estimate of each strategy, by machines and strategy."""
+    estimates = weft.plan(graph, machines=machines, **options)  # type: ignore[arg-type]
+    return {(estimate.machines, estimate.strategy): estimate for estimate in reversed(estimates)}
 
 
-def test_lines_and_files_say_the_same(tmp_path: Path) -> None:
-    said = machines_of("1x24GB, 4x24GB@1gbit,8xT4@15gbit,4xa100,2x8xRTX 3090@100gbit")
-    assert said == [
+def test_a_list_and_a_file_describe_equal_machines(tmp_path: Path) -> None:
+    expected = machines_of("1x24GB, 4x24GB@1gbit,8xT4@15gbit,4xa100,2x8xRTX 3090@100gbit")
+    assert expected == [
         Machines(memory="24GB"),
         Machines(hosts=4, memory="24GB", network="1gbit"),
         Machines(hosts=8, gpu="T4", network="15gbit"),
@@ -59,12 +59,12 @@ def test_lines_and_files_say_the_same(tmp_path: Path) -> None:
         '[[machines]]\nhosts = 8\ngpu = "T4"\nnetwork = "15gbit"\n[[machines]]\ngpu = "A100"\ngpus = 4\n'
         '[[machines]]\nhosts = 2\ngpu = "RTX3090"\ngpus = 8\nnetwork = "100gbit"\n'
     )
-    assert machines_of(str(path)) == said
-    assert machines_of(",".join(map(str, said))) == said
+    assert machines_of(str(path)) == expected
+    assert machines_of(",".join(map(str, expected))) == expected
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("machines", "reason"),
     [
         ("4xFOO@1gbit", "unknown GPU of --machines 'FOO'"),
         ("4xA10O@1gbit", "did you mean 'A10'"),
@@ -80,9 +80,9 @@ def test_lines_and_files_say_the_same(tmp_path: Path) -> None:
         ("none.toml", "No such file"),
     ],
 )
-def test_nonsense_is_one_line(said: str, reason: str) -> None:
+def test_nonsense_is_one_line(machines: str, reason: str) -> None:
     with pytest.raises(InputError) as error:
-        weft.plan("digits", machines=said)
+        weft.plan("digits", machines=machines)
     assert_one_line(error, reason)
 
 
@@ -108,47 +108,49 @@ def test_a_bad_file_is_one_line(text: str, reason: str, tmp_path: Path) -> None:
 
 def test_rows_for_each_alternative(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", TINY, "--machines", "1x24GB,2x24GB@1gbit,2xT4@15gbit", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert {one["machines"] for one in told["plans"]} == {"1x24GB", "2x24GB@1gbit", "2xT4@15gbit"}
-    assert {one["workers"] for one in told["plans"] if one["machines"] == "2xT4@15gbit"} == {2}
-    assert {one["workers"] for one in told["plans"] if one["machines"] == "2x24GB@1gbit"} == {2, 4}
-    said = " ".join(told["notes"])
-    assert "2xT4@15gbit: nominal, not measured: kernels, links and memory from the datasheet (NVIDIA T4)" in said
-    assert "2x24GB@1gbit: nominal, not measured: the network 1gbit" in said
-    assert "1x24GB:" not in said
-    for one in told["plans"]:
-        assert ("--device cuda" in one["command"]) == ("T4" in one["machines"])
+    output = json.loads(capsys.readouterr().out)
+    assert {row["machines"] for row in output["plans"]} == {"1x24GB", "2x24GB@1gbit", "2xT4@15gbit"}
+    assert {row["workers"] for row in output["plans"] if row["machines"] == "2xT4@15gbit"} == {2}
+    assert {row["workers"] for row in output["plans"] if row["machines"] == "2x24GB@1gbit"} == {2, 4}
+    notes = " ".join(output["notes"])
+    assert "2xT4@15gbit: nominal, not measured: kernels, links and memory from the datasheet (NVIDIA T4)" in notes
+    assert "2x24GB@1gbit: nominal, not measured: the network 1gbit" in notes
+    assert "1x24GB:" not in notes
+    for row in output["plans"]:
+        assert ("--device cuda" in row["command"]) == ("T4" in row["machines"])
     assert main(["plan", TINY, "--machines", "2xT4"]) == 0
     assert "nominal, not measured" in capsys.readouterr().out
 
 
 def test_more_of_anything_is_never_slower() -> None:
-    """By inequalities, which no price has to be known for."""
-    found = rows(SMALL, "4xT4@1gbit,4xT4@10gbit,4xA100@10gbit,4xA100")
+    """More machines of better hardware have a smaller estimate; no exact prices are needed to check this."""
+    estimates = rows(SMALL, "4xT4@1gbit,4xT4@10gbit,4xA100@10gbit,4xA100")
     for strategy in ("tensor", "communicated", "cached"):
-        told = [found[where, strategy] for where in ("4xT4@1gbit", "4xT4@10gbit", "4xA100@10gbit", "4xA100")]
-        seconds = [one.epoch_seconds for one in told]
+        ordered = [
+            estimates[machines, strategy] for machines in ("4xT4@1gbit", "4xT4@10gbit", "4xA100@10gbit", "4xA100")
+        ]
+        seconds = [estimate.epoch_seconds for estimate in ordered]
         assert seconds == sorted(seconds, reverse=True), strategy
-        assert told[0].network_seconds > told[1].network_seconds
-        assert told[0].compute_seconds == pytest.approx(told[1].compute_seconds)
+        assert ordered[0].network_seconds > ordered[1].network_seconds
+        assert ordered[0].compute_seconds == pytest.approx(ordered[1].compute_seconds)
 
 
 @pytest.mark.slow
 def test_memory_decides_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.training.planning.plan_subject.MAX_VERTICES", 1 << 11)
-    found = rows(PAPERS, "4xT4@10gbit")
-    whole = found["4xT4@10gbit", "communicated"]
+    estimates = rows(PAPERS, "4xT4@10gbit")
+    whole = estimates["4xT4@10gbit", "communicated"]
     assert not whole.fits
     assert "of a device's 16.64 GB" in whole.reason
-    chunked = found["4xT4@10gbit", "offload"]
+    chunked = estimates["4xT4@10gbit", "offload"]
     assert chunked.options["chunks"] > 1
     assert chunked.device_bytes < 17.2e9
     assert chunked.host_bytes > whole.host_bytes
-    assert not any(one.fits for one in rows(SMALL, "2x1MB@1gbit").values())
+    assert not any(estimate.fits for estimate in rows(SMALL, "2x1MB@1gbit").values())
 
 
-def test_what_datasheets_promise() -> None:
-    """Seconds of what is large, so that fixed costs are nothing beside it."""
+def test_prices_follow_the_datasheets() -> None:
+    """Large operations cost what the datasheet's rates imply, because fixed costs are negligible."""
     alone, shared = clusters_on(machines_of("4xT4@10gbit,2x8xA100@100gbit"), Config(), None)
     (prices,), (network,), (others,) = alone.profile.prices, alone.profile.networks, shared.profile.networks
     assert network.seconds("halo", 10**10) == pytest.approx(10**10 / (0.85 * 10e9 / 8), rel=1e-3)
@@ -160,7 +162,7 @@ def test_what_datasheets_promise() -> None:
 
 
 def test_training_vertices_are_of_all_degrees() -> None:
-    """What a step of few training vertices reads is the same share of small graphs, whatever hubs are among them."""
+    """Training vertices have the same share of the edges in generated graphs of every size."""
     described = DescribedGraph.parse(PAPERS + ",train=0.01")
     for halvings in (12, 13, 14):
         graph = described.generate(halvings)
@@ -169,15 +171,15 @@ def test_training_vertices_are_of_all_degrees() -> None:
         assert read / graph.num_edges == pytest.approx(0.0095, abs=0.001), halvings
 
 
-def test_rows_on_the_host_come_over_its_link() -> None:
-    found = rows(SMALL, "1xT4")
+def test_offloaded_rows_are_copied_over_the_host_link() -> None:
+    estimates = rows(SMALL, "1xT4")
     clusters = clusters_on(machines_of("1xT4"), Config(), None)
     (prices,) = clusters[0].profile.prices
     assert prices.link_seconds == pytest.approx(1 / (0.8 * 15.75e9))
-    assert found["1xT4", "offload"].compute_seconds > found["1xT4", "single"].compute_seconds
+    assert estimates["1xT4", "offload"].compute_seconds > estimates["1xT4", "single"].compute_seconds
 
 
-def test_workers_that_machines_do_not_have() -> None:
+def test_workers_that_do_not_fit_the_machines_are_refused() -> None:
     with pytest.raises(InputError, match="has one rank for each GPU: leave --workers 3 out"):
         weft.plan("digits", machines="2xT4", workers=3)
     with pytest.raises(InputError, match="--workers 3 must be a multiple of the 2 hosts"):
@@ -204,7 +206,7 @@ def test_workers_that_machines_do_not_have() -> None:
         ("stats:", "no number"),
     ],
 )
-def test_numbers_that_cannot_be(spec: str, reason: str) -> None:
+def test_impossible_graph_statistics_are_refused(spec: str, reason: str) -> None:
     with pytest.raises(InputError) as error:
         weft.plan(spec, machines="1xT4")
     assert_one_line(error, reason)
@@ -216,7 +218,7 @@ def test_a_described_graph_cannot_be_trained() -> None:
     assert_one_line(error, "which only weft plan can use")
 
 
-def test_drawn_graphs_have_the_mean_degree() -> None:
+def test_generated_graphs_have_the_mean_degree() -> None:
     described = DescribedGraph.parse(PAPERS + ",train=0.01,rmat=0.45/0.22/0.22")
     for halvings in (12, 14):
         graph = described.generate(halvings)
@@ -228,46 +230,46 @@ def test_drawn_graphs_have_the_mean_degree() -> None:
     assert skewed.in_edges.degree.max() > 2 * described.generate(12).in_edges.degree.max()
 
 
-def test_a_small_described_graph_is_itself() -> None:
-    """What it takes is what a graph of R-MAT of that size does."""
+def test_a_small_described_graph_is_not_extrapolated() -> None:
+    """Estimates equal those for a generated R-MAT graph of the same size."""
     graph = DescribedGraph.parse(SMALL).generate(0)
     clusters = clusters_on(machines_of("2xT4@10gbit"), Config(), None)
     config = Config(graph=SMALL, workers=1)
-    there = estimate_strategies(config, subject_of(config, graph, None), clusters)
-    told, values = planned(config, None, None, Where(machines="2xT4@10gbit"), approximate=False)
-    seconds = {one.strategy: one.epoch_seconds for one in there}
-    assert {one.strategy: one.epoch_seconds for one in told} == pytest.approx(seconds)
+    expected = estimate_strategies(config, subject_of(config, graph, None), clusters)
+    estimates, values = planned(config, None, None, Where(machines="2xT4@10gbit"), approximate=False)
+    seconds = {estimate.strategy: estimate.epoch_seconds for estimate in expected}
+    assert {estimate.strategy: estimate.epoch_seconds for estimate in estimates} == pytest.approx(seconds)
     assert values["fingerprint"] == ""
     assert not any("extrapolated" in note for note in values["notes"])
-    assert all("weft train GRAPH " in one.command for one in told)
+    assert all("weft train GRAPH " in estimate.command for estimate in estimates)
 
 
-def test_what_is_extrapolated_is_what_the_large_graph_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight times as many vertices, and twice as many ranks, as were looked at."""
+def test_extrapolated_estimates_are_close_to_those_of_the_large_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Extrapolation is accurate to 8 times as many vertices and 2 times as many ranks as were traced."""
     config = Config(graph="stats:vertices=32k,edges=320k,features=32,classes=8")
     clusters = clusters_on(machines_of("4xT4@10gbit,16xT4@10gbit"), Config(), None)
-    asked = [
+    requests = [
         (replace(config, strategy=strategy, workers=cluster.ranks), cluster)
         for strategy in ("communicated", "tensor", "cached")
         for cluster in clusters
     ]
     whole, small = subject_of(config, None, None), subject_of(config, None, None)
     assert isinstance(small, DescribedSubject)
-    exact = [estimate_config(one, config, whole, cluster) for one, cluster in asked]
+    exact = [estimate_config(request, config, whole, cluster) for request, cluster in requests]
     monkeypatch.setattr("weft.training.planning.plan_subject.MAX_VERTICES", 4000)
     monkeypatch.setattr("weft.training.planning.plan_subject.MAX_RANKS", 8)
     assert small.size_ratio(4) == 8
-    for (one, cluster), there in zip(asked, exact, strict=True):
-        told = estimate_config(one, config, small, cluster)
+    for (request, cluster), expected in zip(requests, exact, strict=True):
+        estimate = estimate_config(request, config, small, cluster)
         for name in ("sent_bytes", "device_bytes", "epoch_seconds"):
-            most = 1.15 if one.workers == 4 else 1.4
-            found = getattr(told, name) / getattr(there, name)
-            assert 1 / most < found < most, (one.strategy, one.workers, name)
+            max_ratio = 1.15 if request.workers == 4 else 1.4
+            ratio = getattr(estimate, name) / getattr(expected, name)
+            assert 1 / max_ratio < ratio < max_ratio, (request.strategy, request.workers, name)
     assert "2 times from 2, 4 and 8 ranks" in small.explain(16)
 
 
-def test_hybrid_is_told_no_dearer_than_what_it_chooses_from() -> None:
-    """On small graphs it caches nearly all, on larger ones less: what it fetches outgrows them there, not for long."""
+def test_hybrid_is_estimated_no_slower_than_its_alternatives() -> None:
+    """Extrapolation holds for hybrid, which caches nearly all vertices of small graphs, but fewer of larger ones."""
     disabled = "reach,reuse,sparse,swap,cover"
     config = Config(graph="stats:vertices=42m,edges=1.5b,features=52,classes=16", hidden=32, disable=disabled)
     (cluster,) = clusters_on(machines_of("16xT4@6gbit"), Config(), None)
@@ -281,16 +283,18 @@ def test_hybrid_is_told_no_dearer_than_what_it_chooses_from() -> None:
 
 
 @pytest.mark.slow
-def test_a_large_graph_takes_no_more_to_plan_than_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No graph larger than the largest that may be drawn is, and no plan for more ranks than may be."""
+def test_planning_for_a_large_graph_takes_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Generated graphs and traced plans stay below `MAX_EDGES` and `MAX_RANKS`."""
     subject = subject_of(Config(graph=PAPERS), None, None)
     assert isinstance(subject, DescribedSubject)
     for ranks in (1, 4, 16, 256):
         points = [*subject.by_vertices(ranks), *subject.fewer_ranks(ranks)]
-        assert max(one.planned.work.stats.num_edges for one in points) <= MAX_EDGES
-        assert max(one.ranks for one in points) <= MAX_RANKS
-        assert len({id(one.planned.work.model) for one in points}) == 1  # of which is found out once what chunks take
+        assert max(point.planned.work.stats.num_edges for point in points) <= MAX_EDGES
+        assert max(point.ranks for point in points) <= MAX_RANKS
+        assert (
+            len({id(point.planned.work.model) for point in points}) == 1
+        )  # chunk sizes are computed once for each model
     monkeypatch.setattr("weft.training.planning.plan_subject.MAX_VERTICES", 1 << 11)
-    found = rows(PAPERS, "256xA100@100gbit")
-    assert found["256xA100@100gbit", "tensor"].fits
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2 << 20  # with the tests' own
+    estimates = rows(PAPERS, "256xA100@100gbit")
+    assert estimates["256xA100@100gbit", "tensor"].fits
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2 << 20  # including the memory of the tests themselves

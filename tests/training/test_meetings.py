@@ -1,4 +1,4 @@
-"""Ranks of torchrun that meet more than once in a script: after a call that ended, and after one that failed."""
+"""Ranks of torchrun connect again for every weft call of a script, also after a call that failed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ attempt(weft.predict, f"{out}/second", out=f"{out}/rows.npy")
 
 
 def by_torchrun(script: Path, out: Path) -> list[list[str]]:
-    """What the script says on each of two ranks, which are torchrun's."""
+    """Run the script by torchrun on two ranks; return the lines that each rank prints."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", str(script), str(out)]
     done = subprocess.run(
@@ -53,33 +53,36 @@ def by_torchrun(script: Path, out: Path) -> list[list[str]]:
     return [[line[8:] for line in done.stdout.splitlines() if line.startswith(f"rank {n}: ")] for n in (0, 1)]
 
 
-def by_ranks_that_are_there(script: Path, out: Path) -> list[list[str]]:
-    """The same without torchrun, which imports all that they need once more for each."""
+def by_forked_ranks(script: Path, out: Path) -> list[list[str]]:
+    """Run the script on two forked ranks with a store like torchrun's, which is quicker; return their lines."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    said = spawn(2, say, run_script, (script, out, store.port), {})
-    return [[line[8:] for line in one.out.splitlines()] for one in said]
+    results = spawn(2, say, run_script, (script, out, store.port), {})
+    return [[line[8:] for line in result.out.splitlines()] for result in results]
 
 
 def run_script(script: Path, out: Path, port: int) -> None:
-    """On a rank that has what torchrun gives it."""
+    """Run the script with the environment variables that torchrun sets."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     sys.argv = [str(script), str(out)]
     exec(script.read_text(), {"__name__": "__main__"})
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [by_ranks_that_are_there, by_torchrun])
+@pytest.mark.parametrize("ranks", [by_forked_ranks, by_torchrun])
 def test_ranks_meet_again(ranks: Callable[[Path, Path], list[list[str]]], tmp_path: Path) -> None:
-    """One whose callback fails parts at once, so the other hears of it and both meet anew; so do unlike calls."""
+    """A rank whose callback fails disconnects at once, so that the other fails too; both connect for the next call.
+
+    Ranks that make different calls fail with an error that names both, and connect again too.
+    """
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    zero, one = ranks(script, tmp_path)
-    assert zero[0] == one[0] == "done"
-    assert zero[1].startswith("RunError callback fail raised an error")
-    assert one[1].startswith("RunError rank 1 lost rank 0 in")
-    assert zero[2] == one[2] == "done"
-    assert zero[3] == one[3]
-    assert "rank 1 has the call weft.train, but rank 0 has weft.predict, logits: use the same calls" in one[3]
-    assert zero[4] == one[4] == "done"
+    first, second = ranks(script, tmp_path)
+    assert first[0] == second[0] == "done"
+    assert first[1].startswith("RunError callback fail raised an error")
+    assert second[1].startswith("RunError rank 1 lost rank 0 in")
+    assert first[2] == second[2] == "done"
+    assert first[3] == second[3]
+    assert "rank 1 has the call weft.train, but rank 0 has weft.predict, logits: use the same calls" in second[3]
+    assert first[4] == second[4] == "done"
     assert losses(tmp_path / "first") == losses(tmp_path / "second")
     assert (tmp_path / "rows.npy").exists()

@@ -1,4 +1,4 @@
-"""What `weft plan` says of memory, beside what is seen of a run from outside."""
+"""Memory that `weft plan` estimates, compared with the peak memory of a run's process."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from weft.training.run import prepared_workload
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's /proc")
 
 GRAPH, HIDDEN = "rmat:vertices=2k,edges=8k,features=8000,classes=4", 1024
-NEAR = 0.1
-SHARE = 0.06
-"""Of what is seen, that what is left out takes at least."""
+TOLERANCE = 0.1
+MIN_SHARE = 0.06
+"""Smallest share of the measured memory that features or moments of Adam take."""
 
 
 @pytest.mark.slow
-def test_memory_is_as_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without Adam's moments, or without the features, it would not be."""
+def test_the_memory_estimate_is_accurate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The estimate is accurate, and would be too small without the moments of Adam or without the features."""
     config = Config(graph=GRAPH, hidden=HIDDEN)
     run = [sys.executable, "-m", "weft", "train", GRAPH, "--hidden", str(HIDDEN), "--epochs", "2", "--quiet"]
     processes = {"alone": watch_tiny(1), "launcher": 0, "rank": 0}
@@ -34,22 +34,22 @@ def test_memory_is_as_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     cluster = Cluster(profile=profile, ranks=1, hosts=1, threads=1, memory_bytes=0)
     plan = SinglePlan(prepared_workload(config, None, None))
 
-    peaks = list[int]()  # a peak between two looks is not seen, where the machine is busy
+    peaks = list[int]()  # on a busy machine, a peak between two samples is missed
 
     def ratio() -> float:
         return plan_memory(plan, cluster).host / max(peaks)
 
-    while not peaks or (len(peaks) < 3 and ratio() > 1 + NEAR):
-        seen = watch([*run, "--out", str(tmp_path / f"run-{len(peaks)}")], tmp_path)
-        assert seen.exit_code == 0, seen.last_line
-        peaks.append(seen.memory)
-    told = ratio()
-    assert told == pytest.approx(1, abs=NEAR)
+    while not peaks or (len(peaks) < 3 and ratio() > 1 + TOLERANCE):
+        process = watch([*run, "--out", str(tmp_path / f"run-{len(peaks)}")], tmp_path)
+        assert process.exit_code == 0, process.last_line
+        peaks.append(process.memory)
+    estimated = ratio()
+    assert estimated == pytest.approx(1, abs=TOLERANCE)
     with monkeypatch.context() as patch:
         patch.setattr(resident, "PARAMETER_COPIES", 3)
-        assert ratio() < told - SHARE
+        assert ratio() < estimated - MIN_SHARE
     features = plan.work.graph.x
     assert features is not None
     with monkeypatch.context() as patch:
         patch.setattr(type(plan.work.stats), "num_bytes", plan.work.stats.num_bytes - features.nbytes)
-        assert ratio() < told - SHARE
+        assert ratio() < estimated - MIN_SHARE

@@ -1,4 +1,4 @@
-"""Runs on mini-batches from the command line: killed in the middle of an epoch, resumed, and refused."""
+"""Runs on mini-batches from the command line: killed during an epoch, resumed, and refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCHES = {"node": {"batch_size": "64"}, "link": {"task": "link", "batch_size": 
 
 
 def words(options: dict[str, Any]) -> list[str]:
-    """The command that trains with some options."""
+    """Return the arguments of a command that trains with some options."""
     flags = ((f"--{name.replace('_', '-')}", str(value)) for name, value in options.items())
     return ["train", "digits", *(word for pair in flags for word in pair)]
 
@@ -27,7 +27,10 @@ def words(options: dict[str, Any]) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["node", "link"])
 def test_killed_in_an_epoch_and_resumed(task: str, tmp_path: Path) -> None:
-    """While a thread draws batches: one line, nothing left; resumed on as many ranks bit for bit, on one to 1e-9."""
+    """A rank killed while a thread samples batches ends the run with a one-line error and leaves no process.
+
+    Resumed on as many ranks the run is the same bits, and on one rank equal to 1e-9.
+    """
     out, options = tmp_path / "killed", OPTIONS | BATCHES[task]
     run = [*words(options), "--strategy", "split", "--workers", "2", "--checkpoint-every", "2", "--out", out]
     process = start(*run, "--epochs", "100000")
@@ -36,29 +39,29 @@ def test_killed_in_an_epoch_and_resumed(task: str, tmp_path: Path) -> None:
     os.kill(ranks(process)[1], signal.SIGKILL)
     code, errors = finish(process)
     assert code == 1
-    (said,) = complaints(errors)
-    assert "was killed by SIGKILL" in said
-    assert "in epoch" in said
-    assert said.endswith(f"continue with --resume --out {out}")
+    (line,) = complaints(errors)
+    assert "was killed by SIGKILL" in line
+    assert "in epoch" in line
+    assert line.endswith(f"continue with --resume --out {out}")
 
     newest = max(int(path.name.removeprefix("epoch-")) for path in (out / "checkpoints").iterdir())
     epochs = newest + 2
     assert command(*run, "--resume", "--epochs", str(epochs), workers=2).result == 0
-    given = options | {"strategy": "split", "workers": 2, "cache_memory": "200kB"}
-    unbroken = train("digits", out=tmp_path / "unbroken", epochs=epochs, **given)
+    settings = options | {"strategy": "split", "workers": 2, "cache_memory": "200kB"}
+    unbroken = train("digits", out=tmp_path / "unbroken", epochs=epochs, **settings)
     assert losses(out) == losses(unbroken.folder)
     check_records(unbroken)
     alone = weft.train("digits", out=tmp_path / "alone", epochs=epochs, strategy="sampled", quiet=True, **options)
     assert losses(out) == pytest.approx(losses(alone.folder), rel=1e-9)
-    drawn = [line["sampled"] for line in alone.records if line.get("phase") == "train"]
-    assert all(one["edges"] > one["vertices"] > one["rows_loaded"] > 0 for one in drawn)
+    samples = [line["sampled"] for line in alone.records if line.get("phase") == "train"]
+    assert all(sampled["edges"] > sampled["vertices"] > sampled["rows_loaded"] > 0 for sampled in samples)
 
 
 def check_records(run: weft.Run) -> None:
-    """What the record says of the cache and of the partition."""
+    """Check the record's numbers of cached, hit and loaded rows."""
     placement = run.records[0]["placement"]
-    assert [one["feature_cache_rows"] for one in placement] == [200_000 // (64 * 8)] * 2
-    assert all(one["presampled_edges"] > 0 for one in placement)
+    assert [rank_placement["feature_cache_rows"] for rank_placement in placement] == [200_000 // (64 * 8)] * 2
+    assert all(rank_placement["presampled_edges"] > 0 for rank_placement in placement)
     last = {line["rank"]: line["sampled"] for line in run.records if line.get("phase") == "train"}
     for rank, sampled in last.items():
         assert sampled["rows_loaded"] == sampled["cache_hits"] + sampled["cache_misses"]
@@ -67,7 +70,7 @@ def check_records(run: weft.Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "error"),
     [
         ("--fanout 5,5,5", "fanout has 3 numbers for a model of 2 hops: give one for each, or one for all"),
         ("--fanout 5,x", "'x' is neither a number from 1"),
@@ -82,9 +85,9 @@ def check_records(run: weft.Run) -> None:
         ("--workers 2 --decoupled --model gat", "--strategy split supports no --decoupled model with attention"),
     ],
 )
-def test_refused_in_one_line(flags: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused_in_one_line(flags: str, error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     assert main(["train", "digits", "--strategy", "split", "--epochs", "1", "--out", str(out), *flags.split()]) == 2
     (line,) = complaints(capsys.readouterr().err)
-    assert said in line
+    assert error in line
     assert not out.exists()

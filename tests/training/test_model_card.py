@@ -1,4 +1,4 @@
-"""A run's card: what it says is so, and its command makes the same run."""
+"""A run's model card states the facts of the run, and its command repeats the run."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from weft.training.run import Run
 
 
 def rows(folder: Path) -> dict[str, str]:
-    """The card's tables by the first column; of two rows, the last one."""
-    found = re.findall(r"^\| (.+?) \| (.*) \|$", (folder / "card.md").read_text(), re.MULTILINE)
-    return dict(found)
+    """Return the cells of the card's tables by their first column; the last of several rows counts."""
+    cells = re.findall(r"^\| (.+?) \| (.*) \|$", (folder / "card.md").read_text(), re.MULTILINE)
+    return dict(cells)
 
 
-def test_what_it_says_is_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_card_states_the_facts_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     make_graph(60, weighted=True).save("a graph")
     arguments = ["--epochs", "4", "--lr", "0.05", "--norm", "batch", "--residual", "--dtype", "float64", "--seed", "3"]
     assert main(["train", "./a graph", *arguments, "--strategy", "offload", "--chunks", "2", "--out", "run"]) == 0
-    run, said = Run.open("run"), rows(Path("run"))
+    run, card = Run.open("run"), rows(Path("run"))
     graph = weft.Graph.open("a graph")
-    assert (said["vertices"], said["edges"], said["features"]) == ("60", f"{graph.num_edges}", "7")
-    assert said["fingerprint"] == graph.fingerprint
-    assert said["parameters"] == f"{sum(one.numel() for one in run.model.parameters()):,}"
-    assert said["train_accuracy"] == f"{run.summary['train_accuracy']:.6g}"
-    assert said["best epoch"] == str(run.summary["best_epoch"])
-    assert said["weft"] == weft.__version__
-    assert (said["lr"], said["residual"], said["chunks"]) == ("0.05", "True", "2")
-    assert "hidden" not in said
+    assert (card["vertices"], card["edges"], card["features"]) == ("60", f"{graph.num_edges}", "7")
+    assert card["fingerprint"] == graph.fingerprint
+    assert card["parameters"] == f"{sum(parameter.numel() for parameter in run.model.parameters()):,}"
+    assert card["train_accuracy"] == f"{run.summary['train_accuracy']:.6g}"
+    assert card["best epoch"] == str(run.summary["best_epoch"])
+    assert card["weft"] == weft.__version__
+    assert (card["lr"], card["residual"], card["chunks"]) == ("0.05", "True", "2")
+    assert "hidden" not in card
 
     (line,) = re.findall(r"^    (weft train .*)$", Path("run/card.md").read_text(), re.MULTILINE)
     assert main([*shlex.split(line)[1:], "--out", "again"]) == 0
@@ -48,7 +48,7 @@ def test_what_it_says_is_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert (again.folder / "card.md").read_text() == (run.folder / "card.md").read_text()
 
 
-def test_objects_have_a_call(tmp_path: Path) -> None:
+def test_the_card_of_objects_has_a_call(tmp_path: Path) -> None:
     model = Stack([SAGEConv(7, 8), SAGEConv(8, 5)])
     run = train(make_graph(40), model, out=tmp_path / "run", epochs=2, quiet=True, lr=0.5)
     text = (run.folder / "card.md").read_text()
@@ -62,7 +62,7 @@ def test_objects_have_a_call(tmp_path: Path) -> None:
     assert "hidden" not in rows(run.folder)
 
 
-def test_a_run_that_has_not_ended_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_has_not_ended_has_no_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> str:
         raise OSError(28, "No space left on device")
 

@@ -1,4 +1,4 @@
-"""Optimisers, schedules and clipped gradients: as PyTorch has them, resumed bit for bit, the same over ranks."""
+"""Optimizers, learning-rate schedules and clipping equal PyTorch's, on all ranks, and resume bit for bit."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from weft.utils.errors import InputError
 
 
 def warm_then_steps(optimizer: torch.optim.Optimizer) -> LRScheduler:
-    """With milestones, which are a mapping by numbers, inside another schedule."""
+    """Return nested learning-rate schedules whose state has a mapping with numbers as keys."""
     schedules = [LinearLR(optimizer, 0.5, total_iters=2), MultiStepLR(optimizer, [1, 3])]
     return SequentialLR(optimizer, schedules, [2])
 
 
 def two_groups(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """In another order than the model's."""
+    """Return an optimizer with two groups, whose order of parameters is not the model's."""
     return torch.optim.NAdam([{"params": parameters[2:], "lr": 0.02}, {"params": parameters[:2]}], betas=(0.8, 0.99))
 
 
@@ -57,7 +57,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def validated() -> Graph:
-    """A small typed graph, with embeddings."""
+    """Return a small typed graph with embeddings."""
     return make_typed_graph(23, "some")
 
 
@@ -67,7 +67,7 @@ def rates(run: weft.Run) -> list[float]:
 
 @pytest.mark.parametrize("setting", [param(setting, name=setting, quick=setting == "own") for setting in SETTINGS])
 def test_a_resumed_run_is_the_uninterrupted_one(setting: str, tmp_path: Path) -> None:
-    """Bit for bit where it was, to 1e-9 on other ranks under another strategy; embeddings included."""
+    """A resumed run is the same bits, or equal to 1e-9 under another strategy on other ranks, embeddings included."""
     graph, options = validated(), {**OPTIONS, **SETTINGS[setting]}
     if "optimizer" in SETTINGS[setting] and callable(SETTINGS[setting]["optimizer"]):
         del options["lr"]
@@ -90,8 +90,8 @@ def test_a_resumed_run_is_the_uninterrupted_one(setting: str, tmp_path: Path) ->
         torch.testing.assert_close(value, weights(tmp_path / "whole")[name], rtol=1e-8, atol=1e-8)
 
 
-def test_a_state_that_is_left_behind_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: a checkpoint without the schedule's state, or without the optimiser's tensors."""
+def test_a_state_missing_from_a_checkpoint_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plant an error: a checkpoint without the scheduler's state, or without the optimizer's tensors."""
     graph, options = validated(), {**OPTIONS, **SETTINGS["sgd"]}
     whole = losses(weft.train(graph, "rgcn", out=tmp_path / "whole", epochs=6, **options))
 
@@ -108,14 +108,18 @@ def test_a_state_that_is_left_behind_is_seen(tmp_path: Path, monkeypatch: pytest
             resumed("no plain state")
 
 
-def norms(group: Group, own: bool) -> tuple[float, list[float]]:
-    """Clipped on a rank: a whole parameter, and rows of another, which make half a whole together."""
+def norms(group: Group, sharded: bool) -> tuple[float, list[float]]:
+    """Clip a replicated parameter and a shard of another one.
+
+    Return the difference of the total norm to PyTorch's, and the largest differences of the two gradients. With
+    `sharded=False`, the shard's norm is wrongly not summed over ranks.
+    """
     random = torch.Generator().manual_seed(0)
     shared, whole = (nn.Parameter(torch.zeros(4, 3, dtype=torch.float64)) for _ in range(2))
     grads = [torch.randn(4, 3, dtype=torch.float64, generator=random) for _ in range(2)]
     part = nn.Parameter(whole.detach()[group.rank :: group.size].clone())
     shared.grad, part.grad = grads[0].clone(), grads[1][group.rank :: group.size].clone()
-    norm = clip([shared, part], {part} if own else set(), group, 0.5)
+    norm = clip([shared, part], {part} if sharded else set(), group, 0.5)
     shared.grad, whole.grad = shared.grad, grads[1].clone()
     expected = nn.Parameter(torch.zeros(4, 3, dtype=torch.float64))
     expected.grad = grads[0].clone()
@@ -129,7 +133,7 @@ def norms(group: Group, own: bool) -> tuple[float, list[float]]:
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_clipping_is_pytorchs(size: int) -> None:
-    """By the norm of all gradients, those of rows that other ranks have included; planted: a norm of a rank's own."""
+    """The norm includes shards of other ranks; without them (a planted error), it differs."""
     for norm, differences in on_ranks(size, norms, True):
         assert norm == pytest.approx(0, abs=1e-12)
         assert max(differences) < 1e-12
@@ -137,22 +141,22 @@ def test_clipping_is_pytorchs(size: int) -> None:
         assert all(abs(norm) > 1e-3 for norm, _ in on_ranks(size, norms, False))
 
 
-def test_a_norm_of_each_ranks_own_is_seen(tmp_path: Path) -> None:
-    """Planted in a run: embeddings whose norm no other rank hears of."""
+def test_a_local_norm_is_detected(tmp_path: Path) -> None:
+    """Plant an error in a run: the norm omits embeddings on other ranks."""
     options = {**OPTIONS, "strategy": "communicated", "clip_norm": 0.05}
     graph, store = validated(), tmp_path / "graph"
     graph.save(store)
-    one = weft.train(graph, "rgcn", out=tmp_path / "one", epochs=4, **{**options, "strategy": "single"})
+    single = weft.train(graph, "rgcn", out=tmp_path / "one", epochs=4, **{**options, "strategy": "single"})
     right = train(store, "rgcn", out=tmp_path / "right", epochs=4, workers=3, **options)
-    assert losses(right) == pytest.approx(losses(one), abs=1e-9)
+    assert losses(right) == pytest.approx(losses(single), abs=1e-9)
     wrong = said_by_ranks(3, train_with_local_norms, store, tmp_path / "wrong", options).result
-    assert losses(wrong) != pytest.approx(losses(one), abs=1e-9)
+    assert losses(wrong) != pytest.approx(losses(single), abs=1e-9)
 
 
 def train_with_local_norms(store: Path, out: Path, options: dict[str, Any]) -> weft.Run:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(
-            "weft.training.loop.clip", lambda parameters, _, group, most: clip(parameters, set(), group, most)
+            "weft.training.loop.clip", lambda parameters, _, group, max_norm: clip(parameters, set(), group, max_norm)
         )
         return weft.train(store, "rgcn", out=out, epochs=4, **options)
 
@@ -171,7 +175,7 @@ def test_rates_by_epoch(tmp_path: Path) -> None:
     assert 'scheduler = "cosine"\nscheduler_epochs = 8' in (tmp_path / "cosine" / "config.toml").read_text()
 
 
-def test_a_plateau_is_of_the_validation_score(tmp_path: Path) -> None:
+def test_a_plateau_follows_the_validation_score(tmp_path: Path) -> None:
     run = weft.train(
         "digits", out=tmp_path / "run", quiet=True, epochs=60, lr=0.05, scheduler="plateau", scheduler_epochs=3
     )
@@ -188,7 +192,7 @@ def test_a_plateau_is_of_the_validation_score(tmp_path: Path) -> None:
 
 
 class Drifting(torch.optim.SGD):
-    """Keeps what JSON does not hold."""
+    """Optimizer with a set in its state, which JSON cannot store."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         super().__init__([{"params": parameters, "notes": {1, 2}}])
@@ -209,7 +213,7 @@ def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "error"),
     [
         ({"optimizer": "adagrad"}, "unknown --optimizer 'adagrad'"),
         ({"scheduler": "cosin"}, "unknown --scheduler 'cosin': did you mean 'cosine'"),
@@ -226,17 +230,21 @@ def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         ({"clip_norm": -1.0}, "--clip-norm -1.0: give at least 0"),
     ],
 )
-def test_mistakes(options: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=said):
+def test_mistakes(options: dict[str, Any], error: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=error):
         weft.train("digits", out=tmp_path / "run", quiet=True, **options)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.usefixtures("in_a_script")
-def test_what_cannot_be_sent_to_ranks(tmp_path: Path) -> None:
+def test_a_scheduler_that_cannot_be_sent_to_ranks(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"the scheduler cannot be sent to local ranks .* define it with def or class"):
         weft.train(
-            "digits", out=tmp_path / "run", strategy="tensor", workers=2, scheduler=lambda one: MultiStepLR(one, [2])
+            "digits",
+            out=tmp_path / "run",
+            strategy="tensor",
+            workers=2,
+            scheduler=lambda optimizer: MultiStepLR(optimizer, [2]),
         )
 
 
@@ -250,14 +258,14 @@ def test_a_cosine_keeps_its_length(tmp_path: Path) -> None:
 
 
 def test_states_come_back_from_json() -> None:
-    known = {"milestones": {3: 1, 5: 1}, "betas": (0.9, 0.99), "nested": [{"a": (1, 2)}]}
-    require_plain("one", known)
-    back = restore_types(known, {"milestones": {"3": 1, "5": 1}, "betas": [0.9, 0.99], "nested": [{"a": [1, 2]}]})
-    assert back == known
+    state = {"milestones": {3: 1, 5: 1}, "betas": (0.9, 0.99), "nested": [{"a": (1, 2)}]}
+    require_plain("one", state)
+    restored = restore_types(state, {"milestones": {"3": 1, "5": 1}, "betas": [0.9, 0.99], "nested": [{"a": [1, 2]}]})
+    assert restored == state
     with pytest.raises(InputError, match="the state_dict of the one changes when it is saved"):
         require_plain("one", {"a": math.nan})
 
 
-def test_flags_of_ones_own_names_pass() -> None:
+def test_flags_of_custom_names_pass() -> None:
     refuse_foreign_flags(Config(optimizer="mine", momentum=0.5))
     assert set(optimizer.SCHEDULERS) == {"none", "step", "cosine", "plateau"}

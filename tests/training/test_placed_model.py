@@ -1,4 +1,4 @@
-"""A training loop of one's own: the numbers of `weft.train`, bit for bit."""
+"""Custom training loops with `weft.place` give the same bits as `weft.train`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def loop(strategy: str, options: dict[str, Any]) -> dict[str, Any]:
-    """What a script would do; on rank 0 the losses, scores, weights and logits."""
+    """Train in a custom loop; return scores and weights, and on rank 0 the logits."""
     with weft.place("digits", strategy=strategy, **OPTIONS, **options) as placed:
         optimizer = torch.optim.Adam(placed.model.parameters(), lr=0.01, weight_decay=5e-4)
         scores = []
@@ -50,9 +50,9 @@ def loop(strategy: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_rank(strategy: str, options: dict[str, Any], path: Path) -> None:
-    made = loop(strategy, options)
-    if made["logits"] is not None:
-        torch.save(made, path)
+    results = loop(strategy, options)
+    if results["logits"] is not None:
+        torch.save(results, path)
 
 
 def trained(strategy: str, options: dict[str, Any], out: Path) -> None:
@@ -67,23 +67,23 @@ def test_equals_train_bit_for_bit(strategy: str, size: int, tmp_path: Path) -> N
     options, path, out = CASES[strategy], tmp_path / "loop.pt", tmp_path / "run"
     said_by_ranks(size, as_rank, strategy, options, path)
     said_by_ranks(size, trained, strategy, options, out)
-    made, run = torch.load(path, weights_only=True), weft.Run.open(out)
-    for epoch, scores in zip(run.history, made["scores"], strict=True):
+    results, run = torch.load(path, weights_only=True), weft.Run.open(out)
+    for epoch, scores in zip(run.history, results["scores"], strict=True):
         assert {name: epoch[name] for name in scores} == scores
     last = weft.utils.jsonl.read(out / "metrics.jsonl")[-1]
     assert last["epochs"] == EPOCHS
-    best = max(range(EPOCHS), key=lambda number: (made["scores"][number]["val_accuracy"] or 0, -number))
+    best = max(range(EPOCHS), key=lambda number: (results["scores"][number]["val_accuracy"] or 0, -number))
     if best == EPOCHS - 1:
         for name, value in run.model.state_dict().items():
-            assert torch.equal(made["weights"][name], value), name
+            assert torch.equal(results["weights"][name], value), name
 
 
-def test_a_loss_that_forgets_the_other_ranks_shows(tmp_path: Path) -> None:
-    """Divided by this rank's own number of labels, scores are others than those of `train`."""
+def test_a_loss_that_ignores_other_ranks_is_detected(tmp_path: Path) -> None:
+    """A loss divided by the number of labels on one rank only gives other weights than `weft.train`."""
     path = tmp_path / "loop.pt"
     said_by_ranks(2, as_wrong_rank, path)
     said_by_ranks(2, as_rank, "hybrid", CASES["hybrid"], tmp_path / "right.pt")
-    wrong, right = (torch.load(one, weights_only=True)["weights"] for one in (path, tmp_path / "right.pt"))
+    wrong, right = (torch.load(file, weights_only=True)["weights"] for file in (path, tmp_path / "right.pt"))
     assert any(not torch.allclose(wrong[name], right[name], rtol=1e-9, atol=1e-9) for name in right)
 
 
@@ -101,7 +101,7 @@ def as_wrong_rank(path: Path) -> None:
 
 
 def embedded_state(path: Path) -> None:
-    """State of a model with embedded rows, given back to another."""
+    """Gather the state of a model with embeddings, and load it again after the parameters changed."""
     graph = make_typed_graph(20, "some")
     options: dict[str, Any] = {"strategy": "communicated", "model": "rgcn", "dtype": "float64"}
     with weft.place(graph, **options) as placed:
@@ -129,14 +129,14 @@ def test_state_has_all_embedded_rows(tmp_path: Path) -> None:
     graph = make_typed_graph(20, "some")
     for size in (1, 2):
         said_by_ranks(size, embedded_state, tmp_path / f"{size}.pt")
-    one, two = (torch.load(tmp_path / f"{size}.pt", weights_only=True) for size in (1, 2))
-    assert any(len(value) == graph.typed.num_embedded for value in one.values())
-    for name, value in one.items():
-        assert torch.equal(value, two[name])
+    single, parallel = (torch.load(tmp_path / f"{size}.pt", weights_only=True) for size in (1, 2))
+    assert any(len(value) == graph.typed.num_embedded for value in single.values())
+    for name, value in single.items():
+        assert torch.equal(value, parallel[name])
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "error"),
     [
         ({"epochs": 3}, "^epochs has no effect in weft.place"),
         ({"lr": 0.1}, "^lr has no effect"),
@@ -146,8 +146,8 @@ def test_state_has_all_embedded_rows(tmp_path: Path) -> None:
         ({"loss": cross_entropy}, "uses no loss, optimizer, scheduler or callbacks"),
     ],
 )
-def test_what_a_loop_decides_is_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_options_of_the_training_loop_are_refused(options: dict[str, Any], error: str) -> None:
+    with pytest.raises(InputError, match=error):
         weft.place("digits", **options)
 
 
@@ -161,7 +161,7 @@ def test_a_loss_without_logits_is_refused() -> None:
         placed.backward(torch.zeros(()))
 
 
-def test_what_would_train_nothing_or_too_much_is_refused() -> None:
+def test_wrong_backward_calls_are_refused() -> None:
     placed = weft.place("digits", **OPTIONS)
     (batch,) = placed.batches(0)
 
@@ -181,7 +181,7 @@ def test_what_would_train_nothing_or_too_much_is_refused() -> None:
     assert all(parameter.grad is None for parameter in placed.model.parameters())
 
 
-def test_an_optimizer_of_another_model_is_seen() -> None:
+def test_an_optimizer_of_another_model_is_detected() -> None:
     model = weft.nn.GCN(64, out_width=10).double()
     placed = weft.place("digits", model)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -199,26 +199,28 @@ def penalty(placed: weft.PlacedModel) -> Tensor:
 
 
 def penalised_gradients(strategy: str, options: dict[str, Any], path: Path) -> None:
-    """Gradients of two batches, or two epochs, which add up, and of a penalty at each."""
+    """Save the gradients accumulated over two batches (or epochs), each with a penalty."""
     with weft.place("digits", strategy=strategy, **OPTIONS, **options) as placed:
         for batch in islice((batch for epoch in range(2) for batch in placed.batches(epoch)), 2):
             loss = cross_entropy(placed(batch)[batch.rows], batch.y, reduction="sum") / batch.size
             placed.backward(loss, penalty=penalty(placed))
-        found = {name: one.grad for name, one in placed.model.named_parameters() if one.grad is not None}
+        gradients = {
+            name: parameter.grad for name, parameter in placed.model.named_parameters() if parameter.grad is not None
+        }
         if placed.rank == 0:
-            torch.save(found, path)
+            torch.save(gradients, path)
 
 
 @pytest.mark.parametrize("strategy", ["tensor", "hybrid", "offload", "pipeline", "split"])
 def test_gradients_add_up_and_a_penalty_counts_once(strategy: str, tmp_path: Path) -> None:
-    """On any number of ranks; and the gradient is that of a penalty added to the loss of a loop without weft."""
+    """Accumulated gradients, with a penalty, are equal on any number of ranks."""
     options = {name: value for name, value in CASES[strategy].items() if name != "chunks"}
     if strategy in ("offload", "pipeline"):
         options["chunks"] = 3
     for size in (1, 2, 3):
         said_by_ranks(size, penalised_gradients, strategy, options, tmp_path / f"{size}.pt")
-    one, *others = (torch.load(tmp_path / f"{size}.pt", weights_only=True) for size in (1, 2, 3))
+    single, *others = (torch.load(tmp_path / f"{size}.pt", weights_only=True) for size in (1, 2, 3))
     for other in others:
-        assert one.keys() == other.keys()
-        for name, gradient in one.items():
+        assert single.keys() == other.keys()
+        for name, gradient in single.items():
             torch.testing.assert_close(other[name], gradient, rtol=1e-9, atol=1e-9)

@@ -1,4 +1,4 @@
-"""Local ranks: who can reach them, what they tell of an error, and what is left when their launcher is gone."""
+"""Local ranks: who can connect to them, how they report errors, and that they end with their launcher."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from weft.utils.errors import InputError, RunError
 
 
 def fail(what: str, meeting: Meeting) -> None:
-    """On rank 1, in some way; the other goes on."""
+    """Fail on rank 1 in the named way, while rank 0 waits."""
     del meeting
     if os.environ["RANK"] == "0":
         time.sleep(100)
@@ -55,21 +55,21 @@ def fail(what: str, meeting: Meeting) -> None:
     raise (ValueError if what == "unforeseen" else InputError)(what)
 
 
-def tell_cores(meeting: Meeting) -> None:
+def write_cores(meeting: Meeting) -> None:
     group = join(timeout_seconds=100, meter=Meter(), init_method=meeting.init_method)
     (meeting.folder / f"cores {group.rank}").write_text(str(sorted(os.sched_getaffinity(0))))
-    group.all_gather_object({})  # a rank that has left is lost to one that is still connecting
+    group.all_gather_object({})  # a rank that ends before others have connected would be reported as lost
     group.close()
 
 
 def test_ranks_keep_to_their_cores(tmp_path: Path) -> None:
-    assert launch(tell_cores, (), workers=2, folder=tmp_path) == 0
+    assert launch(write_cores, (), workers=2, folder=tmp_path) == 0
     for rank in range(2):
         assert (tmp_path / f"cores {rank}").read_text() == str(sorted(rank_cores(rank, 2)))
 
 
 @pytest.mark.parametrize(
-    ("what", "kind", "said"),
+    ("what", "kind", "error"),
     [
         ("code", RunError, r"rank 1 \(pid \d+\) ended with exit code 3"),
         ("signal", RunError, r"rank 1 \(pid \d+\) was killed by SIGKILL"),
@@ -80,18 +80,18 @@ def test_ranks_keep_to_their_cores(tmp_path: Path) -> None:
     ids=["code", "signal", "mistake", "unforeseen", "long"],
 )
 def test_a_rank_that_fails_is_named_and_ends_the_others(
-    tmp_path: Path, what: str, kind: type[Exception], said: str
+    tmp_path: Path, what: str, kind: type[Exception], error: str
 ) -> None:
     begun = time.monotonic()
-    with pytest.raises(kind, match=said):
+    with pytest.raises(kind, match=error):
         launch(fail, (what,), workers=2, folder=tmp_path)
     assert time.monotonic() - begun < 60
 
 
-def test_ctrl_c_while_ranks_import_ends_them_without_a_word(
+def test_ctrl_c_while_ranks_import_ends_them_silently(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They start by spawn, as from a notebook, whose stop button is told to all processes."""
+    """Ranks are spawned, as from a notebook, whose stop button interrupts all processes."""
     monkeypatch.setattr("weft.training.launch.processes.start_method", forkserver.start_method)
     before, ended = set(children(os.getpid())), threading.Event()
 
@@ -99,7 +99,7 @@ def test_ctrl_c_while_ranks_import_ends_them_without_a_word(
         while len([pid for pid in set(children(os.getpid())) - before if "spawn_main" in command_of(pid)]) < 2:
             if ended.wait(0.02):
                 return
-        if not ended.wait(0.5):  # they are in their imports, where Python answers with a traceback
+        if not ended.wait(0.5):  # during their imports, where Python would print a traceback
             os.kill(os.getpid(), signal.SIGINT)
 
     button = threading.Thread(target=press)
@@ -113,18 +113,18 @@ def test_ctrl_c_while_ranks_import_ends_them_without_a_word(
 
 
 def command_of(pid: int) -> str:
-    """That of a process; '' of one that is gone."""
+    """Return the command line of a process; '' if it has ended."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_text()
     return ""
 
 
 VALIDATE, SET = b"\x00" + struct.pack("<I", 0x3C85F7CE), b"\x01"
-"""What a client of PyTorch's TCPStore says first, and how it begins to set a key."""
+"""First bytes of a client of PyTorch's TCPStore, and of a request that sets a key."""
 
 
 class Exploit:
-    """Has code run by whoever unpickles it."""
+    """Object that runs code in the process that unpickles it."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -135,17 +135,18 @@ class Exploit:
 
 def test_a_full_disk_is_named_before_ranks_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a write has it, without the file's name
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # like the error of a write, which has no file name
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(
-        RunError, match=f"^{re.escape(str(tmp_path))}: No space left on device: set TMPDIR to a folder"
-    ):
+    with pytest.raises(RunError, match=f"^{re.escape(str(tmp_path))}: No space left on device: set TMPDIR to a folder"):
         launch(fail, ("nothing",), workers=2, folder=tmp_path)
 
 
-def test_nobody_who_reaches_a_port_has_code_run(tmp_path: Path) -> None:
-    """As PyTorch's launcher ran what it unpickled of its store, which was open to the network."""
+def test_data_sent_to_a_port_run_no_code(tmp_path: Path) -> None:
+    """Pickled data sent to the ports of a run are not unpickled.
+
+    PyTorch's launcher unpickled values of its store, which was open to the network.
+    """
     options = "train digits --strategy tensor --workers 2 --epochs 1000000 --out"
     process = start(*options.split(), tmp_path / "run")
     wait_for_epoch(process, tmp_path / "run", 2)
@@ -153,12 +154,12 @@ def test_nobody_who_reaches_a_port_has_code_run(tmp_path: Path) -> None:
     ports = {port for _, port in listeners(members(process.pid))}
     assert ports
     for port in ports:
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as door, suppress(OSError):
-            door.sendall(payload)
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as door, suppress(OSError):
-            door.sendall(VALIDATE)
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection, suppress(OSError):
+            connection.sendall(payload)
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection, suppress(OSError):
+            connection.sendall(VALIDATE)
             for key in (b"torchelastic/role_info/0", b"torchelastic/agent/terminal_state/0"):
-                door.sendall(SET + b"".join(struct.pack("<Q", len(one)) + one for one in (key, payload)))
+                connection.sendall(SET + b"".join(struct.pack("<Q", len(part)) + part for part in (key, payload)))
     time.sleep(1)
     os.kill(process.pid, signal.SIGTERM)
     code, errors = finish(process)
@@ -184,7 +185,7 @@ def test_ranks_listen_to_nobody_else_and_end_with_their_launcher(tmp_path: Path,
     pids = members(process.pid)
     assert len(ranks(process)) == (workers if workers > 1 else 0)
     assert listening(pids) <= LOOPBACK
-    assert bool(listening(pids)) == (workers > 1)  # gloo's own, so that the check sees what there is
+    assert bool(listening(pids)) == (workers > 1)  # gloo listens, so that the check above checks something
     os.kill(process.pid, signal.SIGKILL)
     process.said()
     deadline = time.monotonic() + 10
@@ -196,19 +197,19 @@ def test_ranks_listen_to_nobody_else_and_end_with_their_launcher(tmp_path: Path,
     shutil.rmtree(temporary)
 
 
-def test_files_of_a_launcher_that_lives_are_its_own_to_remove() -> None:
-    """It lets go of ranks whose start failed, and then its own end fails where its folder is gone already."""
+def test_a_launcher_counts_as_gone_only_after_its_end() -> None:
+    """Only then may others remove its folder: a launcher whose folder is gone already fails at its end."""
     process = subprocess.Popen(["sleep", "100"])
     assert not _is_gone(process.pid)
     process.kill()
-    assert _is_gone(process.pid), "it has ended, though nobody has asked how"
+    assert _is_gone(process.pid), "an ended process that was not waited for counts as running"
     process.wait()
     assert _is_gone(process.pid)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_launcher_ended_while_imports_go_on_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
-    """Whoever is to clean up after it has imports to do, which are made not to end. Ctrl-C is told to all processes."""
+    """Processes and files are removed although imports of the ranks never end; Ctrl-C interrupts all processes."""
     temporary = Path(tempfile.mkdtemp(dir="/tmp"))  # short enough for the address of a socket
     slow = tmp_path / "torch" / "__init__.py"
     slow.parent.mkdir()

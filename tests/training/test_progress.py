@@ -1,4 +1,4 @@
-"""What a terminal shows: lines that keep their places and fit, tables that fit, and no escape codes elsewhere."""
+"""Progress lines and tables fit the terminal's width, and contain no escape codes outside of terminals."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from weft.training.progress import EpochLine, ProgressShow, fit_parts, format_se
 SCORES = {"train_accuracy": 0.25, "val_accuracy": 0.5, "test_accuracy": None, "test_auc": 0.75}
 
 
-def shown(line: EpochLine, width: int) -> str:
-    """A line as a terminal of some width shows it."""
+def rendered(line: EpochLine, width: int) -> str:
+    """Return a progress line as a terminal of some width prints it."""
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system="standard")
     console.print(line)
     assert isinstance(console.file, io.StringIO)
@@ -42,12 +42,14 @@ def shown(line: EpochLine, width: int) -> str:
         (160, "tensor  loss 0.1250  0 s left  val accuracy 0.5000  test auc 0.7500  train accuracy 0.2500  0 s/epoch"),
     ],
 )
-def test_what_does_not_fit_is_left_out_from_the_right(width: int, rest: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_that_do_not_fit_are_left_out_from_the_right(
+    width: int, rest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: 0.0)
     line = EpochLine(0, 20, "tensor")
-    before = shown(line, width)
+    before = rendered(line, width)
     line.advance(7, 0.125, SCORES, 5_000_000)
-    after = shown(line, width)
+    after = rendered(line, width)
     assert before.startswith("epoch  0/20 ")
     assert after.startswith("epoch  7/20 ")
     place = len("epoch  7/20 ")
@@ -56,7 +58,7 @@ def test_what_does_not_fit_is_left_out_from_the_right(width: int, rest: str, mon
     assert after[place + progress.BAR_WIDTH :].strip() == (f"{rest}  5.0 MB" if width == 160 else rest)
 
 
-def test_the_time_that_remains_is_by_recent_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_remaining_time_follows_recent_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     line = EpochLine(0, 100)
@@ -104,7 +106,7 @@ def test_on_a_terminal_one_line_changes(monkeypatch: pytest.MonkeyPatch) -> None
 def test_elsewhere_plain_lines(
     quiet: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also where the environment asks for colours, as some CI does."""
+    """Output to a file has plain lines, even if the environment requests colours, as on some CI machines."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0)
     with waiting("loading cora", quiet=quiet):
@@ -112,15 +114,15 @@ def test_elsewhere_plain_lines(
     with ProgressShow(0, 2, quiet=quiet, name="tensor") as show:
         show.epoch(1, 0.5, {"val_accuracy": 0.5}, 10)
     print_table(small_table(3))
-    said = capsys.readouterr()
-    assert "\x1b" not in said.err + said.out
+    captured = capsys.readouterr()
+    assert "\x1b" not in captured.err + captured.out
     expected = (
         r"weft: loading cora\nepoch 2/2  tensor  loss 0\.5000  0 s in all  val accuracy 0\.5000  \S+ s/epoch  10 B\n"
     )
-    assert re.fullmatch("" if quiet else expected, said.err)
+    assert re.fullmatch("" if quiet else expected, captured.err)
 
 
-def test_what_is_quick_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_operations_print_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with waiting("loading cora", quiet=False):
         pass
     assert capsys.readouterr().err == ""

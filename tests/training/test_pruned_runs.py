@@ -1,4 +1,4 @@
-"""Runs that leave rows out: the same losses and scores, and a record of what they read."""
+"""Pruned runs have the losses and scores of full ones, and record which rows they read."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def few_labels() -> Graph:
 )
 def test_losses_and_scores_are_those_of_all_rows(strategy: str, workers: int, tmp_path: Path) -> None:
     few_labels().save(tmp_path / "graph")
-    found = []
+    epochs = []
     for disable in ("", "reach"):
         options: dict[str, Any] = {"epochs": 3, "dtype": "float64", "disable": disable, "quiet": True}
         run = train(
             str(tmp_path / "graph"), strategy=strategy, workers=workers, out=tmp_path / f"run{disable}", **options
         )
-        found.append([line for line in run.records if line["kind"] == "epoch"])
+        epochs.append([line for line in run.records if line["kind"] == "epoch"])
         reach = run.records[0]["placement"][0].get("reach", {})
         assert set(reach) == (
             set() if disable else {"evaluation"} if strategy == "split" else {"training", "evaluation"}
         )
-    for line, whole in zip(*found, strict=True):
+    for line, whole in zip(*epochs, strict=True):
         scores = {name for name in whole if name.endswith("_accuracy")}
         assert scores
         for name in (*scores, "loss"):

@@ -1,4 +1,4 @@
-"""Scores of links against sklearn's area under the curve, and against ranks counted one by one."""
+"""Link scores equal scikit-learn's area under the curve, and ranks computed one by one."""
 
 from __future__ import annotations
 
@@ -25,39 +25,43 @@ def test_auc_is_sklearns() -> None:
         assert auc(positive, negative) == pytest.approx(expected, abs=1e-12)
 
 
-def oracle(z: torch.Tensor, links: Links, asked: torch.Tensor, decoder: Dot | DistMult) -> list[float]:
-    """Targets, then sources: 1 + those that score higher + half of those that tie, among what could be and is not."""
+def oracle(z: torch.Tensor, links: Links, requested: torch.Tensor, decoder: Dot | DistMult) -> list[float]:
+    """Return the filtered rank of every link's target, then of every source, by definition.
+
+    A rank is 1 + the number of candidates with a higher score + half of those with an equal score. Candidates are all
+    vertices with which the pair is not a link.
+    """
     true = {tuple(row) for row in torch.cat([links.edges, links.val, links.test]).tolist()}
     if links.symmetric:
         true |= {(v, u, r) for u, v, r in true}
     ranks = []
     for side in (1, 0):
-        for link in asked.tolist():
+        for link in requested.tolist():
             scores = {}
             for vertex in range(*links.candidates[link[2], side].tolist()):
                 u, v = (link[0], vertex) if side else (vertex, link[1])
                 if vertex == link[side] or ((u, v, link[2]) not in true and (links.typed or u != v)):
                     query = decoder.query(z[u : u + 1], torch.tensor(link[2:]))
                     scores[vertex] = float((query * z[v]).sum())
-            own = scores.pop(link[side])
-            tied = sum(abs(score - own) < 1e-12 for score in scores.values())
-            ranks.append(1 + sum(score > own + 1e-12 for score in scores.values()) + tied / 2)
+            score = scores.pop(link[side])
+            tied = sum(abs(other - score) < 1e-12 for other in scores.values())
+            ranks.append(1 + sum(other > score + 1e-12 for other in scores.values()) + tied / 2)
     return ranks
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_filtered_ranks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Block by block; many vertices have equal rows, and ranks with halves come of it."""
+    """Ranks computed in blocks equal those by definition, also with halves, because many vertices have equal rows."""
     monkeypatch.setattr(ranking, "MAX_SCORES", 60 * 7)
     links = Links.of(with_held_out_links(make(name), 1))
     random = torch.Generator().manual_seed(5)
     z = torch.randn(60, 6, generator=random, dtype=torch.float64)
     z[torch.arange(60) % 3 == 0] = z[0].clone()
     decoders = [Dot(), DistMult(links.num_relations, 6).double()]
-    for decoder, asked in ((decoders[0], links.test), (decoders[1], links.val)):
+    for decoder, requested in ((decoders[0], links.test), (decoders[1], links.val)):
         with torch.no_grad():
-            ranks = filtered_ranks(z, links, asked, torch.arange(60), decoder, Group())
-            expected = oracle(z, links, asked, decoder)
+            ranks = filtered_ranks(z, links, requested, torch.arange(60), decoder, Group())
+            expected = oracle(z, links, requested, decoder)
         assert ranks.tolist() == expected
         scores = rank_scores("test", ranks)
         assert scores["test_mrr"] == pytest.approx(sum(1 / rank for rank in expected) / len(expected))

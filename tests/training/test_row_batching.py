@@ -1,4 +1,4 @@
-"""Tasks over rows in mapped files, block by block: the numbers of rows in memory, and little that stays resident."""
+"""Tasks on rows in mapped files equal those on rows in memory, and keep little of the files resident."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def poisoned(rows: Tensor) -> Tensor:
-    """Mapped memory that nobody has written to."""
+    """Return mapped memory of the shape of rows, filled with NaN."""
     return HostRows(*rows.shape, rows.dtype).tensor().fill_(torch.nan)
 
 
@@ -51,10 +51,10 @@ def labelled(num_vertices: int, *, multilabel: bool) -> Graph:
     random = torch.Generator().manual_seed(0)
     share = torch.rand(num_vertices, generator=random)
     share[20:60] = 2  # blocks without any row of a split
-    ends = torch.randint(0, num_vertices, (2, 50), generator=random)
+    endpoints = torch.randint(0, num_vertices, (2, 50), generator=random)
     y = torch.randint(-1, 5, (num_vertices,), generator=random)
     return Graph.from_edges(
-        *ends,
+        *endpoints,
         num_vertices=num_vertices,
         y=(torch.rand(num_vertices, 5, generator=random) > 0.6).float() if multilabel else y,
         train_mask=share < 0.4,
@@ -64,14 +64,14 @@ def labelled(num_vertices: int, *, multilabel: bool) -> Graph:
 
 
 def whole_loss(graph: Graph, logits: Tensor) -> Tensor:
-    """As it is written down: the mean over the training rows that have a label."""
+    """Return the mean loss over the training rows that have a label."""
     assert graph.y is not None
     assert graph.train_mask is not None
     mask = graph.train_mask if graph.multilabel else graph.train_mask & (graph.y >= 0)
-    chosen, y = logits[mask], graph.y[mask]
+    selected, y = logits[mask], graph.y[mask]
     if graph.multilabel:
-        return functional.binary_cross_entropy_with_logits(chosen, y.to(chosen.dtype))
-    return functional.cross_entropy(chosen, y)
+        return functional.binary_cross_entropy_with_logits(selected, y.to(selected.dtype))
+    return functional.cross_entropy(selected, y)
 
 
 @pytest.mark.parametrize(("like", "empty"), KINDS, ids=["memory", "mapped"])
@@ -119,11 +119,11 @@ def test_link_prediction(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
         whole.setattr(link_prediction, "MAX_PAIRS", 1 << 16)
         expected = results(torch.clone, plain_empty)
     for like, empty in KINDS:
-        got = results(like, empty)
-        assert got[0] == pytest.approx(expected[0], abs=1e-12)
-        for mine, its in zip(got[1:3], expected[1:3], strict=True):
-            torch.testing.assert_close(mine, its, rtol=0, atol=1e-12)
-        assert got[3] == pytest.approx(expected[3], abs=1e-12)
+        result = results(like, empty)
+        assert result[0] == pytest.approx(expected[0], abs=1e-12)
+        for actual, wanted in zip(result[1:3], expected[1:3], strict=True):
+            torch.testing.assert_close(actual, wanted, rtol=0, atol=1e-12)
+        assert result[3] == pytest.approx(expected[3], abs=1e-12)
 
 
 def test_rows_of_a_table(tmp_path: Path) -> None:
@@ -137,20 +137,20 @@ def test_rows_of_a_table(tmp_path: Path) -> None:
         add_rows(table, ids, added)
         plain[ids] += added
         assert torch.equal(table, plain)
-        met = [ids[part] for _, (part,) in row_blocks([ids], table)]
-        assert torch.equal(torch.cat(met), ids)
-        assert len(met) == 9
+        blocks = [ids[part] for _, (part,) in row_blocks([ids], table)]
+        assert torch.equal(torch.cat(blocks), ids)
+        assert len(blocks) == 9
     assert list(row_blocks([], torch.empty(0, 7))) == []
 
 
 def resident_file_bytes() -> int:
-    """Of this process: pages of files that it has mapped."""
+    """Return the resident bytes of files that this process has mapped."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssFile"))
 
 
 def test_little_of_a_mapped_table_is_resident(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of rows and gradient, 32 MiB each, a few blocks of 1 MiB and what the system maps around them."""
+    """At most 6 MiB of rows and gradient, which are 32 MiB each, are resident at once: a few blocks of 1 MiB."""
     monkeypatch.setattr(row_batching, "BLOCK_BYTES", 1 << 20)
     num_vertices = 1 << 17
     graph = Graph.from_edges(
@@ -166,16 +166,16 @@ def test_little_of_a_mapped_table_is_resident(monkeypatch: pytest.MonkeyPatch) -
         logits[rows] = 0
     task = NodeTask(graph, slice(0, num_vertices), Group(), lambda rows: grad[: len(rows)])
     sparse = torch.arange(0, num_vertices, 999)
-    before, most = resident_file_bytes(), 0
+    before, peak = resident_file_bytes(), 0
 
-    def watched(table: Tensor) -> None:
-        nonlocal most
-        most = max(most, resident_file_bytes())
+    def measured_release(table: Tensor) -> None:
+        nonlocal peak
+        peak = max(peak, resident_file_bytes())
         release(table)
 
-    monkeypatch.setattr(row_batching, "release", watched)
+    monkeypatch.setattr(row_batching, "release", measured_release)
     task.loss(logits, STEP)
     task.counts(logits, STEP)
     add_rows(grad, sparse, take_rows(logits, sparse))
-    assert most > 0
-    assert most - before < 6 << 20
+    assert peak > 0
+    assert peak - before < 6 << 20

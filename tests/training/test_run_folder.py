@@ -1,4 +1,4 @@
-"""A run's folder: one run at a time, records that fit the checkpoint, and what is damaged in it."""
+"""A run's folder: a lock against other runs, records that match the checkpoint, and damaged files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPTIONS: dict[str, Any] = {"hidden": 8, "checkpoint_every": 2, "quiet": True}
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of six epochs, with checkpoints after four and six."""
+    """Return the folder of a run of six epochs, with checkpoints after four and six."""
     return weft.train("digits", out=tmp_path_factory.mktemp("runs") / "stopped", epochs=6, **OPTIONS).folder
 
 
@@ -69,19 +69,19 @@ RECORDS = [cut, double, change_a_loss, drop_lines, other_json, lambda path: path
 
 
 @pytest.mark.parametrize("damage", RECORDS, ids=["cut", "double", "change", "lines", "json", "empty", "delete"])
-def test_a_damaged_record_is_made_again(
+def test_a_damaged_record_is_repeated(
     damage: Callable[[Path], Any], folder: Path, whole: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage(folder / "metrics.jsonl")
     run = resume(folder)
     assert losses(folder) == pytest.approx(whole, abs=0)
     assert run.summary["epochs"] == 8
-    said = capsys.readouterr().err
-    if damage is double:  # what it was is there whole, and what was written after it is dropped
-        assert not said
+    errors = capsys.readouterr().err
+    if damage is double:  # the original record is complete, and the rest is dropped
+        assert not errors
     else:
-        assert said.count("\n") == 1
-        assert "metrics.jsonl is damaged: its epochs are repeated from the checkpoint" in said
+        assert errors.count("\n") == 1
+        assert "metrics.jsonl is damaged: its epochs are repeated from the checkpoint" in errors
         assert (folder / "metrics.damaged.jsonl").exists()
 
 
@@ -133,7 +133,7 @@ def hold(folder: Path, ready: Any, end: Any) -> None:
 
 
 @pytest.mark.parametrize("left", [["choices.json"], ["choices.tmp"], ["choices.json", "config.tmp"]])
-def test_a_run_that_was_killed_before_it_had_begun_is_none(left: list[str], tmp_path: Path) -> None:
+def test_a_run_killed_before_its_begin_leaves_the_folder_usable(left: list[str], tmp_path: Path) -> None:
     for name in left:
         (tmp_path / name).write_text("half of")
     RunFolder(tmp_path).require_empty()
@@ -150,7 +150,9 @@ def test_one_run_at_a_time(tmp_path: Path, folder: Path) -> None:
     run = start(*train.split(), alive)
     wait_for_epoch(run, alive, 2)
     for resumed in (False, True):
-        with pytest.raises(InputError, match=r"alive: process \d+ on \S+ is using this folder: wait until it has ended"):
+        with pytest.raises(
+            InputError, match=r"alive: process \d+ on \S+ is using this folder: wait until it has ended"
+        ):
             weft.train("digits", out=alive, resume=resumed, epochs=100_000, **options)
     os.kill(run.pid, signal.SIGTERM)
     assert finish(run)[0] == 128 + signal.SIGTERM
@@ -168,10 +170,14 @@ def test_one_run_at_a_time(tmp_path: Path, folder: Path) -> None:
     resume(folder)
 
 
-def test_folders_that_cannot_be(tmp_path: Path) -> None:
+def test_impossible_folders_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("mine")
-    for out, what in ((file / "x", "Not a directory"), (tmp_path / ("n" * 300), "File name too long"), (file, "contains")):
+    for out, what in (
+        (file / "x", "Not a directory"),
+        (tmp_path / ("n" * 300), "File name too long"),
+        (file, "contains"),
+    ):
         with pytest.raises(InputError, match=rf"^--out .*{what}.*give a"):
             weft.train("digits", out=out, epochs=1, **OPTIONS)
     assert file.read_text() == "mine"
@@ -183,7 +189,7 @@ def test_files_have_the_modes_of_files(stopped: Path) -> None:
     assert len(modes) == 1
 
 
-def test_a_loss_that_is_no_number_blames_what_makes_it(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_names_its_cause(tmp_path: Path) -> None:
     graph = weft.load("digits")
     assert graph.x is not None
     large = dataclasses.replace(graph, x=graph.x * 1e38)
@@ -206,8 +212,8 @@ def test_several_labels_are_scored_by_f1(tmp_path: Path) -> None:
     assert not any("accuracy" in name for name in summary)
 
 
-def test_what_somebody_else_keeps_in_a_folder_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where it comes there between the check and the run's begin."""
+def test_foreign_files_in_a_folder_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that appear between the check of the folder and the begin of the run stay too."""
     out = tmp_path / "out"
     out.mkdir()
     (out / "metrics.jsonl").write_text("mine")

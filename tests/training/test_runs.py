@@ -1,4 +1,4 @@
-"""Runs as a person starts them: several ranks, stopped, killed, resumed."""
+"""Runs as users start them: on several ranks, stopped, killed and resumed."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from weft.utils.errors import InputError
 RUN = ["train", "digits", "--hidden", "16", "--dtype", "float64", "--norm", "batch"]
 EPOCHS = 12
 OPTIONS: dict[str, Any] = {"quiet": True, "hidden": 16, "dtype": "float64", "norm": "batch"}
-"""Those of RUN, for a call."""
+"""Options of `RUN` for a call in Python."""
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An uninterrupted run on 2 ranks."""
+    """Return the folder of an uninterrupted run on 2 ranks."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
     code, errors = finish(
         start(*RUN, "--strategy", "tensor", "--workers", "2", "--epochs", str(EPOCHS), "--out", folder)
@@ -54,7 +54,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_finished_run(whole: Path) -> None:
-    """The folder, the record's last line, and the same numbers as one rank's."""
+    """The folder and the summary are complete, and losses, scores and weights equal those on one rank."""
     names = {path.name for path in whole.iterdir()}
     assert names == {"config.toml", "choices.json", "metrics.jsonl", "checkpoints", "model.safetensors", "card.md"}
     last = summary(whole)
@@ -76,7 +76,7 @@ def test_a_finished_run(whole: Path) -> None:
 
 @pytest.mark.slow
 def test_a_real_graph_gives_the_same_scores(weft_data: Callable[[str], Path], tmp_path: Path) -> None:
-    """Cora reordered and on 3 ranks, which divides neither rows nor columns: every score, digit for digit."""
+    """Every score on Cora is equal if it is reordered, on 3 ranks, which divides neither rows nor columns evenly."""
     path = weft_data("cora")
     scores = []
     for strategy, workers, order in (("single", 1, "none"), ("tensor", 3, "bfs")):
@@ -96,8 +96,8 @@ def test_a_real_graph_gives_the_same_scores(weft_data: Callable[[str], Path], tm
 
 
 @pytest.mark.slow
-def test_kept_pages_change_nothing(tmp_path: Path) -> None:
-    """The settings of the process that a run changes: its losses are the same bits without them."""
+def test_cached_pages_change_no_losses(tmp_path: Path) -> None:
+    """Losses are the same bits without the memory settings that a run changes in its process."""
     for without in ("", "pages"):
         options = {"epochs": 5, "disable": without, "out": tmp_path / f"without-{without}", "quiet": True}
         spawn(1, say, weft.train, ("digits",), options)
@@ -106,7 +106,10 @@ def test_kept_pages_change_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_kill_and_resume(whole: Path, tmp_path: Path) -> None:
-    """kill -9 of a rank: one line, nothing left running; resumed on 2 ranks bit for bit, on 3 and on 1 to 1e-9."""
+    """A killed rank ends the run with a one-line error and leaves no process.
+
+    Resumed on 2 ranks the run is the same bits, and on 3 and on 1 equal to 1e-9.
+    """
     folder = tmp_path / "killed"
     run = [
         *RUN,
@@ -127,10 +130,10 @@ def test_kill_and_resume(whole: Path, tmp_path: Path) -> None:
     code, errors = finish(process)
     assert code == 1
     assert "Traceback" not in errors
-    said = complaints(errors)
-    assert len(said) == 1
-    assert "was killed by SIGKILL" in said[0]
-    assert f"continue with --resume --out {folder}" in said[0]
+    lines = complaints(errors)
+    assert len(lines) == 1
+    assert "was killed by SIGKILL" in lines[0]
+    assert f"continue with --resume --out {folder}" in lines[0]
 
     saved = sorted((folder / "checkpoints").iterdir())
     wanted = losses(whole)
@@ -162,8 +165,8 @@ def test_kill_and_resume(whole: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_told_to_stop(tmp_path: Path, workers: int) -> None:
-    """SIGTERM, and Ctrl-C in a terminal: every rank stops, a checkpoint is left, nothing is."""
+def test_stopped_by_a_signal(tmp_path: Path, workers: int) -> None:
+    """SIGTERM, or Ctrl-C in a terminal, stops every rank after a checkpoint."""
     number = signal.SIGTERM if workers == 2 else signal.SIGINT
     folder = tmp_path / "stopped"
     strategy = "single" if workers == 1 else "tensor"
@@ -187,8 +190,8 @@ def test_told_to_stop(tmp_path: Path, workers: int) -> None:
         os.kill(process.pid, number)
     code, errors = finish(process)
     assert code == 128 + number
-    (said,) = complaints(errors)
-    assert f"stopped by {number.name}; continue with --resume" in said
+    (line,) = complaints(errors)
+    assert f"stopped by {number.name}; continue with --resume" in line
     last = jsonl.read(folder / "metrics.jsonl")[-1]
     assert (last["kind"], last["event"]) == ("event", "stopped")
     (saved,) = (folder / "checkpoints").iterdir()
@@ -197,7 +200,7 @@ def test_told_to_stop(tmp_path: Path, workers: int) -> None:
 
 @pytest.mark.slow
 def test_joins_the_ranks_of_torchrun(whole: Path, tmp_path: Path) -> None:
-    """For one run after another."""
+    """Several runs, one after another, join the ranks that torchrun started."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "weft", "compare", *RUN[1:]]
     command += ["--strategies", "tensor,hybrid", "--epochs", str(EPOCHS), "--out", str(tmp_path / "joined")]
@@ -211,7 +214,7 @@ def test_joins_the_ranks_of_torchrun(whole: Path, tmp_path: Path) -> None:
 
 
 def test_k_and_k_epochs_are_2k(tmp_path: Path) -> None:
-    """On one rank, bit for bit, early stopping and best weights included; the model in hand gets the best weights."""
+    """A run of 8 epochs and one of 4, resumed for 4 more, are the same bits; the passed model gets the best weights."""
     graph = weft.load("digits")
 
     def train(name: str, epochs: int, *, resume: bool = False) -> tuple[Path, torch.nn.Module]:
@@ -236,7 +239,7 @@ def test_k_and_k_epochs_are_2k(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_ranks_that_share_a_gpu_are_told(
+def test_ranks_that_share_a_gpu_print_a_warning(
     shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("weft.training.run.Group", partial(Group, staged=True, shares_gpu=shared))
@@ -269,15 +272,15 @@ def test_until(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("until", "said"),
+    ("until", "error"),
     [
         ("0.9", "--until 0.9: give a score and its value, such as val_accuracy=0.9"),
         ("val_accuracy=90", "--until val_accuracy=90: accuracy is at most 1: give a value up to that"),
         ("test_accuracy=0.9", "the validation score is val_accuracy: give val_accuracy=..."),
     ],
 )
-def test_a_score_that_cannot_be_reached(until: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=said):
+def test_a_score_that_cannot_be_reached(until: str, error: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=error):
         weft.train("digits", out=tmp_path / "run", quiet=True, until=until)
     assert not (tmp_path / "run").exists()
 
@@ -295,7 +298,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     assert len(losses(folder)) == 6
 
 
-def test_patience_counts_evaluated_epochs_and_stays_at_an_end(tmp_path: Path) -> None:
+def test_patience_counts_evaluated_epochs_and_its_end_is_final(tmp_path: Path) -> None:
     out = tmp_path / "run"
     run = weft.train("digits", out=out, quiet=True, epochs=500, patience=3, eval_every=5, lr=0.05)
     assert run.summary["epochs"] % 5 == 0
@@ -308,7 +311,7 @@ def test_patience_counts_evaluated_epochs_and_stays_at_an_end(tmp_path: Path) ->
 
 
 def test_a_run_cut_off_before_its_summary_is_completed(tmp_path: Path) -> None:
-    """The last checkpoint is there, the weights and the summary are not."""
+    """A run that has its last checkpoint, but no weights and no summary, is completed by --resume."""
     out = tmp_path / "run"
     summary = weft.train("digits", out=out, quiet=True, epochs=4).summary
     (out / "model.safetensors").unlink()
@@ -335,7 +338,7 @@ def test_damaged_newer_checkpoints_do_not_outlive_a_resume(tmp_path: Path) -> No
         weft.train("digits", out=out, quiet=True, epochs=9, resume=True)
 
 
-def test_a_summary_is_of_the_ranks_that_ended_it(tmp_path: Path) -> None:
+def test_a_summary_has_the_ranks_that_ended_the_run(tmp_path: Path) -> None:
     out = tmp_path / "run"
     train("digits", out=out, quiet=True, epochs=3, strategy="tensor", workers=2, hidden=8)
     summary = weft.train("digits", out=out, quiet=True, epochs=6, resume=True, hidden=8).summary
@@ -345,7 +348,7 @@ def test_a_summary_is_of_the_ranks_that_ended_it(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("in_a_script")
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "error"),
     [
         (torch.nn.Linear(64, 10), "set its num_stages"),
         (weft.nn.GCN(63, out_width=10), "cannot take rows of 64 features"),
@@ -353,8 +356,8 @@ def test_a_summary_is_of_the_ranks_that_ended_it(tmp_path: Path) -> None:
         (weft.nn.Stack([weft.nn.GCNConv(64, 10)], activation=lambda x: x), "cannot be sent to local ranks"),
     ],
 )
-def test_models_that_cannot_run(tmp_path: Path, model: torch.nn.Module, said: str) -> None:
-    with pytest.raises(InputError, match=said) as caught:
+def test_models_that_cannot_run(tmp_path: Path, model: torch.nn.Module, error: str) -> None:
+    with pytest.raises(InputError, match=error) as caught:
         weft.train("digits", model, out=tmp_path / "run", quiet=True, strategy="tensor", workers=2)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
@@ -362,21 +365,21 @@ def test_models_that_cannot_run(tmp_path: Path, model: torch.nn.Module, said: st
 
 @pytest.mark.slow
 def test_a_rank_killed_among_others(tmp_path: Path) -> None:
-    """Ranks wait for each other's halos, pair by pair; one line says who is gone all the same."""
+    """The error names the killed rank, although the others wait for halos of each other."""
     process = start(
         *RUN, "--strategy", "communicated", "--workers", "3", "--epochs", "100000", "--out", tmp_path / "run"
     )
     wait_for_epoch(process, tmp_path / "run", 3)
     os.kill(ranks(process)[2], signal.SIGKILL)
     code, errors = finish(process)
-    (said,) = complaints(errors)
+    (line,) = complaints(errors)
     assert code == 1
-    assert "was killed by SIGKILL" in said
-    assert "in epoch" in said
+    assert "was killed by SIGKILL" in line
+    assert "in epoch" in line
 
 
 def test_dependencies(tmp_path: Path) -> None:
-    """Decide by a book and what the ranks measure, by a profile, and under a memory limit; resume with others."""
+    """Hybrid decides by a partition file and measured costs, by a profile, and under a memory limit."""
     options = {"hidden": 16, "dtype": "float64", "norm": "batch", "layers": 3, "workers": 2, "quiet": True}
     book, machine = tmp_path / "book.safetensors", tmp_path / "machine.json"
     make_book(weft.load("digits"), 2, method="fennel").save(book)
@@ -391,35 +394,35 @@ def test_dependencies(tmp_path: Path) -> None:
     by_profile = {"strategy": "hybrid", "partition": "fennel", "machine": str(machine)}
     again = train("digits", out=tmp_path / "again", epochs=3, **by_profile, **options)
     assert losses(again.folder) == pytest.approx(losses(first.folder)[:3], abs=1e-9)
-    for epochs, measure in ((4, True), (5, False)):  # the profile lacks nothing
+    for epochs, measure in ((4, True), (5, False)):  # the profile has all prices, so that nothing is measured
         by_profile["measure"] = measure
         more = train("digits", out=again.folder, resume=True, epochs=epochs, **by_profile, **options)
         begun = [line for line in more.records if line["kind"] == "config"]
         assert begun[-1]["measured"] == []
         assert begun[-1]["machine"] == begun[0]["machine"] is not None
-        assert [one["cached"] for one in begun[-1]["placement"]] == choice(again)
+        assert [placed["cached"] for placed in begun[-1]["placement"]] == cached_counts(again)
     resumed = train("digits", out=again.folder, resume=True, epochs=6, strategy="cached", **options)
     assert losses(resumed.folder) == pytest.approx(losses(first.folder), abs=1e-9)
 
     options |= {"epochs": 1, "strategy": "hybrid", "cache_ratio": 1.0, "cache_memory": "1kB", "out": tmp_path / "few"}
     options |= {"quiet": False}
     few = said_by_ranks(2, weft.train, "digits", **options)
-    assert choice(few.result) == [[0, 0, 0]] * 2
+    assert cached_counts(few.result) == [[0, 0, 0]] * 2
     for rank in range(2):
         assert f"rank {rank}: --cache-memory limits caching to 0 vertices" in few.err
 
 
-def test_hybrid_is_the_same_bit_for_bit(tmp_path: Path) -> None:
-    """It decides by nominal factors, which no machine's load changes."""
+def test_hybrid_repeats_bit_for_bit(tmp_path: Path) -> None:
+    """Hybrid decides by nominal costs, which do not depend on the machine's load."""
     options = {"hidden": 16, "layers": 3, "workers": 2, "partition": "random", "epochs": 4, "quiet": True}
-    one, other = (train("digits", out=tmp_path / name, strategy="hybrid", **options) for name in ("one", "other"))
-    assert one.records[0]["machine"] is None
-    assert one.records[0]["measure_seconds"] == 0
-    assert choice(one) == choice(other)
-    assert losses(one.folder) == losses(other.folder)
-    assert (one.folder / "model.safetensors").read_bytes() == (other.folder / "model.safetensors").read_bytes()
+    first, second = (train("digits", out=tmp_path / name, strategy="hybrid", **options) for name in ("one", "other"))
+    assert first.records[0]["machine"] is None
+    assert first.records[0]["measure_seconds"] == 0
+    assert cached_counts(first) == cached_counts(second)
+    assert losses(first.folder) == losses(second.folder)
+    assert (first.folder / "model.safetensors").read_bytes() == (second.folder / "model.safetensors").read_bytes()
 
 
-def choice(run: weft.Run) -> list[list[int]]:
-    """What each rank caches at each hop."""
+def cached_counts(run: weft.Run) -> list[list[int]]:
+    """Return the numbers of vertices that each rank caches at each layer boundary."""
     return [placed["cached"] for placed in run.records[0]["placement"]]

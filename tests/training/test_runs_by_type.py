@@ -1,4 +1,4 @@
-"""Runs of models written for HeteroData: given to `weft.train` as they are."""
+"""Training of unchanged PyG models for HeteroData with `weft.train`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPTIONS: dict[str, Any] = {"epochs": 3, "quiet": True, "dtype": "float64"}
 
 
 class Still(Hetero):
-    """Without dropout."""
+    """Model without dropout."""
 
     def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> Tensor:
         self.training = False
@@ -30,14 +30,14 @@ class Still(Hetero):
 
 
 class Coupled(Hetero):
-    """Which has the mean over the vertices of a type."""
+    """Model that subtracts the mean over all vertices of a type."""
 
     def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> Tensor:
         return super().forward({name: x - x.mean(0) for name, x in x_dict.items()}, edge_index_dict)
 
 
 class Counting(Hetero):
-    """Which multiplies by the number of vertices of a type."""
+    """Model that multiplies by the number of vertices of a type."""
 
     def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> Tensor:
         y = super().forward(x_dict, edge_index_dict)
@@ -58,16 +58,16 @@ def losses(run: weft.Run) -> list[float]:
 
 
 def test_equals_a_script_of_pyg(tmp_path: Path) -> None:
-    """Epochs of Adam without dropout, on features of one width, which the graph has as one matrix."""
-    whole, model, own = graph(), net(Still), net(Still)
+    """Losses equal those of Adam in plain PyG, without dropout, with features of equal width for all types."""
+    whole, model, reference = graph(), net(Still), net(Still)
     run = weft.train(whole, model, out=tmp_path / "run", **OPTIONS)
     data = whole.to_pyg()
     x_dict = {name: x.double() for name, x in data.x_dict.items()}
-    optimizer, expected = torch.optim.Adam(own.parameters(), lr=0.01, weight_decay=5e-4), []
+    optimizer, expected = torch.optim.Adam(reference.parameters(), lr=0.01, weight_decay=5e-4), []
     mask = data["a"].train_mask
     for _ in range(3):
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(own(x_dict, data.edge_index_dict)[mask], data["a"].y[mask])
+        loss = nn.functional.cross_entropy(reference(x_dict, data.edge_index_dict)[mask], data["a"].y[mask])
         loss.backward()
         optimizer.step()
         expected.append(loss.item())
@@ -76,35 +76,40 @@ def test_equals_a_script_of_pyg(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [pytest.param("x", marks=pytest.mark.slow), "some"])
 def test_trains_and_predicts_on_several_ranks(kind: str, tmp_path: Path) -> None:
-    """With features of one width and of several; logits are the model's, and zero where it gives none."""
+    """Losses equal those on one rank, with features of equal and of different widths.
+
+    Logits are the model's, and zero for vertices of types for which it returns none.
+    """
     widths = {"features": {"a": 4, "b": 3}} if kind == "some" else {}
     model, whole = net(**widths), graph(kind)
     run = weft.train(whole, model, strategy="tensor", workers=2, out=tmp_path / "two", **OPTIONS)
     alone = weft.train(whole, net(**widths), out=tmp_path / "one", **OPTIONS)
     torch.testing.assert_close(torch.tensor(losses(run)), torch.tensor(losses(alone)), rtol=1e-9, atol=1e-9)
-    found = weft.predict(run, whole, model=net(**widths), strategy="single", workers=1)
+    logits = weft.predict(run, whole, model=net(**widths), strategy="single", workers=1)
     data = whole.to_pyg()
     with torch.no_grad():
         x_dict = {name: x.double() for name, x in data.x_dict.items()}
         expected = model.eval()(x_dict, data.edge_index_dict)
-    torch.testing.assert_close(found[: len(expected)], expected, rtol=1e-9, atol=1e-9)
-    assert not found[len(expected) :].any()
+    torch.testing.assert_close(logits[: len(expected)], expected, rtol=1e-9, atol=1e-9)
+    assert not logits[len(expected) :].any()
     with pytest.raises(InputError, match="no convolution over all vertices"):
         weft.predict(run, whole, model=net(**widths), what="embeddings")
 
 
 def test_logits_of_every_type() -> None:
-    """Of a model by `to_hetero`, whose dict has them."""
+    """A model by `to_hetero`, which returns a dict, has logits for every type; a model that lacks some is refused."""
     y = torch.arange(23) % NUM_CLASSES
-    everywhere = replace(graph(), y=y, train_mask=torch.arange(23) % 2 == 0, val_mask=torch.arange(23) % 2 == 1)
-    weft.train(everywhere, to_hetero().double(), **OPTIONS)
-    with pytest.raises(InputError, match=r"returns rows of a, but .* has vertices of type b to train or score: return a dict"):
-        weft.train(everywhere, net(), **OPTIONS)
+    labelled = replace(graph(), y=y, train_mask=torch.arange(23) % 2 == 0, val_mask=torch.arange(23) % 2 == 1)
+    weft.train(labelled, to_hetero().double(), **OPTIONS)
+    with pytest.raises(
+        InputError, match=r"returns rows of a, but .* has vertices of type b to train or score: return a dict"
+    ):
+        weft.train(labelled, net(), **OPTIONS)
 
 
 @pytest.mark.parametrize("kind", [Coupled, Counting])
 def test_rows_that_depend_on_others_of_their_type_are_refused(kind: type[Hetero], tmp_path: Path) -> None:
-    """On one rank, too, whose rows are not those of a type alone."""
+    """Models that mix vertices of a type outside of message passing are refused on one rank too."""
     with pytest.raises(InputError, match="mixes vertices outside of message passing"):
         weft.train(graph(), net(kind), out=tmp_path / "run", **OPTIONS)
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""Metrics over ranks are scikit-learn's on all rows together; own metrics choose the best weights and end runs."""
+"""Metrics over ranks equal scikit-learn's on all rows; custom metrics select the best weights and end runs."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ KINDS: dict[str, tuple[int, str]] = {
     "value": (1, "mse,mae,r2"),
     "values": (3, "mse,mae,r2"),
 }
-"""Logits of a vertex and metrics, of each kind of labels."""
+"""Number of logits, and metrics, by kind of labels."""
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    """With ties."""
+def random_rows(*shape: int, seed: int = 0) -> Tensor:
+    """Return rounded random numbers, many of which are equal."""
     return (torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) * 8).round() / 8
 
 
 def labels(kind: str) -> Tensor:
     width = KINDS[kind][0]
     if kind == "labels":
-        return (drawn(NUM_VERTICES, width, seed=1) > 0.3).float()
+        return (random_rows(NUM_VERTICES, width, seed=1) > 0.3).float()
     if kind.startswith("value"):
-        y = drawn(NUM_VERTICES, width, seed=1).float() * 3 + 100
+        y = random_rows(NUM_VERTICES, width, seed=1).float() * 3 + 100
         return y[:, 0] if kind == "value" else y
     return torch.arange(NUM_VERTICES) * 7 % max(width, 2)
 
@@ -60,7 +60,7 @@ def labelled(kind: str) -> Graph:
 
 
 def expected(metric: str, logits: Tensor, y: Tensor, kind: str) -> float:
-    """Scikit-learn's."""
+    """Return a score computed by scikit-learn."""
     if kind.startswith("value"):
         names = {"mse": "mean_squared_error", "mae": "mean_absolute_error", "r2": "r2_score"}
         return float(getattr(sklearn, names[metric])(y, logits))
@@ -80,19 +80,22 @@ def expected(metric: str, logits: Tensor, y: Tensor, kind: str) -> float:
 
 
 def half_right(logits: Tensor, y: Tensor) -> float:
-    """Of one's own: it reads rows in their order."""
+    """Custom metric that depends on the order of rows."""
     order = torch.arange(len(y), dtype=logits.dtype)
     return float((logits[:, 0] * order).sum() / (1 + y.double().view(len(y), -1)[:, 0].abs().sum()))
 
 
 def scored(group: Group, kind: str, batched: bool) -> dict[str, float | None]:
-    """Every rank's scores of rows that it has some of, in one step or as an evaluation of some vertices."""
+    """Return the scores over all ranks, each of which has a shard of the rows.
+
+    With `batched`, the step evaluates some vertices only.
+    """
     width, names = KINDS[kind]
-    graph, logits = labelled(kind), drawn(NUM_VERTICES, width)
-    own = OwnFunctions(metrics={"half_right": half_right})
+    graph, logits = labelled(kind), random_rows(NUM_VERTICES, width)
+    functions = OwnFunctions(metrics={"half_right": half_right})
     config = Config(metrics=f"{names},half_right", loss="bce" if kind == "one logit" else "")
     rows = torch.arange(NUM_VERTICES)[group.rank :: group.size]
-    task = NodeTask(graph, rows, group, loss=make_loss(config, graph), metrics=make_metrics(config, graph, own))
+    task = NodeTask(graph, rows, group, loss=make_loss(config, graph), metrics=make_metrics(config, graph, functions))
     vertices = rows[(rows % 3 != 2)] if batched else None
     step = Step(epoch=0, training=False, vertices=vertices)
     counts = task.counts(logits[rows if vertices is None else vertices], step)
@@ -102,34 +105,34 @@ def scored(group: Group, kind: str, batched: bool) -> dict[str, float | None]:
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_metrics_are_scikit_learns(kind: str, size: int) -> None:
-    graph, logits = labelled(kind), drawn(NUM_VERTICES, KINDS[kind][0])
+    graph, logits = labelled(kind), random_rows(NUM_VERTICES, KINDS[kind][0])
     for batched in (False, True):
-        for found in on_ranks(size, scored, kind, batched):
+        for result in on_ranks(size, scored, kind, batched):
             for split in ("train", "val"):
                 mask, y = getattr(graph, f"{split}_mask"), graph.y
                 assert y is not None
                 for name in KINDS[kind][1].split(","):
                     wanted = expected(name, logits[mask], y[mask], kind)
-                    assert found[f"{split}_{name}"] == pytest.approx(wanted, abs=1e-9), (split, name)
-                assert found[f"{split}_half_right"] == pytest.approx(half_right(logits[mask], y[mask]), abs=1e-9)
-            assert {found[name] for name in found if name.startswith("test")} == {None}
+                    assert result[f"{split}_{name}"] == pytest.approx(wanted, abs=1e-9), (split, name)
+                assert result[f"{split}_half_right"] == pytest.approx(half_right(logits[mask], y[mask]), abs=1e-9)
+            assert {result[name] for name in result if name.startswith("test")} == {None}
 
 
-def scored_apart(group: Group, kind: str) -> dict[str, float | None]:
-    """Planted: a rank scores the rows of its own."""
+def scored_locally(group: Group, kind: str) -> dict[str, float | None]:
+    """Plant an error: a rank scores only its own rows."""
     alone = Group()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(group, "all_reduce", alone.all_reduce)
         return scored(group, kind, False)
 
 
-def test_scores_of_a_ranks_own_rows_are_seen() -> None:
+def test_scores_of_one_ranks_rows_are_detected() -> None:
     mask = torch.arange(NUM_VERTICES) % 3 == 1
-    wanted = expected("roc_auc", drawn(NUM_VERTICES, 2)[mask], labels("two")[mask], "two")
-    assert all(abs((found["val_roc_auc"] or 0) - wanted) > 1e-3 for found in on_ranks(3, scored_apart, "two"))
+    wanted = expected("roc_auc", random_rows(NUM_VERTICES, 2)[mask], labels("two")[mask], "two")
+    assert all(abs((result["val_roc_auc"] or 0) - wanted) > 1e-3 for result in on_ranks(3, scored_locally, "two"))
 
 
-def test_what_cannot_be_known_is_none() -> None:
+def test_undefined_scores_are_none() -> None:
     one_class = torch.zeros(5).long()
     of_classes = scores.metrics_of("classes")
     assert of_classes["roc_auc"].score(torch.randn(5, 2), one_class) is None
@@ -138,7 +141,7 @@ def test_what_cannot_be_known_is_none() -> None:
 
 
 def worst_class(logits: Tensor, y: Tensor) -> float:
-    """The recall of the class that has the lowest."""
+    """Return the lowest recall of any class."""
     right = logits.argmax(1) == y
     return min(float(right[y == c].double().mean()) for c in y.unique())
 
@@ -156,20 +159,20 @@ OPTIONS: dict[str, Any] = {"quiet": True, "hidden": 8, "dtype": "float64", "lr":
 def test_the_first_metric_chooses_the_best_weights(
     metric: Callable[[Tensor, Tensor], float], best: Callable[..., float], tmp_path: Path
 ) -> None:
-    """And ends patience and --until; the same on three ranks, and resumed."""
+    """The first metric also decides early stopping and --until, on one rank, on three, and when resumed."""
     name = f"val_{metric.__name__}"
     options = {**OPTIONS, "metrics": [metric, "macro_f1"], "epochs": 25}
     run = weft.train("digits", out=tmp_path / "run", **options)
-    seen = [line[name] for line in run.records if line["kind"] == "epoch"]
-    assert run.summary[name] == best(seen)
+    scores = [line[name] for line in run.records if line["kind"] == "epoch"]
+    assert run.summary[name] == best(scores)
     assert "val_macro_f1" in run.summary
     assert "val_accuracy" not in run.summary
     assert f'metrics = "{metric.__name__},macro_f1"' in (run.folder / "config.toml").read_text()
     many = train("digits", out=tmp_path / "many", strategy="tensor", workers=3, **options)
-    assert [line[name] for line in many.records if line["kind"] == "epoch"] == pytest.approx(seen, abs=1e-9)
+    assert [line[name] for line in many.records if line["kind"] == "epoch"] == pytest.approx(scores, abs=1e-9)
 
-    value = sorted(seen)[len(seen) // 2]
-    reached = next(epoch for epoch, one in enumerate(seen) if (one <= value if best is min else one >= value))
+    value = sorted(scores)[len(scores) // 2]
+    reached = next(epoch for epoch, score in enumerate(scores) if (score <= value if best is min else score >= value))
     until = weft.train("digits", out=tmp_path / "until", until=f"{name}={value:.17f}", **options)
     assert until.summary["epochs"] == reached + 1
     assert until.summary["goal_seconds"] is not None
@@ -187,7 +190,7 @@ def broken(*_: Tensor) -> float:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "error"),
     [
         ({"metrics": "f1"}, "unknown --metrics 'f1'"),
         ({"metrics": "r2"}, "unknown --metrics 'r2': .* accuracy"),
@@ -202,7 +205,7 @@ def broken(*_: Tensor) -> float:
         ({"task": "link", "metrics": "accuracy"}, "unknown --metrics 'accuracy': .*auc"),
     ],
 )
-def test_mistakes(options: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=said):
+def test_mistakes(options: dict[str, Any], error: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=error):
         weft.train("digits", out=tmp_path / "run", quiet=True, epochs=2, **options)
     assert not (tmp_path / "run").exists()

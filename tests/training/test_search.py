@@ -1,4 +1,4 @@
-"""`weft plan`, `--plan` and `--strategy auto`, by the prices of a machine that was never measured."""
+"""`weft plan`, `--plan` and `--strategy auto`, with the prices of an imaginary machine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FIELDS = {
 
 @pytest.fixture(autouse=True)
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A profile where the user's is looked for."""
+    """Save a profile where the user's is searched for; return its path."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(probe_command, "hardware", lambda: {"processor": "none", "cores": 2})
     path = tmp_path / "cache" / "weft" / "machine.json"
@@ -44,26 +44,31 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def foreseen(**options: object) -> list[StrategyEstimate]:
+def estimates(**options: object) -> list[StrategyEstimate]:
     config = Config(graph="digits", **options)  # type: ignore[arg-type]
     return estimate_strategies(config, prepared_workload(config, None, None), clusters_of(config, profile()))
 
 
 def test_rows(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "digits", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [set(one) for one in told["plans"]] == [FIELDS] * len(told["plans"])
-    assert {one["workers"] for one in told["plans"]} == {1, 2}
-    seconds = [one["epoch_seconds"] for one in told["plans"] if one["fits"]]
+    output = json.loads(capsys.readouterr().out)
+    assert [set(row) for row in output["plans"]] == [FIELDS] * len(output["plans"])
+    assert {row["workers"] for row in output["plans"]} == {1, 2}
+    seconds = [row["epoch_seconds"] for row in output["plans"] if row["fits"]]
     assert seconds == sorted(seconds)
-    assert all(one["sent_bytes"] > 0 for one in told["plans"] if one["workers"] == 2 and one["fits"])
-    assert [one["strategy"] for one in told["plans"] if one["workers"] == 1][-1] != "communicated"  # as single
+    assert all(row["sent_bytes"] > 0 for row in output["plans"] if row["workers"] == 2 and row["fits"])
+    assert [row["strategy"] for row in output["plans"] if row["workers"] == 1][
+        -1
+    ] != "communicated"  # which is equal to single on one rank
 
 
 def test_seconds_are_the_parts(capsys: pytest.CaptureFixture[str]) -> None:
-    for one in foreseen(workers=2):
-        assert one.epoch_seconds <= one.compute_seconds + one.network_seconds + one.waiting_seconds + 1e-9, one
-        assert one.epoch_seconds >= max(one.compute_seconds, one.network_seconds)
+    for estimate in estimates(workers=2):
+        assert (
+            estimate.epoch_seconds
+            <= estimate.compute_seconds + estimate.network_seconds + estimate.waiting_seconds + 1e-9
+        ), estimate
+        assert estimate.epoch_seconds >= max(estimate.compute_seconds, estimate.network_seconds)
     assert main(["plan", "digits", "--workers", "2"]) == 0
     out = capsys.readouterr().out
     assert "weft train digits --strategy" in out
@@ -71,67 +76,69 @@ def test_seconds_are_the_parts(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_sent_bytes_are_those_of_a_run(tmp_path: Path) -> None:
-    told = {one.strategy: one for one in weft.plan("digits", workers=2)}
+    by_strategy = {estimate.strategy: estimate for estimate in weft.plan("digits", workers=2)}
     for strategy in ("tensor", "communicated"):
         run = train("digits", out=tmp_path / strategy, strategy=strategy, workers=2, epochs=2, eval_every=2)
-        assert sum(rank["bytes_sent"] for rank in run.summary["ranks"]) == told[strategy].sent_bytes
+        assert sum(rank["bytes_sent"] for rank in run.summary["ranks"]) == by_strategy[strategy].sent_bytes
 
 
-def test_what_does_not_fit_is_said() -> None:
+def test_the_reason_is_given_if_nothing_fits() -> None:
     config = Config(graph="digits")
     small = clusters_of(config, profile())
-    tight = [type(one)(**{**vars(one), "memory_bytes": 1 << 20}) for one in small]
-    found = estimate_strategies(config, prepared_workload(config, None, None), tight)
-    assert not any(one.fits for one in found)
-    assert {"of host memory, 1.0 MB available" in one.reason for one in found if one.host_bytes} == {True}
+    tight = [type(cluster)(**{**vars(cluster), "memory_bytes": 1 << 20}) for cluster in small]
+    plans = estimate_strategies(config, prepared_workload(config, None, None), tight)
+    assert not any(estimate.fits for estimate in plans)
+    assert {"of host memory, 1.0 MB available" in estimate.reason for estimate in plans if estimate.host_bytes} == {
+        True
+    }
     with pytest.raises(InputError, match=r"^no strategy fits: \w+: "):
-        best(found)
+        best(plans)
 
 
-def test_the_simpler_of_those_that_are_alike() -> None:
-    def one(strategy: str, workers: int, seconds: float) -> StrategyEstimate:
+def test_the_simplest_of_equally_fast_strategies_is_best() -> None:
+    def estimate(strategy: str, workers: int, seconds: float) -> StrategyEstimate:
         return StrategyEstimate(
             strategy=strategy, workers=workers, options={}, command="", fits=True, epoch_seconds=seconds
         )
 
     alike, slower = 1 + 0.9 * TOLERANCE, 1 + 1.1 * TOLERANCE
-    assert best([one("tensor", 4, 1.0), one("communicated", 4, alike)])[0].strategy == "tensor"
-    assert best([one("hybrid", 4, 1.0), one("single", 1, alike)])[0].strategy == "single"
-    taken, why = best([one("hybrid", 4, 1.0), one("single", 1, slower)])
-    assert taken.strategy == "hybrid"
+    assert best([estimate("tensor", 4, 1.0), estimate("communicated", 4, alike)])[0].strategy == "tensor"
+    assert best([estimate("hybrid", 4, 1.0), estimate("single", 1, alike)])[0].strategy == "single"
+    fastest, why = best([estimate("hybrid", 4, 1.0), estimate("single", 1, slower)])
+    assert fastest.strategy == "hybrid"
     assert "single 1.11 s" in why
-    assert "within the error" in best([one("hybrid", 4, 1.0), one("single", 1, alike)])[1]
+    assert "within the error" in best([estimate("hybrid", 4, 1.0), estimate("single", 1, alike)])[1]
 
 
 def test_flags_choose_the_strategies() -> None:
-    assert {one.strategy for one in foreseen(workers=2, cache_ratio=0.5)} == {"hybrid", "offload"}
-    assert "stale" not in {one.strategy for one in foreseen(workers=2)}
+    assert {estimate.strategy for estimate in estimates(workers=2, cache_ratio=0.5)} == {"hybrid", "offload"}
+    assert "stale" not in {estimate.strategy for estimate in estimates(workers=2)}
     with pytest.raises(InputError, match="--refresh-every has no effect"):
-        foreseen(workers=2, refresh_every=8)
+        estimates(workers=2, refresh_every=8)
 
 
 def test_auto_trains_the_best(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    taken, _ = best(foreseen())
+    expected, _ = best(estimates())
     run = train("digits", out=tmp_path / "run", strategy="auto", epochs=2)
-    assert (run.config.strategy, run.config.workers) == (taken.strategy, taken.workers)
-    assert f"auto: {taken.strategy}" in capfd.readouterr().err
+    assert (run.config.strategy, run.config.workers) == (expected.strategy, expected.workers)
+    assert f"auto: {expected.strategy}" in capfd.readouterr().err
 
 
 def test_trains_by_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "plan.json"
     main(["plan", "digits", "--workers", "2", "--json"])
     path.write_text(capsys.readouterr().out)
-    best_one = json.loads(path.read_text())["plans"][0]
+    first = json.loads(path.read_text())["plans"][0]
     assert (
         main(["train", "digits", "--plan", str(path), "--epochs", "2", "--out", str(tmp_path / "run"), "--quiet"]) == 0
     )
-    assert Config.read(tmp_path / "run" / "config.toml").strategy == best_one["strategy"]
-    for arguments, said in {
+    assert Config.read(tmp_path / "run" / "config.toml").strategy == first["strategy"]
+    for arguments, error in {
         ("rmat:vertices=100,edges=300,features=4,classes=2",): "a plan for another graph",
         ("digits", "--workers", "3"): "--workers 3",
     }.items():
         assert main(["train", *arguments, "--plan", str(path)]) == 2
-        assert said in capsys.readouterr().err
+        assert error in capsys.readouterr().err
 
 
 def test_mistakes(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,7 +154,7 @@ def test_mistakes(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "weft probe" in capsys.readouterr().err
 
 
-def test_what_cannot_be_told_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_link_prediction_cannot_be_estimated(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "digits", "--task", "link"]) == 2
     assert "--task link" in capsys.readouterr().err
     assert main(["train", "digits", "--strategy", "auto", "--task", "link", "--batch-size", "64"]) == 2
@@ -165,37 +172,39 @@ BATCHES = {"split", "sampled"}
     ],
     ids=str,
 )
-def test_mini_batches_come_when_asked_for(flag: dict[str, Any]) -> None:
-    assert {one.strategy for one in foreseen(workers=2, **flag)} == BATCHES
+def test_mini_batch_strategies_are_estimated_only_on_request(flag: dict[str, Any]) -> None:
+    assert {estimate.strategy for estimate in estimates(workers=2, **flag)} == BATCHES
     config = Config(graph="digits", workers=2)
     clusters = clusters_of(config, profile())
-    found = estimate_strategies(config, prepared_workload(config, None, None), clusters, approximate=True)
-    assert BATCHES.isdisjoint({one.strategy for one in found})
-    (alone,) = (one for one in foreseen(**flag) if one.workers == 1)  # which both do alike
+    approximate = estimate_strategies(config, prepared_workload(config, None, None), clusters, approximate=True)
+    assert BATCHES.isdisjoint({estimate.strategy for estimate in approximate})
+    (alone,) = (
+        estimate for estimate in estimates(**flag) if estimate.workers == 1
+    )  # the two strategies are equal on one rank
     assert alone.fits
 
 
 def test_auto_trains_on_mini_batches(tmp_path: Path) -> None:
     flags = {"batch_size": "60", "fanout": "4"}
-    taken, _ = best(foreseen(**flags))
+    expected, _ = best(estimates(**flags))
     run = train("digits", out=tmp_path / "run", strategy="auto", epochs=1, **flags)
-    assert (run.config.strategy, run.config.workers) == (taken.strategy, taken.workers)
+    assert (run.config.strategy, run.config.workers) == (expected.strategy, expected.workers)
     assert run.config.strategy in BATCHES
     assert (run.config.batch_size, run.config.fanout) == ("60", "4")
 
 
 @pytest.mark.parametrize("strategy", sorted(BATCHES))
 def test_bytes_of_batches_are_those_of_a_run(strategy: str, tmp_path: Path) -> None:
-    """Of an epoch all of whose batches are looked at, the last of which is shorter."""
+    """Estimated bytes are exact for an epoch all of whose batches are profiled, including the shorter last one."""
     flags = {"batch_size": "80", "fanout": "3"}
-    (told,) = (one for one in foreseen(workers=2, **flags) if one.strategy == strategy)
+    (estimate,) = (row for row in estimates(workers=2, **flags) if row.strategy == strategy)
     run = train("digits", out=tmp_path / "run", strategy=strategy, workers=2, epochs=1, **flags)
-    assert sum(rank["bytes_sent"] for rank in run.summary["ranks"]) == told.sent_bytes > 0
+    assert sum(rank["bytes_sent"] for rank in run.summary["ranks"]) == estimate.sent_bytes > 0
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("strategy", sorted(BATCHES))
-def test_a_few_batches_tell_of_all(strategy: str, workers: int) -> None:
+def test_a_few_profiled_batches_represent_all(strategy: str, workers: int) -> None:
     plan = batch_plan(strategy, workers, batch_size="30", fanout="3")
     assert plan.num_steps == len(plan.sampler.batches(0)) > 2 * NUM_PROFILED_STEPS
     assert sum(number for _, number in plan.profiled_steps) == plan.num_steps
@@ -203,16 +212,16 @@ def test_a_few_batches_tell_of_all(strategy: str, workers: int) -> None:
         [Steps(plan.trace(rank, training=True, number=number), 1) for number in range(plan.num_steps)]
         for rank in range(workers)
     ]
-    beside = [untraced_calls(plan)] * workers
+    untraced = [untraced_calls(plan)] * workers
     cluster = Cluster(profile=profile(), ranks=workers, hosts=1, threads=1, memory_bytes=0)
     assert epoch_time(plan, cluster).total == pytest.approx(
-        steps_time(every, beside, cluster, plan_memory(plan, cluster)).total, rel=0.1
+        steps_time(every, untraced, cluster, plan_memory(plan, cluster)).total, rel=0.1
     )
     sent = sum(trace.bytes_sent.total() for some in every for trace, _ in some)
-    assert sum(one.sent_bytes for one in estimate_ranks(plan)) == pytest.approx(sent, rel=0.1)
+    assert sum(part.sent_bytes for part in estimate_ranks(plan)) == pytest.approx(sent, rel=0.1)
     one_batch = batch_plan(strategy, workers, batch_size="all", fanout="all")
     assert [number for _, number in one_batch.epoch_steps()] == [1]
-    assert not any(one.prefetched for one in one_batch.epoch_steps()[0].trace.operations)  # it is drawn once
+    assert not any(part.prefetched for part in one_batch.epoch_steps()[0].trace.operations)  # it is sampled once
 
 
 def batch_plan(strategy: str, workers: int, **flags: Any) -> MiniBatchPlan:
@@ -223,23 +232,27 @@ def batch_plan(strategy: str, workers: int, **flags: Any) -> MiniBatchPlan:
 
 
 def test_batches_take_memory() -> None:
-    """As many as are made ahead, of their size; and a cache."""
+    """Memory grows with the number and size of prefetched batches, and with the cache."""
 
-    def told(**flags: Any) -> MiniBatchPlan:
+    def planned(**flags: Any) -> MiniBatchPlan:
         return batch_plan("sampled", 1, **{"batch_size": "30", "fanout": "3", **flags})
 
-    assert told().temporary_memory(0)[:2] == ResidentPlan.temporary_memory(told(), 0)
+    assert planned().temporary_memory(0)[:2] == ResidentPlan.temporary_memory(planned(), 0)
     few, more, larger = (
         max(plan.temporary_memory(0)[2:])
-        for plan in (told(prefetch_batches=0), told(prefetch_batches=1), told(prefetch_batches=1, batch_size="60"))
+        for plan in (
+            planned(prefetch_batches=0),
+            planned(prefetch_batches=1),
+            planned(prefetch_batches=1, batch_size="60"),
+        )
     )
-    inputs = min(len(batch.rank_batches[0].rows) for batch, _ in told().profiled_steps) * 64 * 4
+    inputs = min(len(batch.rank_batches[0].rows) for batch, _ in planned().profiled_steps) * 64 * 4
     assert few + inputs < more < larger
-    held, without = told(cache_memory="20KB").peak_memory().device, told().peak_memory().device
-    assert held - without == 20_000 // 256 * 256 + 4 * 1797
+    cached, without = planned(cache_memory="20KB").peak_memory().device, planned().peak_memory().device
+    assert cached - without == 20_000 // 256 * 256 + 4 * 1797
 
 
-def test_what_mini_batches_cannot_be_told_of(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mini_batches_that_cannot_be_estimated(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--batch-size", "64"]
     assert main(["plan", "stats:vertices=1k,edges=9k,features=4,classes=2", *flags]) == 2
     assert "mini-batches cannot be estimated for stats:..." in capsys.readouterr().err
@@ -249,10 +262,10 @@ def test_what_mini_batches_cannot_be_told_of(machine: Path, capsys: pytest.Captu
     assert "--cache-ratio has no effect under strategy split and sampled" in capsys.readouterr().err
     assert main(["train", "digits", "--strategy", "auto", "--batch-size", "5000"]) == 2
     assert "training vertices: give all" in capsys.readouterr().err
-    known = profile()
-    tables = [{name: table for name, table in one.tables.items() if name != "draw"} for one in known.prices]
-    prices = [replace(one, tables=some) for one, some in zip(known.prices, tables, strict=True)]
-    replace(known, prices=prices).save(machine)
+    measured = profile()
+    tables = [{name: table for name, table in entry.tables.items() if name != "draw"} for entry in measured.prices]
+    prices = [replace(entry, tables=some) for entry, some in zip(measured.prices, tables, strict=True)]
+    replace(measured, prices=prices).save(machine)
     assert main(["plan", "digits"]) == 0
     capsys.readouterr()
     assert main(["train", "digits", "--strategy", "auto", *flags]) == 2
@@ -273,24 +286,24 @@ def test_a_damaged_plan(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["chonks", "graph"])
 def test_a_plan_decides_what_plans_do(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "digits", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    told["plans"][0]["options"][name] = "x"
-    (tmp_path / "plan.json").write_text(json.dumps(told))
+    plan = json.loads(capsys.readouterr().out)
+    plan["plans"][0]["options"][name] = "x"
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
     with pytest.raises(InputError) as error:
         train("digits", out=tmp_path / "run", plan=tmp_path / "plan.json")
     assert_one_line(error, f"a plan cannot set the option '{name}'")
 
 
 def test_several_hosts() -> None:
-    """Each with its own cores and memory, and a network that was measured between such."""
-    here, there = (weft.plan("digits", workers=2, hosts=hosts)[0] for hosts in (1, 2))
-    assert there.compute_seconds < here.compute_seconds  # nobody else is at work on their hosts
-    assert there.command.startswith("torchrun --nnodes 2 --nproc-per-node 1 -m weft train digits --strategy ")
-    assert "--workers" not in there.command
+    """Every host has its cores and memory, and the network between hosts is used."""
+    one_host, two_hosts = (weft.plan("digits", workers=2, hosts=hosts)[0] for hosts in (1, 2))
+    assert two_hosts.compute_seconds < one_host.compute_seconds  # no other rank runs on their hosts
+    assert two_hosts.command.startswith("torchrun --nnodes 2 --nproc-per-node 1 -m weft train digits --strategy ")
+    assert "--workers" not in two_hosts.command
     with pytest.raises(InputError, match="--hosts 3: give a number of at least 1 that divides --workers 2"):
         weft.plan("digits", workers=2, hosts=3)
 
 
-def test_commands_say_all_that_was_asked() -> None:
+def test_commands_contain_all_requested_options() -> None:
     config = Config(graph="a b", model="gat", strategy="tensor", workers=4, normalize_features=True, lr=0.5)
     assert command(config) == "weft train 'a b' --normalize-features --model gat --lr 0.5 --strategy tensor --workers 4"

@@ -1,4 +1,4 @@
-"""Steps of some vertices: losses and gradients are those of these alone, computed densely."""
+"""Losses and gradients of steps on some vertices equal those of PyTorch on the same vertices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from weft.training.tasks.metrics import NodeTask
 NUM_VERTICES = 103
 
 
-def drawn(*shape: int) -> Tensor:
+def random_rows(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
@@ -27,20 +27,20 @@ def check_nodes(group: Group, multilabel: bool) -> None:
     graph = labelled(NUM_VERTICES, multilabel=multilabel)
     assert graph.y is not None
     assert graph.train_mask is not None
-    own, logits = torch.arange(group.rank, NUM_VERTICES, group.size), drawn(NUM_VERTICES, 5).requires_grad_()
-    task = NodeTask(graph, own, group)
+    row_ids, logits = torch.arange(group.rank, NUM_VERTICES, group.size), random_rows(NUM_VERTICES, 5).requires_grad_()
+    task = NodeTask(graph, row_ids, group)
     trained = (graph.train_mask if multilabel else graph.train_mask & (graph.y >= 0)).nonzero().view(-1)
     of_loss = functional.binary_cross_entropy_with_logits if multilabel else functional.cross_entropy
     y = graph.y.double() if multilabel else graph.y
     for number, batch in enumerate(trained.split(7)):
-        mine = batch[batch % group.size == group.rank]
-        step = Step(epoch=3, number=number, training=True, vertices=mine, batch_size=len(batch))
+        local_batch = batch[batch % group.size == group.rank]
+        step = Step(epoch=3, number=number, training=True, vertices=local_batch, batch_size=len(batch))
         expected = of_loss(logits[batch], y[batch])
         (expected_grad,) = torch.autograd.grad(expected, logits)
-        loss, grad = task.loss(logits.detach()[mine], step)
+        loss, grad = task.loss(logits.detach()[local_batch], step)
         total = sum(report["loss"] for report in group.all_gather_object({"loss": loss.item()}))
         assert total == pytest.approx(expected.item(), abs=1e-12)
-        torch.testing.assert_close(grad, expected_grad[mine], rtol=0, atol=1e-12)
+        torch.testing.assert_close(grad, expected_grad[local_batch], rtol=0, atol=1e-12)
 
 
 def check_all_nodes(group: Group) -> None:
@@ -53,8 +53,8 @@ def test_nodes(size: int) -> None:
     spawn(size, check_all_nodes)
 
 
-def test_each_step_of_an_epoch_drops_other_numbers() -> None:
-    """The first as if it were alone."""
+def test_each_step_of_an_epoch_has_other_dropout_masks() -> None:
+    """The first step has the mask of an epoch of one step."""
     graph, model = Case(graph="directed").build()
     strategy = NOTHING.plan("single", Workload(model, graph)).place(Group(), seed=3)
     alone, first, second = (

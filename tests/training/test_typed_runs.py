@@ -1,4 +1,4 @@
-"""Runs on graphs with types: embeddings that go from one placement to another, PyG's HeteroData, and mistakes."""
+"""Runs on typed graphs: embeddings moved between strategies, PyG's HeteroData, and errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_embeddings_outlive_a_change_of_strategy_and_ranks(tmp_path: Path) -> None:
-    """k + k epochs are 2k: bit for bit on the same ranks, else to 1e-9; weights and Adam's state are whole."""
+    """A resumed run is the same bits on one rank, and equal to 1e-9 under other strategies on other ranks."""
     graph = make_typed_graph(23, "some")
     whole = weft.train(graph, "rgcn", out=tmp_path / "whole", epochs=6, **OPTIONS)
     best = weights(tmp_path / "whole")
@@ -89,8 +89,8 @@ def test_a_model_for_other_types_is_refused(tmp_path: Path) -> None:
     plain = weft.nn.GCN(7, 5)
     other = weft.nn.RGCN(0, 5, typed=make_typed_graph(31, "some").typed)
     relations = weft.nn.RGCN(0, 5, typed=graph.typed._replace(num_relations=4))
-    for model, said in ((plain, "typed=graph.typed"), (other, "other vertex types"), (relations, "for 4 relations")):
-        with pytest.raises(InputError, match=said):
+    for model, error in ((plain, "typed=graph.typed"), (other, "other vertex types"), (relations, "for 4 relations")):
+        with pytest.raises(InputError, match=error):
             weft.train(graph, model, out=tmp_path / "none", quiet=True)
 
 
@@ -102,12 +102,12 @@ def test_hybrid_probes_a_typed_graph(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_real_graphs(weft_data: Callable[[str], Path], tmp_path: Path) -> None:
-    """The same losses on one rank and on three; docs/typed.md has the accuracy over ten seeds."""
+    """Losses on one rank and on three are equal; docs/typed.md has the accuracy over ten seeds."""
     options: dict[str, Any] = {"hidden": 16, "dropout": 0.0, "weight_decay": 0.0, "inverse_relations": True}
     options |= {"epochs": 10, "quiet": True, "dtype": "float64"}
     runs = [
-        train(weft_data("rdf_aifb"), "rgcn", out=tmp_path / name, **where, **options)
-        for name, where in (("one", {}), ("three", {"strategy": "tensor", "workers": 3}))
+        train(weft_data("rdf_aifb"), "rgcn", out=tmp_path / name, **placement, **options)
+        for name, placement in (("one", {}), ("three", {"strategy": "tensor", "workers": 3}))
     ]
     assert losses(runs[1]) == pytest.approx(losses(runs[0]), rel=1e-9, abs=1e-9)
     assert runs[0].summary["test_accuracy"] > 0.85

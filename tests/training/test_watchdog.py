@@ -1,4 +1,4 @@
-"""What is said of a rank that is at one thing for too long."""
+"""The watchdog reports a rank whose operation takes too long."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from weft.runtime.meter import Meter
 from weft.training.launch.watchdog import Watchdog
 
 
-def test_what_takes_too_long_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_slow_operation_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
     meter = Meter()
     with Watchdog(meter, 3, 0.2):
-        for _ in range(8):  # in time
+        for _ in range(8):  # each takes less than the timeout
             meter.set_status("epoch 0, training")
             time.sleep(0.05)
         meter.set_status("epoch 1, training, all_reduce 'gradients'")
         time.sleep(0.8)
         meter.set_status("epoch 2, training")
-    said = capsys.readouterr().err
-    assert said == (
+    errors = capsys.readouterr().err
+    assert errors == (
         f"weft: rank 3 has been in epoch 1, training, all_reduce 'gradients' for 0 s; kill -USR1 {os.getpid()} prints "
         "its stack trace\n"
     )
