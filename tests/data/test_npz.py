@@ -264,7 +264,7 @@ def test_arrays_that_are_larger_than_memory(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(memory, "memory_limit_bytes", lambda: 9999)
     with pytest.raises(InputError) as error:
         load(path)
-    assert_one_line(error, path, "its arrays would take 12.", "there are 10.0 kB", "CSR")
+    assert_one_line(error, path, "its arrays would need 12.", "only 10.0 kB are available", "CSR")
 
 
 def test_no_npz_file(tmp_path: Path) -> None:

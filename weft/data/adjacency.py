@@ -111,14 +111,17 @@ class Adjacency(CompressedRows):
 
     @property
     def num_targets(self) -> int:
+        """Number of targets, n."""
         return len(self.indptr) - 1
 
     @property
     def num_edges(self) -> int:
+        """Number of edges, E."""
         return len(self.indices)
 
     @property
     def device(self) -> torch.device:
+        """Device of all arrays."""
         return self.indptr.device
 
     @cached_property

@@ -175,7 +175,7 @@ def check_sparse_ids(count: int, num_edges: int, field: str) -> int:
     """
     if count > max(MAX_SPARSE_IDS, MAX_IDS_PER_EDGE * num_edges):
         raise InputError(
-            f"{field} holds ids up to {count - 1} in {num_edges} edges, and vertices without any would take "
+            f"{field} contains ids up to {count - 1} in {num_edges} edges; vertices without edges would need "
             f"{format_bytes(POINTER_BYTES * count)} of memory: number the vertices from 0 without gaps, as "
             "names, edges = numpy.unique(edges, return_inverse=True) does, or give num_vertices if they are meant"
         )

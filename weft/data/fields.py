@@ -20,7 +20,7 @@ class GraphFields:
     x: Tensor | None = None
     """float32 [N, F]: features."""
     y: Tensor | None = None
-    """Labels in one of three forms, told apart by dtype and values.
+    """Labels in one of three forms, distinguished by dtype and values.
 
     int64 [N]: classes, -1 if unlabelled. float32 [N, C] of 0 and 1: several labels per vertex. float32 [N] or [N, T]
     that contains fractions: values of a regression, NaN if unlabelled.

@@ -109,10 +109,12 @@ class Graph(GraphFields):
 
     @property
     def num_vertices(self) -> int:
+        """Number of vertices, N."""
         return self.in_edges.num_targets
 
     @property
     def num_edges(self) -> int:
+        """Number of stored edges, E."""
         return self.in_edges.num_edges
 
     @property
@@ -132,6 +134,7 @@ class Graph(GraphFields):
 
     @property
     def multilabel(self) -> bool:
+        """True if a vertex can have several labels."""
         return self.label_kind == "labels"
 
     @cached_property

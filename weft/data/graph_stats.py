@@ -18,7 +18,7 @@ class GraphStats:
     """Sizes and statistics of a graph."""
 
     num_vertices: int
-    """N."""
+    """Number of vertices, N."""
     num_edges: int
     """Number of stored edges, E."""
     num_features: int

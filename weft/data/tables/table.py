@@ -126,7 +126,9 @@ class ArrowTable:
                     raise
                 number, line, value = mistake.groups()
                 name = self.columns[int(number)]
-                raise InputError(f"{self.place}: column '{name}', line {line}: '{value}' is no number") from None
+                raise InputError(
+                    f"{self.place}: column '{name}', line {line}: '{value}' is no number: correct it"
+                ) from None
 
     def _scan_options(self) -> Any:
         """Return options with which pyarrow does not keep a compressed group of rows in memory next to its columns."""
