@@ -183,9 +183,8 @@ def auto_on_a_rank(group: Group, cache: Path, out: Path) -> str:
 def test_factors_are_medians_of_the_newest_runs() -> None:
     assert calibrated(*[1.5] * (MIN_RUNS - 1)).factor("compute") == 1
     assert calibrated(*[1.5] * MIN_RUNS).factor("compute") == pytest.approx(1.5)
-    assert calibrated(1.2, 0.9, 100.0).factor("compute") == pytest.approx(
-        1.2
-    )  # one run was slowed down by other processes
+    # The third run was slowed down by other processes.
+    assert calibrated(1.2, 0.9, 100.0).factor("compute") == pytest.approx(1.2)
     assert calibrated(0.5, 0.8, 1.25, 2.0).factor("compute") == pytest.approx(1.0)  # ratios, not differences
     assert calibrated(*[9.0] * MIN_RUNS).factor("compute") == pytest.approx(MAX_FACTOR)
     assert calibrated(*[0.1] * MIN_RUNS).factor("compute") == pytest.approx(1 / MAX_FACTOR)

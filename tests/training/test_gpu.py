@@ -106,8 +106,7 @@ def run(folder: Path, way: str, model: str, **options: Any) -> list[float]:
         folder.mkdir()
         settings["scratch"] = str(folder.parent)
     if settings.get("dtype") == "bfloat16":
-        settings["hidden"] = (
-            64  # in narrower rows, rounding that changes the sign of one input of ReLU changes all later epochs
-        )
+        # In narrower rows, rounding that changes the sign of one input of ReLU changes all later epochs.
+        settings["hidden"] = 64
     finished: weft.Run = train(GRAPH, model, out=folder, **settings)
     return losses(finished.folder)

@@ -300,9 +300,8 @@ def test_stages_of_both_tasks(tmp_path: Path) -> None:
         table = stage_table({"single": run.summary})
         assert [column.header for column in table.columns] == ["strategy", *stages.split()]
         for line in run.records:
-            if (
-                line["kind"] == "rank" and line["phase"] == "train" and line["epoch"]
-            ):  # the first epoch includes the setup
+            # The first epoch includes the setup.
+            if line["kind"] == "rank" and line["phase"] == "train" and line["epoch"]:
                 parts = [line["stages"][stage] for stage in stages.split()]
                 whole = sum(line[f"{kind}_seconds"] for kind in ("compute", "communication", "waiting"))
                 assert 0 < sum(parts) <= whole

@@ -291,9 +291,8 @@ def test_planning_for_a_large_graph_takes_no_more_memory(monkeypatch: pytest.Mon
         points = [*subject.by_vertices(ranks), *subject.fewer_ranks(ranks)]
         assert max(point.planned.work.stats.num_edges for point in points) <= MAX_EDGES
         assert max(point.ranks for point in points) <= MAX_RANKS
-        assert (
-            len({id(point.planned.work.model) for point in points}) == 1
-        )  # chunk sizes are computed once for each model
+        # Chunk sizes are computed once for each model.
+        assert len({id(point.planned.work.model) for point in points}) == 1
     monkeypatch.setattr("weft.training.planning.plan_subject.MAX_VERTICES", 1 << 11)
     estimates = rows(PAPERS, "256xA100@100gbit")
     assert estimates["256xA100@100gbit", "tensor"].fits

@@ -247,9 +247,8 @@ def test_a_disk_that_gets_full_during_a_run(monkeypatch: pytest.MonkeyPatch, tmp
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "call", ["gather_file_rows", "read_bytes"]
-)  # the first is called by the loader, the second by the worker too
+# The loader calls both functions, and the worker calls the second one too.
+@pytest.mark.parametrize("call", ["gather_file_rows", "read_bytes"])
 def test_a_disk_that_fails_under_the_loader(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, call: str) -> None:
     monkeypatch.setattr(native, call, failing(getattr(native, call), 30, errno.EIO))
     options = {"chunks": 3, "scratch": str(tmp_path)}
@@ -276,6 +275,5 @@ def test_a_refused_limit_leaves_nothing(
     code, error = refusal(capsys, tmp_path / "out", "--device-memory", "1MB", "--scratch", tmp_path / "nowhere")
     assert code == 2
     assert error == f"{tmp_path}/nowhere: No such file or directory: give --scratch another folder"
-    assert {path.name.partition("_")[0] for path in left.iterdir()} <= {
-        "torchinductor"
-    }  # PyTorch creates it with the first optimizer
+    # PyTorch creates the folder torchinductor with the first optimizer.
+    assert {path.name.partition("_")[0] for path in left.iterdir()} <= {"torchinductor"}

@@ -51,9 +51,8 @@ def test_definitions_of_cells_are_sent_by_value(session: ModuleType, monkeypatch
     assert layer.double() == 42
     assert shorten("accuracy") == "acc"
     assert load is weft.load, "importable objects are sent by name"
-    with pytest.raises(
-        InputError, match="local ranks cannot import an object of the run"
-    ):  # plant an error: send it by name
+    # Plant an error: send the object by name.
+    with pytest.raises(InputError, match="local ranks cannot import an object of the run"):
         received(pickle.dumps(session.Layer()), monkeypatch)
 
 

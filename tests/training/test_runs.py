@@ -394,7 +394,7 @@ def test_dependencies(tmp_path: Path) -> None:
     by_profile = {"strategy": "hybrid", "partition": "fennel", "machine": str(machine)}
     again = train("digits", out=tmp_path / "again", epochs=3, **by_profile, **options)
     assert losses(again.folder) == pytest.approx(losses(first.folder)[:3], abs=1e-9)
-    for epochs, measure in ((4, True), (5, False)):  # the profile has all prices, so that nothing is measured
+    for epochs, measure in ((4, True), (5, False)):  # the profile has all prices: nothing is measured
         by_profile["measure"] = measure
         more = train("digits", out=again.folder, resume=True, epochs=epochs, **by_profile, **options)
         begun = [line for line in more.records if line["kind"] == "config"]

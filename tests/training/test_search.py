@@ -57,9 +57,8 @@ def test_rows(capsys: pytest.CaptureFixture[str]) -> None:
     seconds = [row["epoch_seconds"] for row in output["plans"] if row["fits"]]
     assert seconds == sorted(seconds)
     assert all(row["sent_bytes"] > 0 for row in output["plans"] if row["workers"] == 2 and row["fits"])
-    assert [row["strategy"] for row in output["plans"] if row["workers"] == 1][
-        -1
-    ] != "communicated"  # which is equal to single on one rank
+    # On one rank, communicated is equal to single.
+    assert [row["strategy"] for row in output["plans"] if row["workers"] == 1][-1] != "communicated"
 
 
 def test_seconds_are_the_parts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,9 +177,8 @@ def test_mini_batch_strategies_are_estimated_only_on_request(flag: dict[str, Any
     clusters = clusters_of(config, profile())
     approximate = estimate_strategies(config, prepared_workload(config, None, None), clusters, approximate=True)
     assert BATCHES.isdisjoint({estimate.strategy for estimate in approximate})
-    (alone,) = (
-        estimate for estimate in estimates(**flag) if estimate.workers == 1
-    )  # the two strategies are equal on one rank
+    # On one rank, the two strategies are equal, so that there is one estimate.
+    (alone,) = (estimate for estimate in estimates(**flag) if estimate.workers == 1)
     assert alone.fits
 
 
@@ -221,7 +219,9 @@ def test_a_few_profiled_batches_represent_all(strategy: str, workers: int) -> No
     assert sum(part.sent_bytes for part in estimate_ranks(plan)) == pytest.approx(sent, rel=0.1)
     one_batch = batch_plan(strategy, workers, batch_size="all", fanout="all")
     assert [number for _, number in one_batch.epoch_steps()] == [1]
-    assert not any(part.prefetched for part in one_batch.epoch_steps()[0].trace.operations)  # it is sampled once
+    assert not any(
+        part.prefetched for part in one_batch.epoch_steps()[0].trace.operations
+    )  # the one batch is sampled once
 
 
 def batch_plan(strategy: str, workers: int, **flags: Any) -> MiniBatchPlan:
