@@ -24,8 +24,8 @@ def topology_digest(num_targets: int, num_edges: int) -> hashlib._Hash:
     """Return a new sha256 that has hashed the sizes of a graph; row pointers and source ids are to follow.
 
     Args:
-        num_targets: number of target vertices.
-        num_edges: number of edges.
+        num_targets: Number of target vertices.
+        num_edges: Number of edges.
     """
     return hashlib.sha256(f"weft topology {num_targets} {num_edges}\n".encode())
 
@@ -88,12 +88,12 @@ class Adjacency(CompressedRows):
         Args:
             source: int32 or int64 [E], in any order.
             target: int32 or int64 [E].
-            num_sources: number of sources.
-            num_targets: number of targets.
+            num_sources: Number of sources.
+            num_targets: Number of targets.
             weight: float32 or float64 [E], or None.
 
         Raises:
-            ValueError: if an id is out of range, or the weights are not one per edge.
+            ValueError: If an id is out of range, or the weights are not one per edge.
         """
         if weight is not None and weight.shape != source.shape:
             raise ValueError(f"weight {list(weight.shape)} must hold one number per edge {list(source.shape)}")

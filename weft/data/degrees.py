@@ -48,10 +48,10 @@ class DegreeClasses:
         """Classify the rows of a matrix. Synchronizes with the device once.
 
         Args:
-            indptr: row pointers, int64 [n + 1].
-            num_entries: number of entries of the matrix.
-            small: largest number of entries of a small row.
-            piece: largest number of entries of a piece.
+            indptr: Row pointers, int64 [n + 1].
+            num_entries: Number of entries of the matrix.
+            small: Largest number of entries of a small row.
+            piece: Largest number of entries of a piece.
         """
         degree = indptr.diff()
         order = degree.argsort(stable=True)

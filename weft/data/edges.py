@@ -47,21 +47,21 @@ def build(
     """Check edges and sort them by target, source, type and position in the input.
 
     Args:
-        source: integer [E].
-        target: integer [E].
-        num_vertices: number of vertices; None: one more than the largest id.
-        weight: float [E].
-        edge_features: float [E, K].
-        edge_type: integer [E].
-        undirected: add the reverse of each edge and merge duplicates. The first of several equal edges is kept; an edge
+        source: Integer [E].
+        target: Integer [E].
+        num_vertices: Number of vertices; None: one more than the largest id.
+        weight: Float [E].
+        edge_features: Float [E, K].
+        edge_type: Integer [E].
+        undirected: Add the reverse of each edge and merge duplicates. The first of several equal edges is kept; an edge
             as given wins over a reversed one.
-        field: name of the edges in errors, which call the first two arguments `field[0]` and `field[1]`.
+        field: Name of the edges in errors, which call the first two arguments `field[0]` and `field[1]`.
 
     Returns:
         Fields of a graph: in-edges with weights, edge types and edge features, all in stored order.
 
     Raises:
-        InputError: if ids are out of range, lengths differ, or weights or features are not finite.
+        InputError: If ids are out of range, lengths differ, or weights or features are not finite.
     """
     source, target = vertex_ids(f"{field}[0]", source), vertex_ids(f"{field}[1]", target)
     if source.shape != target.shape:
@@ -111,8 +111,8 @@ def both_ways(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Add the reverse of every edge and remove duplicates.
 
     Args:
-        source: integer [E].
-        target: integer [E].
+        source: Integer [E].
+        target: Integer [E].
 
     Returns:
         Sources and targets of the distinct edges, and the position int64 in the input of the edge that each comes from.
@@ -132,11 +132,11 @@ def edge_weights(weight: object, num_edges: int) -> Tensor:
     """Return edge weights as a tensor [E] of float32 or float64.
 
     Args:
-        weight: a tensor, an array or a list of numbers [E].
-        num_edges: number of edges, E.
+        weight: A tensor, an array or a list of numbers [E].
+        num_edges: Number of edges, E.
 
     Raises:
-        InputError: if they are not one per edge, or one is not finite.
+        InputError: If they are not one per edge, or one is not finite.
     """
     tensor = dense_cpu_tensor("edge_weight", weight)
     check_vector("edge_weight", tensor, num_edges, "edges")
@@ -150,12 +150,12 @@ def count_vertices(source: Tensor, target: Tensor, field: str) -> int:
     """Return one more than the largest id.
 
     Args:
-        source: integer [E].
-        target: integer [E].
-        field: name of the edges in errors.
+        source: Integer [E].
+        target: Integer [E].
+        field: Name of the edges in errors.
 
     Raises:
-        InputError: if ids are far too sparse to be vertex numbers.
+        InputError: If ids are far too sparse to be vertex numbers.
     """
     if not len(source):
         return 0
@@ -166,12 +166,12 @@ def check_sparse_ids(count: int, num_edges: int, field: str) -> int:
     """Return `count` unchanged, or refuse it if ids are far too sparse to be vertex numbers.
 
     Args:
-        count: one more than the largest id.
-        num_edges: number of edges that the ids are from.
-        field: name of the edges in errors.
+        count: One more than the largest id.
+        num_edges: Number of edges that the ids are from.
+        field: Name of the edges in errors.
 
     Raises:
-        InputError: if most vertices below `count` would have no edge.
+        InputError: If most vertices below `count` would have no edge.
     """
     if count > max(MAX_SPARSE_IDS, MAX_IDS_PER_EDGE * num_edges):
         raise InputError(
@@ -186,7 +186,7 @@ def vertex_count(count: object) -> int:
     """Check a number of vertices that a caller or a file states, and return it as an int.
 
     Raises:
-        InputError: if it is no whole number from 0 on, or needs more memory than there is.
+        InputError: If it is no whole number from 0 on, or needs more memory than there is.
     """
     if not isinstance(count, Integral) or int(count) < 0:
         raise InputError(f"num_vertices is {count!r}: give a whole number from 0 on")

@@ -205,8 +205,8 @@ class Graph(GraphFields):
         """Return the graph that has these fields, checked.
 
         Args:
-            unchecked: fields from a reader.
-            trusted: if True, values are not read; see `Graph.trusted`.
+            unchecked: Fields from a reader.
+            trusted: If True, values are not read; see `Graph.trusted`.
         """
         fields = {field.name: getattr(unchecked, field.name) for field in dataclasses.fields(GraphFields)}
         return cls(**fields, trusted=trusted)
@@ -240,30 +240,30 @@ class Graph(GraphFields):
         All arrays may be tensors, NumPy arrays, pandas columns or lists.
 
         Args:
-            source: integer [E]; or, without `target`, an edge_index [2, E].
-            target: integer [E].
-            num_vertices: number of vertices. Default: the length of x, y or type_offsets, else one more than the
+            source: Integer [E]; or, without `target`, an edge_index [2, E].
+            target: Integer [E].
+            num_vertices: Number of vertices. Default: the length of x, y or type_offsets, else one more than the
                 largest id.
-            weight: edge weights [E].
+            weight: Edge weights [E].
             edge_features: [E, K].
-            x: features [N, F].
-            y: labels; see `GraphFields.y`.
+            x: Features [N, F].
+            y: Labels; see `GraphFields.y`.
             train_mask: bool [N].
             val_mask: bool [N].
             test_mask: bool [N].
-            undirected: add the reverse of each edge and merge duplicates. The first of several equal edges is kept; an
+            undirected: Add the reverse of each edge and merge duplicates. The first of several equal edges is kept; an
                 edge as given wins over a reversed one.
-            name: name of the graph in messages.
-            edge_type: relation of each edge [E], positions in `relations`.
-            relations: names 'source type|name|target type'.
-            vertex_types: names of the vertex types.
-            type_offsets: first id of each vertex type, and N at the end.
-            features: features by vertex type, instead of x.
-            val_links: held-out edges [m, 3] for link prediction; see `GraphFields.val_links`.
-            test_links: held-out edges [m, 3] for link prediction.
+            name: Name of the graph in messages.
+            edge_type: Relation of each edge [E], positions in `relations`.
+            relations: Names 'source type|name|target type'.
+            vertex_types: Names of the vertex types.
+            type_offsets: First id of each vertex type, and N at the end.
+            features: Features by vertex type, instead of x.
+            val_links: Held-out edges [m, 3] for link prediction; see `GraphFields.val_links`.
+            test_links: Held-out edges [m, 3] for link prediction.
 
         Raises:
-            InputError: at the first value that no graph may contain.
+            InputError: At the first value that no graph may contain.
         """
         if target is None:
             pair = dense_cpu_tensor("edge_index", source)
@@ -328,23 +328,23 @@ class Graph(GraphFields):
         A table is a pandas DataFrame, a pyarrow.Table, arrays by name, or a Parquet, Arrow or CSV file or folder.
 
         Args:
-            vertices: table of vertices; None: the vertices are the ids in the edges.
-            edges: table of edges.
-            id: column of `vertices` with the ids that edges refer to, whole numbers or text; None: row numbers from 0.
-            source: column of `edges` with the id of each edge's source.
-            target: column of `edges` with the id of each edge's target.
-            features: columns of `vertices` with numbers or lists of numbers.
-            label: column of `vertices` with classes or values, or one column of 0 and 1 for each class.
-            split: column of `vertices` with train, val and test; or three fractions of a random split.
-            split_time: column of `vertices`; the earliest vertices train, the latest test.
-            weight: column of `edges`.
-            edge_features: columns of `edges`.
-            undirected: add the reverse of each edge and merge duplicates.
-            seed: seed of a random split.
-            name: name of the graph in messages. Default: the file's name.
+            vertices: Table of vertices; None: the vertices are the ids in the edges.
+            edges: Table of edges.
+            id: Column of `vertices` with the ids that edges refer to, whole numbers or text; None: row numbers from 0.
+            source: Column of `edges` with the id of each edge's source.
+            target: Column of `edges` with the id of each edge's target.
+            features: Columns of `vertices` with numbers or lists of numbers.
+            label: Column of `vertices` with classes or values, or one column of 0 and 1 for each class.
+            split: Column of `vertices` with train, val and test; or three fractions of a random split.
+            split_time: Column of `vertices`; the earliest vertices train, the latest test.
+            weight: Column of `edges`.
+            edge_features: Columns of `edges`.
+            undirected: Add the reverse of each edge and merge duplicates.
+            seed: Seed of a random split.
+            name: Name of the graph in messages. Default: the file's name.
 
         Raises:
-            InputError: with table, column and row of the mistake.
+            InputError: With table, column and row of the mistake.
         """
         columns = ColumnRoles(
             id=id,
@@ -380,17 +380,17 @@ class Graph(GraphFields):
         and mean the same as in `from_tables`.
 
         Args:
-            graph: a NetworkX graph.
-            features: attributes of nodes: numbers or lists of numbers.
-            label: attributes of nodes: a class or a value, or a 0 or 1 for each class.
-            split: attribute of nodes: train, val or test; or three fractions of a random split.
-            weight: attribute of edges.
-            edge_features: attributes of edges.
-            seed: seed of a random split.
-            name: name of the graph in messages.
+            graph: A NetworkX graph.
+            features: Attributes of nodes: numbers or lists of numbers.
+            label: Attributes of nodes: a class or a value, or a 0 or 1 for each class.
+            split: Attribute of nodes: train, val or test; or three fractions of a random split.
+            weight: Attribute of edges.
+            edge_features: Attributes of edges.
+            seed: Seed of a random split.
+            name: Name of the graph in messages.
 
         Raises:
-            InputError: with attribute and row of the mistake.
+            InputError: With attribute and row of the mistake.
         """
         features, label, edge_features = as_tuple(features), as_tuple(label), as_tuple(edge_features)
         node_attributes = (*features, *label, *as_tuple(split if isinstance(split, str) else ()))
@@ -415,8 +415,8 @@ class Graph(GraphFields):
         """Return a graph from a SciPy sparse matrix [N, N] whose entry [u, v] is an edge u -> v.
 
         Args:
-            matrix: the matrix. Its entries are edge weights, unless all are 1.
-            fields: further arguments of `from_edges`, such as x and y.
+            matrix: The matrix. Its entries are edge weights, unless all are 1.
+            fields: Further arguments of `from_edges`, such as x and y.
         """
         return cls.from_edges(**matrix_edges(matrix) | fields)
 
@@ -436,12 +436,12 @@ class Graph(GraphFields):
         The masks are train_mask, val_mask and test_mask of ndata.
 
         Args:
-            graph: a DGL graph.
-            features: name of the features in ndata.
-            label: name of the labels in ndata.
-            weight: name of the edge weights in edata.
-            edge_features: name of the edge features in edata.
-            name: name of the graph in messages.
+            graph: A DGL graph.
+            features: Name of the features in ndata.
+            label: Name of the labels in ndata.
+            weight: Name of the edge weights in edata.
+            edge_features: Name of the edge features in edata.
+            name: Name of the graph in messages.
         """
         return cls.from_edges(**dgl_fields(graph, features, label, weight, edge_features), name=name)
 
@@ -449,9 +449,9 @@ class Graph(GraphFields):
         """Return this graph with another split of its labelled vertices (of all vertices without labels).
 
         Args:
-            ratio: fractions of the vertices to train, validate and test on.
-            seed: seed of the random split.
-            time: a number for each vertex, by original id: the earliest train and the latest test, instead of a random
+            ratio: Fractions of the vertices to train, validate and test on.
+            seed: Seed of the random split.
+            time: A number for each vertex, by original id: the earliest train and the latest test, instead of a random
                 split.
         """
         labelled = torch.ones(self.num_vertices, dtype=torch.bool) if self.y is None else has_label(self.y)
@@ -470,8 +470,8 @@ class Graph(GraphFields):
         """Return a graph from a PyG Data or HeteroData.
 
         Args:
-            data: the PyG graph; weft.data.io.pyg lists the attributes that are read.
-            name: name of the graph in messages.
+            data: The PyG graph; weft.data.io.pyg lists the attributes that are read.
+            name: Name of the graph in messages.
         """
         return cls.of(from_pyg(data, name=name))
 
@@ -484,7 +484,7 @@ class Graph(GraphFields):
         """Return a graph from a graph folder, memory-mapped; see weft.data.store.store.
 
         Args:
-            folder: the folder.
+            folder: The folder.
             verify: True: read every file once, compare checksums and check all values. None: check all values, but
                 compare checksums only of files whose size or modification time has changed since they were written.
                 False: trust the files.
@@ -501,8 +501,8 @@ class Graph(GraphFields):
         """Write the graph as a graph folder; see weft.data.store.store.
 
         Args:
-            folder: the new folder.
-            overwrite: replace a graph folder that exists.
+            folder: The new folder.
+            overwrite: Replace a graph folder that exists.
         """
         save(self, folder, overwrite=overwrite)
 
@@ -516,9 +516,9 @@ def size_from_arrays(x: object, y: object, type_offsets: object) -> int | None:
     """Return the number of vertices by the length of x or y or by the offsets, else None. Arrays are unchecked.
 
     Args:
-        x: features, or None.
-        y: labels, or None.
-        type_offsets: offsets of the vertex types, possibly empty.
+        x: Features, or None.
+        y: Labels, or None.
+        type_offsets: Offsets of the vertex types, possibly empty.
     """
     for field, value in (("x", x), ("y", y)):
         if value is not None and (tensor := dense_cpu_tensor(field, value)).dim():

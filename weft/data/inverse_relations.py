@@ -22,7 +22,7 @@ def with_inverse_relations(graph: Graph) -> Graph:
     edge has the weight and the features of the edge that it reverses.
 
     Raises:
-        InputError: if the graph has no relations, or already has inverse ones.
+        InputError: If the graph has no relations, or already has inverse ones.
     """
     if graph.edge_type is None:
         raise InputError(f"{graph.name} has no relations: leave out --inverse-relations")

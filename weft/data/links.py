@@ -118,7 +118,7 @@ class Links:
 
         Args:
             links: int64 [m, 3].
-            side: endpoint to replace, 0: source, 1: target.
+            side: Endpoint to replace, 0: source, 1: target.
 
         Returns:
             Positions in `links` and vertices, int64 [k] each, ascending by link.
@@ -140,8 +140,8 @@ class Links:
 
         Args:
             links: int64 [m, 3].
-            draw: key of this epoch's or split's negatives; see `negative_key`.
-            number: number of the sample, if a link gets several.
+            draw: Key of this epoch's or split's negatives; see `negative_key`.
+            number: Number of the sample, if a link gets several.
 
         Returns:
             int64 [m, 3], with the relations of `links`.
@@ -158,8 +158,8 @@ class Links:
 
         Args:
             links: int64 [p, 3].
-            draw: key of this epoch's or split's negatives.
-            count: number of negatives for each link, K.
+            draw: Key of this epoch's or split's negatives.
+            count: Number of negatives for each link, K.
 
         Returns:
             Candidate links [p (1 + K), 3]: the links, then one negative of each, then the next, and so on.
@@ -171,13 +171,13 @@ class Links:
 
         Args:
             links: int64 [m, 3].
-            draw: key of this epoch's or split's negatives.
+            draw: Key of this epoch's or split's negatives.
 
         Returns:
             int64 [m, 3], as from `negatives`.
 
         Raises:
-            InputError: if MAX_DRAWS attempts find no such pair.
+            InputError: If MAX_DRAWS attempts find no such pair.
         """
         # Draw for all links, then draw again for those that got a true link or a self-loop.
         pairs = self.negatives(links, draw, 0)
@@ -209,8 +209,8 @@ def negative_key(seed: int, *purpose: int) -> int:
     """Return the key of the negatives of an epoch or a split.
 
     Args:
-        seed: seed of the run.
-        purpose: numbers that identify the epoch or the split.
+        seed: Seed of the run.
+        purpose: Numbers that identify the epoch or the split.
     """
     return key(seed, NEGATIVE, *purpose)
 
@@ -220,8 +220,8 @@ def encode_links(links: Tensor, num_vertices: int, num_relations: int) -> Tensor
 
     Args:
         links: int64 [m, 3].
-        num_vertices: number of vertices.
-        num_relations: number of relations, at least 1.
+        num_vertices: Number of vertices.
+        num_relations: Number of relations, at least 1.
     """
     return (links[:, 0] * num_relations + links[:, 2]) * num_vertices + links[:, 1]
 
@@ -231,8 +231,8 @@ def decode_links(codes: Tensor, num_vertices: int, num_relations: int) -> Tensor
 
     Args:
         codes: int64 [m].
-        num_vertices: number of vertices.
-        num_relations: number of relations, at least 1.
+        num_vertices: Number of vertices.
+        num_relations: Number of relations, at least 1.
     """
     source, target = codes // num_vertices // num_relations, codes % num_vertices
     return torch.stack([source, target, codes // num_vertices % num_relations], 1)
@@ -267,7 +267,7 @@ def with_original_ids(links: Tensor, ids: Tensor) -> Tensor:
 
     Args:
         links: int64 [m, 3].
-        ids: original id of each vertex, int64 [N].
+        ids: Original id of each vertex, int64 [N].
     """
     return torch.cat([ids[links[:, :2]], links[:, 2:]], 1)
 
@@ -279,11 +279,11 @@ def with_held_out_links(graph: Graph, seed: int) -> Graph:
     symmetric graph have one direction.
 
     Args:
-        graph: the graph.
-        seed: seed of the random choice.
+        graph: The graph.
+        seed: Seed of the random choice.
 
     Raises:
-        InputError: if the graph has so few edges that a split would be empty.
+        InputError: If the graph has so few edges that a split would be empty.
     """
     # 1. Number the unordered pairs of vertices that edges join; self-loops are not eligible.
     # 2. Order the eligible pairs by a random word keyed by their original ids: the first are held out to validate, the
@@ -323,7 +323,7 @@ def keep_edges(in_edges: Adjacency, mask: Tensor) -> Adjacency:
     """Return the edges that a mask selects.
 
     Args:
-        in_edges: edges, with weights if there are any.
+        in_edges: Edges, with weights if there are any.
         mask: bool [E].
     """
     num_before = torch.zeros(in_edges.num_edges + 1, dtype=torch.int64)
@@ -342,7 +342,7 @@ def require_links(graph: Graph) -> None:
     Warns (DataWarning) if held-out links that the data set states are edges too, because edges carry messages.
 
     Raises:
-        InputError: if edges or held-out links are missing.
+        InputError: If edges or held-out links are missing.
     """
     if not graph.num_edges:
         raise InputError(f"{graph.name} has no edges: --task link trains on edges, give a graph with some")

@@ -66,11 +66,11 @@ def check_names(names: VertexNames, num_vertices: int) -> None:
     """Check that there is one name for each vertex.
 
     Args:
-        names: the names.
-        num_vertices: number of vertices.
+        names: The names.
+        num_vertices: Number of vertices.
 
     Raises:
-        InputError: if there is not.
+        InputError: If there is not.
     """
     if (names.numbers is None) == (names.offsets is None or names.text is None):
         raise InputError(f"vertex_names must have either numbers or texts: {REMEDY}")
@@ -116,13 +116,13 @@ def check_array(field: str, tensor: Tensor, length: int, *dtypes: torch.dtype) -
     """Check that an array of an adjacency is a vector of a length and of one of several dtypes.
 
     Args:
-        field: name of the array in errors.
-        tensor: the array.
-        length: length that it must have.
-        dtypes: dtypes that it may have.
+        field: Name of the array in errors.
+        tensor: The array.
+        length: Length that it must have.
+        dtypes: Dtypes that it may have.
 
     Raises:
-        InputError: if it is not.
+        InputError: If it is not.
     """
     if tensor.shape != (length,) or tensor.dtype not in dtypes:
         actual = f"{tensor.dtype} of shape {list(tensor.shape)}, not {dtypes[-1]} of [{length}]"
@@ -219,11 +219,11 @@ def check_transpose(adjacency: Adjacency, transpose: Transpose) -> None:
     """Check that a transpose has as many edges as the adjacency, between the same vertices.
 
     Args:
-        adjacency: the in-edges.
-        transpose: a transpose that was not computed from them, for example from a file.
+        adjacency: The in-edges.
+        transpose: A transpose that was not computed from them, for example from a file.
 
     Raises:
-        InputError: if it has not.
+        InputError: If it has not.
     """
     check_pointers("transpose.indptr", transpose.indptr, adjacency.num_edges, REMEDY)
     check_ids("transpose.indices", transpose.indices, adjacency.num_targets)
@@ -237,12 +237,12 @@ def check_links(graph: GraphFields, field: str, links: Tensor) -> None:
     """Check held-out edges: vertices and relations must be those of the graph.
 
     Args:
-        graph: the graph.
-        field: name of the held-out edges, 'val_links' or 'test_links'.
+        graph: The graph.
+        field: Name of the held-out edges, 'val_links' or 'test_links'.
         links: int64 [m, 3].
 
     Raises:
-        InputError: at the first unknown vertex or relation.
+        InputError: At the first unknown vertex or relation.
     """
     for column, name in enumerate(("source", "target")):
         check_ids(f"{field}'s {name}", links[:, column], graph.in_edges.num_targets)
@@ -257,11 +257,11 @@ def check_permutation(field: str, ids: Tensor) -> None:
     """Check that each of 0 to n - 1 occurs once among n ids.
 
     Args:
-        field: name of the ids in errors.
+        field: Name of the ids in errors.
         ids: int64 [n].
 
     Raises:
-        InputError: if an id is missing or occurs twice.
+        InputError: If an id is missing or occurs twice.
     """
     check_ids(field, ids, len(ids))
     repeated = torch.bincount(ids, minlength=len(ids)) > 1
@@ -274,11 +274,11 @@ def check_relations(graph: GraphFields, edge_type: Tensor) -> None:
     """Check that every edge has a relation, and that its endpoints have the types of the relation.
 
     Args:
-        graph: the graph.
-        edge_type: relation of each edge, integer [E].
+        graph: The graph.
+        edge_type: Relation of each edge, integer [E].
 
     Raises:
-        InputError: at the first edge that has not.
+        InputError: At the first edge that has not.
     """
     wrong = (edge_type < 0) | (edge_type >= len(graph.relations))
     if wrong.any():
@@ -320,12 +320,12 @@ def require_trainable(graph: GraphFields, *, features: bool = True, labels: bool
     """Check that a node-level model can be trained: features, labels, a training vertex, labelled splits.
 
     Args:
-        graph: the graph.
+        graph: The graph.
         features: False for models that learn an embedding per vertex instead of reading features.
         labels: False for tasks without labels.
 
     Raises:
-        InputError: if something is missing.
+        InputError: If something is missing.
     """
     if features and graph.x is None:
         missing = [name for name in graph.vertex_types if name not in graph.features]

@@ -25,8 +25,8 @@ def stream(seed: int, *purpose: int) -> np.random.Generator:
     """Return a random generator for a seed and a purpose.
 
     Args:
-        seed: seed of the run or graph.
-        purpose: numbers that identify the purpose.
+        seed: Seed of the run or graph.
+        purpose: Numbers that identify the purpose.
     """
     return np.random.Generator(np.random.Philox(key(seed, *purpose)))
 
@@ -46,9 +46,9 @@ def random_split(eligible: Tensor, seed: int, shares: Sequence[float] = SHARES) 
     """Return a random split of the eligible vertices.
 
     Args:
-        eligible: vertices to split, bool [N].
-        seed: seed of the split.
-        shares: fractions to train, validate and test on, which add up to 1.
+        eligible: Vertices to split, bool [N].
+        seed: Seed of the split.
+        shares: Fractions to train, validate and test on, which add up to 1.
     """
     require_shares(shares)
     ids = eligible.nonzero()[:, 0]
@@ -64,10 +64,10 @@ def split_vertices(y: Tensor | None, num_vertices: int, seed: int, shares: Seque
     """Return a random split of the labelled vertices, or of all vertices without labels.
 
     Args:
-        y: labels, or None.
-        num_vertices: number of vertices.
-        seed: seed of the split.
-        shares: fractions to train, validate and test on.
+        y: Labels, or None.
+        num_vertices: Number of vertices.
+        seed: Seed of the split.
+        shares: Fractions to train, validate and test on.
     """
     return random_split(torch.ones(num_vertices, dtype=torch.bool) if y is None else has_label(y), seed, shares)
 
@@ -78,12 +78,12 @@ def split_by_time(time: Tensor, eligible: Tensor, shares: Sequence[float] = SHAR
     Vertices with equal times stay together, in the later split.
 
     Args:
-        time: a number for each vertex, [N].
-        eligible: vertices to split, bool [N].
-        shares: fractions to train, validate and test on.
+        time: A number for each vertex, [N].
+        eligible: Vertices to split, bool [N].
+        shares: Fractions to train, validate and test on.
 
     Raises:
-        InputError: if no vertex is left to train on.
+        InputError: If no vertex is left to train on.
     """
     require_shares(shares)
     times = time[eligible].sort().values
@@ -109,8 +109,8 @@ def split_labelled(y: Tensor, seed: int) -> Masks:
     """Return a random split of the labelled vertices with the default fractions.
 
     Args:
-        y: labels.
-        seed: seed of the split.
+        y: Labels.
+        seed: Seed of the split.
     """
     return random_split(has_label(y), seed)
 
@@ -119,13 +119,13 @@ def random_matrix(rows: int, columns: int, seed: int, part: int = 0) -> Tensor:
     """Return standard normal numbers, float32 [rows, columns].
 
     Args:
-        rows: number of rows.
-        columns: number of columns.
-        seed: seed of the numbers.
-        part: number of the matrix, if a graph needs several.
+        rows: Number of rows.
+        columns: Number of columns.
+        seed: Seed of the numbers.
+        part: Number of the matrix, if a graph needs several.
 
     Raises:
-        InputError: if the matrix does not fit in memory.
+        InputError: If the matrix does not fit in memory.
     """
     check_fits_memory(4 * rows * columns, f"{columns} features of {rows} vertices", "ask for fewer")
     return torch.from_numpy(stream(seed, FEATURES, part).standard_normal((rows, columns), dtype=np.float32))
@@ -135,12 +135,12 @@ def balanced_classes(num_vertices: int, num_classes: int, seed: int) -> Tensor:
     """Return random labels, int64 [N]; the sizes of the classes differ by at most one.
 
     Args:
-        num_vertices: number of vertices, N.
-        num_classes: number of classes.
-        seed: seed of the labels.
+        num_vertices: Number of vertices, N.
+        num_classes: Number of classes.
+        seed: Seed of the labels.
 
     Raises:
-        InputError: if there are more classes than vertices.
+        InputError: If there are more classes than vertices.
     """
     if num_classes > num_vertices:
         raise InputError(f"{num_classes} classes for {num_vertices} vertices: ask for as many as vertices, or fewer")

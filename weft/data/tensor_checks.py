@@ -48,11 +48,11 @@ def dense_cpu_tensor(field: str, value: object) -> Tensor:
     """Return numbers as a dense CPU tensor without gradient; unsigned ones of 16 bits or more become int64.
 
     Args:
-        field: name of the numbers in errors.
-        value: a tensor, a NumPy array, a pandas column or a list.
+        field: Name of the numbers in errors.
+        value: A tensor, a NumPy array, a pandas column or a list.
 
     Raises:
-        InputError: if it is no tensor of real numbers.
+        InputError: If it is no tensor of real numbers.
     """
     if not isinstance(value, Tensor):
         value = tensor_from_array(field, value)
@@ -74,11 +74,11 @@ def tensor_from_array(field: str, value: object) -> Tensor:
     """Return anything that NumPy can convert as a tensor, which shares memory if possible.
 
     Args:
-        field: name of the value in errors.
-        value: an array, a column, a sparse matrix or a list.
+        field: Name of the value in errors.
+        value: An array, a column, a sparse matrix or a list.
 
     Raises:
-        InputError: if it contains no real numbers.
+        InputError: If it contains no real numbers.
     """
     kind = f"{field} is of type {type(value).__name__}"
     try:
@@ -95,11 +95,11 @@ def unsigned_to_int64(field: str, tensor: Tensor) -> Tensor:
     """Return unsigned numbers as int64, because PyTorch computes with few unsigned types.
 
     Args:
-        field: name of the numbers in errors.
-        tensor: unsigned integers.
+        field: Name of the numbers in errors.
+        tensor: Unsigned integers.
 
     Raises:
-        InputError: if one is too large for int64.
+        InputError: If one is too large for int64.
     """
     result = tensor.to(torch.int64)
     if (result < 0).any():
@@ -112,11 +112,11 @@ def as_integers(field: str, value: object) -> Tensor:
     """Return a value as a tensor of integers; integers keep their dtype.
 
     Args:
-        field: name of the value in errors.
-        value: a tensor, an array or a list.
+        field: Name of the value in errors.
+        value: A tensor, an array or a list.
 
     Raises:
-        InputError: if a number is not whole.
+        InputError: If a number is not whole.
     """
     tensor = dense_cpu_tensor(field, value)
     integral = not tensor.dtype.is_floating_point and tensor.dtype != torch.bool
@@ -127,11 +127,11 @@ def vertex_ids(field: str, value: object) -> Tensor:
     """Return a value as a tensor of int32 or int64 [E], without a copy if it is one.
 
     Args:
-        field: name of the value in errors.
-        value: a tensor, an array or a list.
+        field: Name of the value in errors.
+        value: A tensor, an array or a list.
 
     Raises:
-        InputError: if it is no vector of integers.
+        InputError: If it is no vector of integers.
     """
     ids = dense_cpu_tensor(field, value)
     if ids.dtype.is_floating_point or ids.dtype == torch.bool:
@@ -147,12 +147,12 @@ def cast(field: str, value: object, dtype: torch.dtype) -> Tensor:
     Floats are rounded to a narrower float type if they are within its range.
 
     Args:
-        field: name of the value in errors.
-        value: a tensor, an array or a list.
-        dtype: dtype of the result.
+        field: Name of the value in errors.
+        value: A tensor, an array or a list.
+        dtype: Dtype of the result.
 
     Raises:
-        InputError: at the first value that would change.
+        InputError: At the first value that would change.
     """
     tensor = dense_cpu_tensor(field, value)
     if tensor.dtype == dtype:
@@ -221,8 +221,8 @@ def remedy_for(field: str, dtype: torch.dtype) -> str:
     """Return the remedy, as part of an error, if values of a field do not fit into its dtype.
 
     Args:
-        field: name of the field.
-        dtype: dtype that the field must have.
+        field: Name of the field.
+        dtype: Dtype that the field must have.
     """
     if dtype == torch.bool:
         return f"mark the vertices by a bool each, {mask_of_ids(field)}"
@@ -242,8 +242,8 @@ def first_flagged(tensor: Tensor, wrong: Tensor) -> tuple[str, float | int | boo
     """Return position and value of the first flagged entry, such as ("[3, 7]", nan).
 
     Args:
-        tensor: any tensor.
-        wrong: flags of its shape.
+        tensor: Any tensor.
+        wrong: Flags of its shape.
     """
     index = tuple(int(i) for i in wrong.nonzero()[0])
     return str(list(index)), tensor[index].item()
@@ -253,12 +253,12 @@ def check_finite(field: str, tensor: Tensor, remedy: str) -> None:
     """Check that all numbers are finite. Reads a few rows at a time.
 
     Args:
-        field: name of the tensor in errors.
-        tensor: floats [n, ...].
-        remedy: remedy to print in the error.
+        field: Name of the tensor in errors.
+        tensor: Floats [n, ...].
+        remedy: Remedy to print in the error.
 
     Raises:
-        InputError: at the first NaN or infinity.
+        InputError: At the first NaN or infinity.
     """
     rows = max(1, BLOCK_ENTRIES // max(1, tensor[:1].numel()))
     for start in range(0, len(tensor), rows):
@@ -277,13 +277,13 @@ def check_length(field: str, tensor: Tensor, length: int, unit: str) -> None:
     """Check that a tensor has one entry or row for each vertex or edge.
 
     Args:
-        field: name of the tensor in errors.
-        tensor: any tensor.
-        length: number of rows that it must have.
-        unit: what is counted, such as 'vertices'.
+        field: Name of the tensor in errors.
+        tensor: Any tensor.
+        length: Number of rows that it must have.
+        unit: What is counted, such as 'vertices'.
 
     Raises:
-        InputError: if it has another number.
+        InputError: If it has another number.
     """
     if tensor.dim() == 0 or len(tensor) != length:
         hint = f", {mask_of_ids(field)}" if field in MASKS else ""
@@ -296,13 +296,13 @@ def check_vector(field: str, tensor: Tensor, length: int, unit: str) -> None:
     """Check that a tensor is a vector with one entry for each vertex or edge.
 
     Args:
-        field: name of the tensor in errors.
-        tensor: any tensor.
-        length: number of entries that it must have.
-        unit: what is counted, such as 'vertices'.
+        field: Name of the tensor in errors.
+        tensor: Any tensor.
+        length: Number of entries that it must have.
+        unit: What is counted, such as 'vertices'.
 
     Raises:
-        InputError: if it is not.
+        InputError: If it is not.
     """
     check_length(field, tensor, length, unit)
     if tensor.dim() != 1:
@@ -313,12 +313,12 @@ def check_ids(field: str, ids: Tensor, num_vertices: int) -> None:
     """Check that ids are within [0, num_vertices).
 
     Args:
-        field: name of the ids in errors.
-        ids: integers [n].
-        num_vertices: number of vertices.
+        field: Name of the ids in errors.
+        ids: Integers [n].
+        num_vertices: Number of vertices.
 
     Raises:
-        InputError: at the first id out of range.
+        InputError: At the first id out of range.
     """
     if not len(ids) or (int(ids.min()) >= 0 and int(ids.max()) < num_vertices):
         return
@@ -332,13 +332,13 @@ def check_numbering(field: str, count: int, num_things: int, unit: str) -> None:
     """Check that classes or relations are numbered from 0 without large gaps; work and memory grow with the largest.
 
     Args:
-        field: name of the numbers in errors.
-        count: one more than the largest number.
-        num_things: number of vertices or edges that have such a number.
-        unit: what is counted, such as 'vertices'.
+        field: Name of the numbers in errors.
+        count: One more than the largest number.
+        num_things: Number of vertices or edges that have such a number.
+        unit: What is counted, such as 'vertices'.
 
     Raises:
-        InputError: if the numbers are far too sparse.
+        InputError: If the numbers are far too sparse.
     """
     if count > max(MAX_SPARSE_NUMBERS, num_things):
         raise InputError(
@@ -350,13 +350,13 @@ def check_pointers(field: str, indptr: Tensor, num_entries: int, remedy: str) ->
     """Check that row pointers ascend from 0 to the number of entries.
 
     Args:
-        field: name of the pointers in errors.
+        field: Name of the pointers in errors.
         indptr: int64 [n + 1].
-        num_entries: number of entries.
-        remedy: remedy to print in the error.
+        num_entries: Number of entries.
+        remedy: Remedy to print in the error.
 
     Raises:
-        InputError: if they do not.
+        InputError: If they do not.
     """
     if not len(indptr) or int(indptr[0]) or int(indptr[-1]) != num_entries or (indptr[1:] < indptr[:-1]).any():
         raise InputError(f"{field} does not ascend from 0 to the {num_entries} entries: {remedy}")
@@ -366,11 +366,11 @@ def check_edge_features(tensor: Tensor, num_edges: int) -> None:
     """Check that edge features are [edges, features].
 
     Args:
-        tensor: the edge features.
-        num_edges: number of edges.
+        tensor: The edge features.
+        num_edges: Number of edges.
 
     Raises:
-        InputError: if they are not.
+        InputError: If they are not.
     """
     check_length("edge_features", tensor, num_edges, "edges")
     if tensor.dim() != 2:

@@ -42,8 +42,8 @@ class Texts:
         """Return the texts between offsets of a longer buffer.
 
         Args:
-            offsets: positions in `data`, [n + 1].
-            data: bytes that contain the texts.
+            offsets: Positions in `data`, [n + 1].
+            data: Bytes that contain the texts.
         """
         return cls(offsets=offsets - offsets[0], data=data[offsets[0] : offsets[-1]])
 
@@ -109,8 +109,8 @@ class VertexNames:
         """Return the names that are some ids.
 
         Args:
-            ids: the names, [N].
-            column: name of the ids in the source.
+            ids: The names, [N].
+            column: Name of the ids in the source.
         """
         if isinstance(ids, Texts):
             offsets, text = torch.from_numpy(ids.offsets), torch.from_numpy(np.array(ids.data))
@@ -160,11 +160,11 @@ class NameIndex:
     """Look-up of the positions of N distinct ids, by binary search over hashes. Needs 16 bytes per id.
 
     Args:
-        ids: the ids, [N].
-        field: name of the ids in errors.
+        ids: The ids, [N].
+        field: Name of the ids in errors.
 
     Raises:
-        InputError: if an id occurs twice.
+        InputError: If an id occurs twice.
     """
 
     def __init__(self, ids: Ids, field: str) -> None:
@@ -237,7 +237,7 @@ def take_ids(ids: Ids, positions: NDArray[np.int64]) -> Ids:
     """Return the ids at some positions.
 
     Args:
-        ids: the ids.
+        ids: The ids.
         positions: int64 [m].
     """
     return ids.take(positions) if isinstance(ids, Texts) else ids[positions]
@@ -257,11 +257,11 @@ def convert_ids_like(like: Ids, ids: Ids) -> Ids:
     """Return ids as texts or as numbers, like other ids, because text files do not distinguish the two.
 
     Args:
-        like: ids of the wanted kind.
-        ids: the ids to convert.
+        like: Ids of the wanted kind.
+        ids: The ids to convert.
 
     Raises:
-        InputError: if a text is no whole number.
+        InputError: If a text is no whole number.
     """
     if isinstance(like, Texts) and not isinstance(ids, Texts):
         return Texts.of([str(number) for number in ids.tolist()])
@@ -278,9 +278,9 @@ def ids_equal(left: Ids, left_positions: NDArray[Any], right: Ids, right_positio
     """Return which ids at some positions equal those at as many positions of other ids. Their keys must be equal.
 
     Args:
-        left: ids.
+        left: Ids.
         left_positions: int64 [m].
-        right: ids of the same kind.
+        right: Ids of the same kind.
         right_positions: int64 [m].
     """
     if isinstance(left, Texts) and isinstance(right, Texts):
@@ -292,8 +292,8 @@ def id_text(ids: Ids, position: Any) -> str:
     """Return one id as part of an error.
 
     Args:
-        ids: the ids.
-        position: position of the id.
+        ids: The ids.
+        position: Position of the id.
     """
     return repr(take_ids(ids, np.array([position])).tolist()[0])
 

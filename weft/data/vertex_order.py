@@ -17,13 +17,13 @@ def reorder(graph: Graph, kind: str) -> Graph:
     """Return the same graph with its vertices renumbered; `ids` contains their original ids.
 
     Args:
-        graph: the graph.
+        graph: The graph.
         kind: 'degree': by descending number of in- and out-edges. 'bfs': breadth-first search over edges in both
             directions, starting at the vertex with the most edges, then again from the remaining ones. 'none':
             unchanged.
 
     Raises:
-        InputError: for an unknown kind, and for several vertex types, whose ids must stay contiguous.
+        InputError: For an unknown kind, and for several vertex types, whose ids must stay contiguous.
     """
     if kind == "none":
         return graph
@@ -74,8 +74,8 @@ def renumbered(in_edges: Adjacency, order: Tensor) -> tuple[Adjacency, Tensor]:
     """Return the edges after renumbering the vertices; duplicate edges keep their order.
 
     Args:
-        in_edges: the edges.
-        order: former id of each new id, int64 [N].
+        in_edges: The edges.
+        order: Former id of each new id, int64 [N].
 
     Returns:
         The edges, and the former position of each edge, [E].
@@ -94,7 +94,7 @@ def renumber_links(links: Tensor | None, new_ids: Tensor) -> Tensor | None:
 
     Args:
         links: int64 [m, 3].
-        new_ids: new id of each former id, int64 [N].
+        new_ids: New id of each former id, int64 [N].
     """
     return None if links is None else torch.cat([new_ids[links[:, :2]], links[:, 2:]], 1)
 
@@ -103,7 +103,7 @@ def take_rows(tensor: Tensor | None, positions: Tensor) -> Tensor | None:
     """Return the rows at some positions; None for None.
 
     Args:
-        tensor: tensor [n, ...], or None.
+        tensor: Tensor [n, ...], or None.
         positions: int64 [m].
     """
     return None if tensor is None else tensor.index_select(0, positions)

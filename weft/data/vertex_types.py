@@ -48,11 +48,11 @@ def type_range(graph: GraphFields, name: str) -> range:
     """Return the vertex ids of one type.
 
     Args:
-        graph: the graph.
-        name: name of the type.
+        graph: The graph.
+        name: Name of the type.
 
     Raises:
-        InputError: if there is no such type.
+        InputError: If there is no such type.
     """
     if name not in graph.vertex_types:
         raise unknown("vertex type", name, graph.vertex_types)
@@ -64,11 +64,11 @@ def relation_edges(graph: GraphFields, name: str) -> Adjacency:
     """Return the in-edges of one relation, with targets and sources numbered within their types. Not cached.
 
     Args:
-        graph: the graph.
-        name: name of the relation.
+        graph: The graph.
+        name: Name of the relation.
 
     Raises:
-        InputError: if there is no such relation.
+        InputError: If there is no such relation.
     """
     if graph.edge_type is None or name not in graph.relations:
         raise unknown("relation", name, graph.relations)
@@ -95,11 +95,11 @@ def numbered_relations(edge_type: Tensor, count: int | None = None) -> tuple[str
     """Return relation names for a graph with one vertex type whose relations are only numbered.
 
     Args:
-        edge_type: relation of each edge, integer [E].
-        count: number of relations. Default: one more than the largest number.
+        edge_type: Relation of each edge, integer [E].
+        count: Number of relations. Default: one more than the largest number.
 
     Raises:
-        InputError: if the relations are not numbered from 0 without large gaps.
+        InputError: If the relations are not numbered from 0 without large gaps.
     """
     if count is None:
         count = int(edge_type.max()) + 1 if len(edge_type) else 0
@@ -111,9 +111,9 @@ def put_rows(parts: Mapping[int, Tensor], num_rows: int, fill: float) -> Tensor:
     """Return a tensor that contains each part from its first row on, and a fill value elsewhere.
 
     Args:
-        parts: parts by first row.
-        num_rows: number of rows of the result.
-        fill: the value of all other rows.
+        parts: Parts by first row.
+        num_rows: Number of rows of the result.
+        fill: The value of all other rows.
     """
     example = next(iter(parts.values()))
     num_bytes = num_rows * example[:1].nbytes
@@ -130,8 +130,8 @@ def merge_features(
     """Return (x, features): one matrix if every type has features of the same width, else the features per type.
 
     Args:
-        vertex_types: names of the types, in order.
-        features: features of the types that have some.
+        vertex_types: Names of the types, in order.
+        features: Features of the types that have some.
     """
     widths = {part.shape[1:] for part in features.values()}
     if vertex_types and len(features) == len(vertex_types) and len(widths) == 1:

@@ -28,8 +28,8 @@ def by_range(graph: Graph, num_parts: int, options: PartitionOptions) -> Tensor:
     """Partition into contiguous ids with similar sums of in-edges and weighted vertices (NeutronStar, Gemini).
 
     Args:
-        graph: the graph.
-        num_parts: number of parts.
+        graph: The graph.
+        num_parts: Number of parts.
         options: `vertex_weight` is used.
     """
     return range_parts(graph.in_edges, num_parts, options.vertex_weight)
@@ -39,8 +39,8 @@ def at_random(graph: Graph, num_parts: int, options: PartitionOptions) -> Tensor
     """Assign vertices to parts at random; the sizes of the parts differ by at most one.
 
     Args:
-        graph: the graph.
-        num_parts: number of parts.
+        graph: The graph.
+        num_parts: Number of parts.
         options: `seed` is used.
     """
     return shuffled(graph, options.seed).to(torch.int32) % num_parts
@@ -52,12 +52,12 @@ def by_metis(graph: Graph, num_parts: int, options: PartitionOptions) -> Tensor:
     METIS sees the graph without directions, self-loops and duplicate edges.
 
     Args:
-        graph: the graph.
-        num_parts: number of parts.
+        graph: The graph.
+        num_parts: Number of parts.
         options: `seed` is used.
 
     Raises:
-        InputError: if pymetis is missing, or the graph has too many edges for it.
+        InputError: If pymetis is missing, or the graph has too many edges for it.
     """
     return metis(graph, num_parts, options.seed)
 
@@ -66,8 +66,8 @@ def by_fennel(graph: Graph, num_parts: int, options: PartitionOptions) -> Tensor
     """Partition with FENNEL (Tsourakakis et al. 2014, gamma = 1.5): one pass in which a vertex joins its neighbours.
 
     Args:
-        graph: the graph.
-        num_parts: number of parts.
+        graph: The graph.
+        num_parts: Number of parts.
         options: `stream` (order of the pass), `seed` and `slack` are used.
     """
     by_id = torch.arange(graph.num_vertices)
@@ -87,12 +87,12 @@ def balanced(graph: Graph, num_parts: int, options: PartitionOptions) -> Tensor:
     3. Vertices are moved until the remote vertices are balanced too.
 
     Args:
-        graph: the graph.
-        num_parts: number of parts.
+        graph: The graph.
+        num_parts: Number of parts.
         options: `seed` and `slack` are used.
 
     Raises:
-        InputError: as from `by_metis`.
+        InputError: As from `by_metis`.
     """
     part, _, _ = native.refine(
         graph.in_edges.indptr,
@@ -122,8 +122,8 @@ def shuffled(graph: Graph, seed: int) -> Tensor:
     """Return the vertices in a random order, int64 [N].
 
     Args:
-        graph: the graph.
-        seed: seed of the order.
+        graph: The graph.
+        seed: Seed of the order.
     """
     return torch.randperm(graph.num_vertices, generator=torch.Generator().manual_seed(seed))
 
@@ -132,13 +132,13 @@ def metis(graph: Graph, num_parts: int, seed: int, weight: Tensor | None = None)
     """Return METIS's parts; parts of `by_range` if there is nothing to cut.
 
     Args:
-        graph: the graph.
-        num_parts: number of parts.
-        seed: seed of METIS.
-        weight: weights whose sums are balanced, int64 [N]; None: numbers of vertices are balanced.
+        graph: The graph.
+        num_parts: Number of parts.
+        seed: Seed of METIS.
+        weight: Weights whose sums are balanced, int64 [N]; None: numbers of vertices are balanced.
 
     Raises:
-        InputError: if pymetis is missing, or the graph has too many edges for it.
+        InputError: If pymetis is missing, or the graph has too many edges for it.
     """
     try:
         import pymetis

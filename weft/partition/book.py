@@ -52,7 +52,7 @@ class PartitionBook:
         """Write the book as one safetensors file, completely or not at all. Replaces an existing book.
 
         Raises:
-            InputError: if `path` exists and is no book.
+            InputError: If `path` exists and is no book.
         """
         path = Path(path).absolute()
         require_writable(path)
@@ -83,11 +83,11 @@ class PartitionBook:
         """Return the book in a file.
 
         Args:
-            path: the file.
-            graph: the graph that it partitions.
+            path: The file.
+            graph: The graph that it partitions.
 
         Raises:
-            InputError: if it is damaged, of a later version, no book, or a book of another graph.
+            InputError: If it is damaged, of a later version, no book, or a book of another graph.
         """
         path = Path(path)
         if not path.is_file():
@@ -126,13 +126,13 @@ def make_book(
     """Partition a graph's vertices; docs/partition.md describes the methods.
 
     Args:
-        graph: the graph.
-        num_parts: number of parts.
-        method: name of a method in METHODS.
-        options: options of the method.
+        graph: The graph.
+        num_parts: Number of parts.
+        method: Name of a method in METHODS.
+        options: Options of the method.
 
     Raises:
-        InputError: for an unknown method, fewer than one part, or more parts than vertices.
+        InputError: For an unknown method, fewer than one part, or more parts than vertices.
     """
     if method not in METHODS:
         raise unknown("method", method, METHODS)
@@ -173,7 +173,7 @@ def read(path: Path) -> tuple[dict[str, str], Tensor]:
     """Return metadata and parts of a file, unchecked.
 
     Raises:
-        InputError: if it is no complete safetensors file with parts.
+        InputError: If it is no complete safetensors file with parts.
     """
     with readable(path, REMEDY), safe_open(path, framework="pt") as file:
         return file.metadata() or {}, file.get_tensor("part")
@@ -183,8 +183,8 @@ def checksum(about: str, part: Tensor) -> str:
     """Return the sha256 of a book's description and parts, 64 hex digits.
 
     Args:
-        about: description of the book, as JSON.
-        part: part of each vertex.
+        about: Description of the book, as JSON.
+        part: Part of each vertex.
     """
     digest = hashlib.sha256(about.encode())
     digest.update(part.contiguous().view(torch.uint8).numpy().data)

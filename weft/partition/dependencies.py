@@ -96,9 +96,9 @@ def range_bounds(adj: Adjacency, parts: int, vertex_weight: int = 1) -> tuple[in
     """Return bounds of contiguous parts with similar sums of in-edges and weighted vertices; parts can be empty.
 
     Args:
-        adj: in-edges of the whole graph.
-        parts: number of parts.
-        vertex_weight: number of in-edges that a vertex counts as, at least 1.
+        adj: In-edges of the whole graph.
+        parts: Number of parts.
+        vertex_weight: Number of in-edges that a vertex counts as, at least 1.
     """
     cost = adj.indptr + vertex_weight * torch.arange(adj.num_targets + 1)
     quantiles = torch.arange(parts + 1) * int(cost[-1]) // parts
@@ -109,9 +109,9 @@ def range_parts(adj: Adjacency, parts: int, vertex_weight: int = 1) -> Tensor:
     """Return the part of every vertex, int32 [N], by `range_bounds`.
 
     Args:
-        adj: in-edges of the whole graph.
-        parts: number of parts.
-        vertex_weight: number of in-edges that a vertex counts as, at least 1.
+        adj: In-edges of the whole graph.
+        parts: Number of parts.
+        vertex_weight: Number of in-edges that a vertex counts as, at least 1.
     """
     bounds = torch.tensor(range_bounds(adj, parts, vertex_weight))
     return torch.arange(parts, dtype=torch.int32).repeat_interleave(bounds.diff())
@@ -135,10 +135,10 @@ class Choice:
         """Choose the remote vertices that a part caches.
 
         Args:
-            adj: in-edges of the whole graph.
-            part: part of each vertex, int32 [N].
-            own_part: number of the part.
-            caching: costs and limits.
+            adj: In-edges of the whole graph.
+            part: Part of each vertex, int32 [N].
+            own_part: Number of the part.
+            caching: Costs and limits.
         """
         start = time.perf_counter()
         result = torch.full((len(part),), -1, dtype=torch.int8), 0.0, False
@@ -165,12 +165,12 @@ def make_dependencies(
     Reads the in-edges of the part's vertices and of the vertices that it caches.
 
     Args:
-        adj: in-edges of the whole graph.
-        part: part of each vertex, int32 [N].
-        own_part: number of the part.
-        num_parts: number of parts.
-        caching: costs and limits, with one row of costs per aggregate.
-        choice: the vertices to cache, if they have been chosen already.
+        adj: In-edges of the whole graph.
+        part: Part of each vertex, int32 [N].
+        own_part: Number of the part.
+        num_parts: Number of parts.
+        caching: Costs and limits, with one row of costs per aggregate.
+        choice: The vertices to cache, if they have been chosen already.
         last_read: int16 [N], last layer boundary at which any part reads each vertex (ReceptiveField.last_boundary);
             None: all results are read.
     """
@@ -207,11 +207,11 @@ def _last_boundaries(
     If only some results are read, a cached vertex is computed only as far as rows that the part computes depend on it.
 
     Args:
-        adj: in-edges of the whole graph.
-        is_owned: vertices of the part, bool [N].
-        choice: vertices to cache.
-        num_hops: number of aggregates.
-        last_read: see `make_dependencies`.
+        adj: In-edges of the whole graph.
+        is_owned: Vertices of the part, bool [N].
+        choice: Vertices to cache.
+        num_hops: Number of aggregates.
+        last_read: See `make_dependencies`.
     """
     chosen = choice.last_boundary.to(torch.int16)
     if last_read is None:
@@ -232,11 +232,11 @@ def choose_cached(
     """Choose the vertices that a part caches.
 
     Args:
-        adj: in-edges of the whole graph.
-        part: part of each vertex, int32 [N].
-        own_part: number of the part.
-        caching: costs and limits.
-        num_threads: number of threads. Default: PyTorch's.
+        adj: In-edges of the whole graph.
+        part: Part of each vertex, int32 [N].
+        own_part: Number of the part.
+        caching: Costs and limits.
+        num_threads: Number of threads. Default: PyTorch's.
 
     Returns:
         Last layer boundary up to which the part recomputes each vertex, int8 [N], or -1; bytes of the cached rows and
@@ -276,8 +276,8 @@ def edge_positions(indptr: Tensor, first_edges: Tensor) -> Tensor:
     """Return the positions in the whole graph of the edges of some rows, int64 [E].
 
     Args:
-        indptr: row pointers of these rows, int64 [n + 1].
-        first_edges: position of each row's first edge in the whole graph, int64 [n].
+        indptr: Row pointers of these rows, int64 [n + 1].
+        first_edges: Position of each row's first edge in the whole graph, int64 [n].
     """
     shift = (first_edges - indptr[:-1]).repeat_interleave(indptr.diff(), output_size=int(indptr[-1]))
     return shift + torch.arange(len(shift))

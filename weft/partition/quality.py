@@ -33,10 +33,10 @@ class Quality:
         """Count the loads of a partition.
 
         Args:
-            graph: the graph.
-            part: part of each vertex, int32 [N].
-            num_parts: number of parts.
-            seconds: seconds that the partition method took.
+            graph: The graph.
+            part: Part of each vertex, int32 [N].
+            num_parts: Number of parts.
+            seconds: Seconds that the partition method took.
         """
         counts, cut = native.count_parts(graph.in_edges.indptr, graph.in_edges.indices, part, num_parts)
         vertices, in_edges, remote = (tuple(row) for row in counts.tolist())

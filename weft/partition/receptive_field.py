@@ -36,9 +36,9 @@ class ReceptiveField:
         """Return the receptive field of some vertices. Reads each in-edge that any aggregate needs once.
 
         Args:
-            adj: in-edges of the whole graph.
+            adj: In-edges of the whole graph.
             vertices: int64, ascending.
-            num_hops: number of aggregates of the model.
+            num_hops: Number of aggregates of the model.
         """
         last_boundary = torch.full((adj.num_targets,), -1, dtype=torch.int16)
         last_boundary[vertices] = num_hops

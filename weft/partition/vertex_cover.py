@@ -48,9 +48,9 @@ class Cover:
         """Return the minimum cover of a block whose last sources are fetched.
 
         Args:
-            block: in-edges over inputs and fetched vertices.
-            received: number of fetched vertices from each part.
-            num_threads: number of threads. Default: PyTorch's.
+            block: In-edges over inputs and fetched vertices.
+            received: Number of fetched vertices from each part.
+            num_threads: Number of threads. Default: PyTorch's.
         """
         # 1. Choose the fetched vertices whose own rows are sent.
         # 2. The edges from other fetched vertices are summed by the sources' part; each pair of part and target is one
@@ -109,11 +109,11 @@ def least_cover(
     Among all minimum covers, this is the one with the most source rows. All tensors are on the CPU.
 
     Args:
-        indptr: row pointers of the block.
-        indices: sources of the block.
-        first: first source that is fetched.
-        received: number of fetched vertices from each part.
-        num_threads: number of threads. Default: PyTorch's.
+        indptr: Row pointers of the block.
+        indices: Sources of the block.
+        first: First source that is fetched.
+        received: Number of fetched vertices from each part.
+        num_threads: Number of threads. Default: PyTorch's.
     """
     bounds = torch.tensor([0, *received]).cumsum(0)
     is_sent = torch.empty(int(bounds[-1]), dtype=torch.uint8)

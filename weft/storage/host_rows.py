@@ -25,14 +25,14 @@ class HostRows:
     Not thread-safe.
 
     Args:
-        num_rows: number of rows, n.
-        width: width of a row, F.
+        num_rows: Number of rows, n.
+        width: Width of a row, F.
         dtype: float32 or float64.
-        folder: folder of the file; None: the default folder for temporary files.
-        staging: buffers through which rows are copied to the device.
+        folder: Folder of the file; None: the default folder for temporary files.
+        staging: Buffers through which rows are copied to the device.
 
     Raises:
-        RunError: if the folder has too little free space.
+        RunError: If the folder has too little free space.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class HostRows:
         """Return a copy of a range of rows, [end - first, F], on the host.
 
         Args:
-            first: first row.
-            end: row after the last one.
+            first: First row.
+            end: Row after the last one.
         """
         return self._read(first, end, torch.empty(end - first, self.width, dtype=self.dtype))
 
@@ -58,8 +58,8 @@ class HostRows:
         """Return a copy of a range of rows, [end - first, F], on the device.
 
         Args:
-            first: first row.
-            end: row after the last one.
+            first: First row.
+            end: Row after the last one.
         """
         with self._staging.lend(end - first, self.width, self.dtype) as buffer:
             return self._streams.to_device(self._read(first, end, buffer))
@@ -73,8 +73,8 @@ class HostRows:
         """Replace rows.
 
         Args:
-            first: first row to replace.
-            rows: new rows [m, F], on the host or the device.
+            first: First row to replace.
+            rows: New rows [m, F], on the host or the device.
         """
         assert first >= 0
         assert first + len(rows) <= self.num_rows
@@ -89,9 +89,9 @@ class HostRows:
         """Copy rows to a tensor: `out[positions[i]] = self[rows[i]]`.
 
         Args:
-            rows: rows to copy, int64 [c], ascending and distinct.
-            out: destination [K, F], contiguous, on the host or the device.
-            positions: destination of each row, int64 [c]; None: row i goes to out[i].
+            rows: Rows to copy, int64 [c], ascending and distinct.
+            out: Destination [K, F], contiguous, on the host or the device.
+            positions: Destination of each row, int64 [c]; None: row i goes to out[i].
         """
         self._check(rows, out)
         self._write_zeros(0, self.num_rows)
@@ -107,9 +107,9 @@ class HostRows:
         """Accumulate rows: `self[rows[i]] += values[positions[i]]`.
 
         Args:
-            rows: rows to add to, int64 [c], ascending and distinct.
-            values: values to add, [K, F], on the host or the device.
-            positions: row of `values` for each row, int64 [c]; None: values[i].
+            rows: Rows to add to, int64 [c], ascending and distinct.
+            values: Values to add, [K, F], on the host or the device.
+            positions: Row of `values` for each row, int64 [c]; None: values[i].
         """
         self._check(rows, values)
         if self._streams.holds(values):
@@ -164,11 +164,11 @@ class MemoryRows:
     host continues; reads wait for them.
 
     Args:
-        num_rows: number of rows, n.
-        width: width of a row, F.
-        dtype: dtype of the rows.
-        device: device that stores the rows, unless they are pinned.
-        staging: buffers of an asynchronous device that reads the rows from the host. Default: the rows are on `device`.
+        num_rows: Number of rows, n.
+        width: Width of a row, F.
+        dtype: Dtype of the rows.
+        device: Device that stores the rows, unless they are pinned.
+        staging: Buffers of an asynchronous device that reads the rows from the host. Default: the rows are on `device`.
     """
 
     def __init__(
@@ -194,8 +194,8 @@ class MemoryRows:
         """Return a range of rows, [end - first, F]: a view that must not be changed, or a copy of pinned rows.
 
         Args:
-            first: first row.
-            end: row after the last one.
+            first: First row.
+            end: Row after the last one.
         """
         self._guard.host_reads()
         return self._rows[first:end].clone() if self._streams.asynchronous else self._rows[first:end]
@@ -204,8 +204,8 @@ class MemoryRows:
         """Return a range of rows, [end - first, F], on the device.
 
         Args:
-            first: first row.
-            end: row after the last one.
+            first: First row.
+            end: Row after the last one.
         """
         with self._guard.stream_reads():
             return (
@@ -216,8 +216,8 @@ class MemoryRows:
         """Replace rows.
 
         Args:
-            first: first row to replace.
-            rows: new rows [m, F], on the host or the device.
+            first: First row to replace.
+            rows: New rows [m, F], on the host or the device.
         """
         destination = self._rows[first : first + len(rows)]
         if self._streams.holds(rows):
@@ -231,9 +231,9 @@ class MemoryRows:
         """Copy rows to a tensor: `out[positions[i]] = self[rows[i]]`.
 
         Args:
-            rows: rows to copy, int64 [c], ascending and distinct.
-            out: destination [K, F], on the host or the device.
-            positions: destination of each row, int64 [c]; None: row i goes to out[i].
+            rows: Rows to copy, int64 [c], ascending and distinct.
+            out: Destination [K, F], on the host or the device.
+            positions: Destination of each row, int64 [c]; None: row i goes to out[i].
         """
         if not self._streams.asynchronous:
             rows, run = rows.to(self._rows.device), _run(positions, len(rows))
@@ -250,9 +250,9 @@ class MemoryRows:
         """Accumulate rows: `self[rows[i]] += values[positions[i]]`.
 
         Args:
-            rows: rows to add to, int64 [c], ascending and distinct.
-            values: values to add, [K, F], on the host or the device.
-            positions: row of `values` for each row, int64 [c]; None: values[i].
+            rows: Rows to add to, int64 [c], ascending and distinct.
+            values: Values to add, [K, F], on the host or the device.
+            positions: Row of `values` for each row, int64 [c]; None: values[i].
         """
         added = to_host(self._streams, _select(values, positions))
         self._guard.host_writes()
@@ -278,10 +278,10 @@ class IndexedRows(MemoryRows):
     """Read-only rows `table[ids]` of a constant host table [N, F], for an asynchronous device.
 
     Args:
-        table: the table.
-        ids: row of the table for each row, int64 [n].
-        dtype: dtype of the rows on the device.
-        staging: buffers through which rows are copied to the device.
+        table: The table.
+        ids: Row of the table for each row, int64 [n].
+        dtype: Dtype of the rows on the device.
+        staging: Buffers through which rows are copied to the device.
     """
 
     def __init__(self, table: Tensor, ids: Tensor, dtype: torch.dtype, staging: Staging = ON_CPU) -> None:
@@ -348,13 +348,13 @@ def host_rows(
     They are in the device's memory if `in_memory`; else on the host: in a file, or, for a GPU without a folder, pinned.
 
     Args:
-        num_rows: number of rows.
-        width: width of a row.
-        dtype: dtype of the rows.
-        device: the device.
-        staging: buffers of the device's streams, for rows on the host.
-        folder: folder of the file; None: the default folder for temporary files.
-        in_memory: whether the device's memory can hold the rows.
+        num_rows: Number of rows.
+        width: Width of a row.
+        dtype: Dtype of the rows.
+        device: The device.
+        staging: Buffers of the device's streams, for rows on the host.
+        folder: Folder of the file; None: the default folder for temporary files.
+        in_memory: Whether the device's memory can hold the rows.
     """
     if in_memory:
         return MemoryRows(num_rows, width, dtype, device)
@@ -367,9 +367,9 @@ def add_rows(table: Tensor, rows: Tensor, added: Tensor) -> None:
     """Accumulate `table[rows] += added` on the table's device.
 
     Args:
-        table: the table [n, F].
+        table: The table [n, F].
         rows: int64 [c], distinct.
-        added: values [c, F].
+        added: Values [c, F].
     """
     if table.device.type == "cpu":
         native.add_rows(table, rows, added.to("cpu"))

@@ -36,14 +36,14 @@ class TableFile:
         """Create a file with space for a table.
 
         Args:
-            path: the new file.
-            name: name of the tensor in the file.
+            path: The new file.
+            name: Name of the tensor in the file.
             shape: [N, C], or [N].
-            dtype: dtype of the table.
-            suffix: format, '.npy' or '.safetensors'.
+            dtype: Dtype of the table.
+            suffix: Format, '.npy' or '.safetensors'.
 
         Raises:
-            OSError: if there is too little free space.
+            OSError: If there is too little free space.
         """
         kind = torch.empty(0, dtype=dtype).numpy().dtype
         header = HEADERS[suffix](name, shape, kind)
@@ -68,8 +68,8 @@ class TableFile:
         """Write rows of the table.
 
         Args:
-            rows: numbers of the rows, int64 [n].
-            values: the rows, [n, C] or [n].
+            rows: Numbers of the rows, int64 [n].
+            values: The rows, [n, C] or [n].
         """
         if values.numel():
             self._map("r+")[rows.numpy()] = values.numpy()
@@ -88,9 +88,9 @@ def npy_header(name: str, shape: tuple[int, ...], kind: np.dtype[Any]) -> bytes:
     """Return the bytes before the rows in a .npy file.
 
     Args:
-        name: name of the tensor, which the format does not store.
-        shape: shape of the table.
-        kind: dtype of the table.
+        name: Name of the tensor, which the format does not store.
+        shape: Shape of the table.
+        kind: Dtype of the table.
     """
     del name
     buffer = io.BytesIO()
@@ -103,9 +103,9 @@ def safetensors_header(name: str, shape: tuple[int, ...], kind: np.dtype[Any]) -
     """Return the bytes before the rows in a .safetensors file of one tensor.
 
     Args:
-        name: name of the tensor.
-        shape: shape of the table.
-        kind: dtype of the table.
+        name: Name of the tensor.
+        shape: Shape of the table.
+        kind: Dtype of the table.
     """
     num_bytes = prod(shape) * kind.itemsize
     described = {name: {"dtype": SAFETENSORS[kind.name], "shape": shape, "data_offsets": [0, num_bytes]}}

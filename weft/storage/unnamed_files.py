@@ -37,7 +37,7 @@ def free_bytes(folder: Path | None = None) -> int:
     """Return the free space of a folder in bytes; None: the folder for temporary files.
 
     Raises:
-        InputError: if the folder does not exist.
+        InputError: If the folder does not exist.
     """
     name = _name(folder)
     try:
@@ -56,8 +56,8 @@ def note_mapped(tensor: Tensor, *, private: bool = False) -> None:
     """Register a tensor that maps a file, so that `release` may free its pages.
 
     Args:
-        tensor: the tensor.
-        private: whether writes to it do not reach the file.
+        tensor: The tensor.
+        private: Whether writes to it do not reach the file.
     """
     for expired in [storage for storage in _mapped if storage.expired()]:
         del _mapped[expired]
@@ -81,11 +81,11 @@ class ScratchFile:
     """Bytes in an unnamed file, whose space is reserved at once and freed with the object or the process.
 
     Args:
-        num_bytes: size of the file.
-        folder: folder of the file; None: the default folder for temporary files.
+        num_bytes: Size of the file.
+        folder: Folder of the file; None: the default folder for temporary files.
 
     Raises:
-        RunError: if there is too little free space.
+        RunError: If there is too little free space.
     """
 
     def __init__(self, num_bytes: int, folder: Path | None = None) -> None:
@@ -111,8 +111,8 @@ class ScratchFile:
         """Fill a contiguous tensor from the file, and return it.
 
         Args:
-            offset: position of the first byte.
-            out: the tensor.
+            offset: Position of the first byte.
+            out: The tensor.
         """
         with self.explained():
             native.read_bytes(self.handle, offset, out)
@@ -122,8 +122,8 @@ class ScratchFile:
         """Write a tensor of any device to the file.
 
         Args:
-            offset: position of the first byte.
-            tensor: the tensor.
+            offset: Position of the first byte.
+            tensor: The tensor.
         """
         with self.explained():
             native.write_bytes(self.handle, offset, tensor.detach().to("cpu"))
@@ -132,8 +132,8 @@ class ScratchFile:
         """Return the beginning of the file as a memory-mapped tensor, which outlives this object.
 
         Args:
-            shape: shape of the tensor.
-            dtype: dtype of the tensor.
+            shape: Shape of the tensor.
+            dtype: Dtype of the tensor.
         """
         path = f"/proc/self/fd/{self.handle}"
         with self.explained():
@@ -145,8 +145,8 @@ class ScratchFile:
         """Return the RunError for an operation that the system refused.
 
         Args:
-            num_bytes: size of the file that was needed.
-            error: the system's error.
+            num_bytes: Size of the file that was needed.
+            error: The system's error.
         """
         problem = "no space for" if error.errno in NO_SPACE else "cannot store"
         message = f"{self.folder}: {problem} {num_bytes:,} bytes of vertex data ({error.strerror})"
@@ -224,7 +224,7 @@ class ArrayFile:
     """Small arrays one after the other in an unnamed file that grows. Raises RunError if its folder is full.
 
     Args:
-        folder: folder of the file; None: the default folder for temporary files.
+        folder: Folder of the file; None: the default folder for temporary files.
     """
 
     def __init__(self, folder: Path | None = None) -> None:

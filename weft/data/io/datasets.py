@@ -52,19 +52,19 @@ def load(
     5. A public data set through PyG, downloaded into `root`; see weft.data.io.downloads.LOADERS.
 
     Args:
-        name_or_path: name, path or recipe.
-        random_features: number of random features per vertex, for a graph without features.
-        random_classes: number of random classes, with a random split, for a graph without labels.
-        seed: seed of the random features, classes and splits, and of recipes that state none.
-        root: folder of downloads. Default: ~/.cache/weft.
-        split: number of the public split, if there are several.
-        normalize_features: divide the features of each vertex by the sum of their absolute values.
-        inverse_relations: add an inverse edge for every edge; see weft.data.inverse_relations.
-        order: renumber the vertices, after all other changes; see weft.data.vertex_order.
-        verify: whether to verify checksums; see `Graph.open`.
+        name_or_path: Name, path or recipe.
+        random_features: Number of random features per vertex, for a graph without features.
+        random_classes: Number of random classes, with a random split, for a graph without labels.
+        seed: Seed of the random features, classes and splits, and of recipes that state none.
+        root: Folder of downloads. Default: ~/.cache/weft.
+        split: Number of the public split, if there are several.
+        normalize_features: Divide the features of each vertex by the sum of their absolute values.
+        inverse_relations: Add an inverse edge for every edge; see weft.data.inverse_relations.
+        order: Renumber the vertices, after all other changes; see weft.data.vertex_order.
+        verify: Whether to verify checksums; see `Graph.open`.
 
     Raises:
-        InputError: for an unknown name, with the nearest known one, and for files that contain no valid graph.
+        InputError: For an unknown name, with the nearest known one, and for files that contain no valid graph.
     """
     graph = find(str(name_or_path), seed, root, split, verify)
     return as_asked(
@@ -91,16 +91,16 @@ def as_asked(
     """Return a graph after the changes that options of `load` request.
 
     Args:
-        graph: the graph.
-        random_features: number of random features per vertex.
-        random_classes: number of random classes.
-        seed: seed of the random features and classes.
-        normalize_features: divide the features of each vertex by the sum of their absolute values.
-        inverse_relations: add an inverse edge for every edge.
-        order: renumber the vertices.
+        graph: The graph.
+        random_features: Number of random features per vertex.
+        random_classes: Number of random classes.
+        seed: Seed of the random features and classes.
+        normalize_features: Divide the features of each vertex by the sum of their absolute values.
+        inverse_relations: Add an inverse edge for every edge.
+        order: Renumber the vertices.
 
     Raises:
-        InputError: if the graph already has what an option would add.
+        InputError: If the graph already has what an option would add.
     """
     if random_features:
         graph = with_random_features(graph, random_features, seed)
@@ -117,14 +117,14 @@ def find(name: str, seed: int, root: str | Path | None, split: int, verify: bool
     """Return a graph as it is stored, downloaded or generated.
 
     Args:
-        name: name, path or recipe.
-        seed: seed of splits and recipes.
-        root: folder of downloads.
-        split: number of the public split.
-        verify: whether to verify checksums.
+        name: Name, path or recipe.
+        seed: Seed of splits and recipes.
+        root: Folder of downloads.
+        split: Number of the public split.
+        verify: Whether to verify checksums.
 
     Raises:
-        InputError: if there is no such graph.
+        InputError: If there is no such graph.
     """
     if name.partition(":")[0] in generate.GENERATORS and ":" in name:
         refuse_split(name, split)
@@ -158,8 +158,8 @@ def is_path(name: str, path: Path) -> bool:
     """Return whether a name means a file or a folder.
 
     Args:
-        name: the name as given.
-        path: the same as a path, with the home folder expanded.
+        name: The name as given.
+        path: The same as a path, with the home folder expanded.
     """
     separators = {os.sep, os.altsep or os.sep}
     looks_like_path = any(s in name for s in separators) or path.suffix in SUFFIXES
@@ -170,13 +170,13 @@ def load_path(path: Path, seed: int, split: int, verify: bool | None) -> Graph:
     """Return the graph in a file or a folder.
 
     Args:
-        path: the file or folder.
-        seed: seed of a split.
-        split: number of the public split.
-        verify: whether to verify checksums of a graph folder.
+        path: The file or folder.
+        seed: Seed of a split.
+        split: Number of the public split.
+        verify: Whether to verify checksums of a graph folder.
 
     Raises:
-        InputError: if it contains no graph.
+        InputError: If it contains no graph.
     """
     if path.is_dir() and ogb.is_ogb(path):
         return Graph.of(gather_parts(ogb.ogb_parts(path, split=split)))
@@ -216,11 +216,11 @@ def refuse_split(name: str, split: int) -> None:
     """Check that no split is requested from a graph that has only one.
 
     Args:
-        name: name of the graph.
-        split: number of the requested split; 0: none requested.
+        name: Name of the graph.
+        split: Number of the requested split; 0: none requested.
 
     Raises:
-        InputError: if one is requested.
+        InputError: If one is requested.
     """
     if split:
         raise InputError(f"--split {split}: {name} has no splits to choose from: leave it out")
@@ -230,9 +230,9 @@ def load_npz(path: Path, seed: int, split: int) -> Graph:
     """Return the graph in an .npz file.
 
     Args:
-        path: the file.
-        seed: seed of a split.
-        split: number of the public split.
+        path: The file.
+        seed: Seed of a split.
+        split: Number of the public split.
     """
     fields = npz.read_npz(path, split=split, seed=seed)
     with readable(path, REMEDY), located(path):
@@ -257,18 +257,18 @@ def read_edges(
         path: .txt, .csv or .tsv, also with .gz: two columns, or three with a weight; comment lines (# or %) and one
             header line are skipped. Or .npy: integers (2, E) or (E, 2), memory-mapped if int32 or int64; (2, 2) is read
             as (2, E).
-        num_vertices: number of vertices. Default: the rows of features or labels, else one more than the largest id.
+        num_vertices: Number of vertices. Default: the rows of features or labels, else one more than the largest id.
         features: .npy or a text table, one row per vertex.
         labels: .npy or a text table: one column of classes (-1: unlabelled), or one column of 0 and 1 per class.
             Labelled vertices get a seeded 60/20/20 split.
         split: .npy or a text table with train, val or test (or 0, 1 or 2) for each vertex.
-        shares: fractions of a random split, instead of `split`.
-        undirected: add the reverse of each edge and merge duplicates; see GraphParts.
-        name: name of the graph in messages. Default: the file's name.
-        seed: seed of a random split.
+        shares: Fractions of a random split, instead of `split`.
+        undirected: Add the reverse of each edge and merge duplicates; see GraphParts.
+        name: Name of the graph in messages. Default: the file's name.
+        seed: Seed of a random split.
 
     Raises:
-        InputError: with file, line and content if a line is no edge or an id is out of range.
+        InputError: With file, line and content if a line is no edge or an id is out of range.
     """
     with readable(path, "give a text table of numbers, or an array saved by numpy.save"):
         parts = edge_list.edge_list_parts(

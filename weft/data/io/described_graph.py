@@ -48,11 +48,11 @@ class DescribedGraph:
         `stats:vertices=111m,edges=1.6b,features=128,classes=172[,train=0.01][,rmat=0.57/0.19/0.19][,seed=0]`
 
         Args:
-            spec: the description.
-            seed: seed if the description has none.
+            spec: The description.
+            seed: Seed if the description has none.
 
         Raises:
-            InputError: if no graph can have these sizes.
+            InputError: If no graph can have these sizes.
         """
         items = spec.partition(":")[2].split(",")
         chances = [item.partition("=")[2] for item in items if item.partition("=")[0].strip() == "rmat"]

@@ -53,12 +53,12 @@ def download(name: str, root: Path, *, seed: int = 0) -> GraphFields:
     Data sets without a public split get a seeded 60/20/20 split.
 
     Args:
-        name: name of the data set in LOADERS.
-        root: folder of all downloads; the data set is in `root`/`name`.
-        seed: seed of a split.
+        name: Name of the data set in LOADERS.
+        root: Folder of all downloads; the data set is in `root`/`name`.
+        seed: Seed of a split.
 
     Raises:
-        InputError: if the network does not answer, with the address and the folder to fill by hand, or if the files in
+        InputError: If the network does not answer, with the address and the folder to fill by hand, or if the files in
             that folder cannot be read.
     """
     datasets = import_extra("torch_geometric.datasets", name)
@@ -91,8 +91,8 @@ def address(kind: Any, loader: Loader) -> str:
     """Return where a loader's raw files come from: PyG has an address, or the id of a first file on Google Drive.
 
     Args:
-        kind: the class of torch_geometric.datasets.
-        loader: its arguments.
+        kind: The class of torch_geometric.datasets.
+        loader: Its arguments.
     """
     if hasattr(kind, "url"):
         return str(kind.url).format(loader.argument)

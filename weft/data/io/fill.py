@@ -17,8 +17,8 @@ def in_graph_order(tensor: Tensor, graph: Graph) -> Tensor:
     """Return rows that are ordered by original vertex id in the order of the graph's vertices.
 
     Args:
-        tensor: one row for each vertex, by original id.
-        graph: the graph.
+        tensor: One row for each vertex, by original id.
+        graph: The graph.
     """
     return tensor if graph.ids is None else tensor[graph.ids]
 
@@ -27,12 +27,12 @@ def with_random_features(graph: Graph, width: int, seed: int) -> Graph:
     """Return the graph with standard normal features for all vertices, or for the vertex types without features.
 
     Args:
-        graph: the graph.
-        width: number of features.
-        seed: seed of the features.
+        graph: The graph.
+        width: Number of features.
+        seed: Seed of the features.
 
     Raises:
-        InputError: if no features are missing.
+        InputError: If no features are missing.
     """
     if not graph.features and graph.x is None:
         return replace(graph, x=in_graph_order(random_matrix(graph.num_vertices, width, seed), graph), trusted=True)
@@ -50,12 +50,12 @@ def with_random_classes(graph: Graph, num_classes: int, seed: int) -> Graph:
     """Return the graph with random labels and a random 60/20/20 split.
 
     Args:
-        graph: the graph.
-        num_classes: number of classes.
-        seed: seed of labels and split.
+        graph: The graph.
+        num_classes: Number of classes.
+        seed: Seed of labels and split.
 
     Raises:
-        InputError: if it has labels.
+        InputError: If it has labels.
     """
     if graph.y is not None:
         raise InputError(f"{graph.name} already has labels: leave out --random-classes")
@@ -69,7 +69,7 @@ def with_normalized_features(graph: Graph) -> Graph:
     """Return the graph with each row of x divided by the sum of its absolute values; rows of zeros are unchanged.
 
     Raises:
-        InputError: if it has no x.
+        InputError: If it has no x.
     """
     if graph.x is None:
         raise InputError(f"{graph.name} has no features to normalize: leave out --normalize-features")

@@ -46,11 +46,11 @@ def generate(spec: str, seed: int = 0) -> GraphFields:
     Values may stand without their keys, in this order. k, m and g (or b) are thousands, millions and billions.
 
     Args:
-        spec: the recipe.
-        seed: seed if the recipe has none.
+        spec: The recipe.
+        seed: Seed if the recipe has none.
 
     Raises:
-        InputError: with the key, and the nearest known one.
+        InputError: With the key, and the nearest known one.
     """
     kind, _, text = spec.partition(":")
     if kind not in GENERATORS:
@@ -62,8 +62,8 @@ def rmat_spec(text: str, seed: int) -> GraphFields:
     """Return the R-MAT graph of a recipe.
 
     Args:
-        text: the recipe after `rmat:`.
-        seed: seed if the recipe has none.
+        text: The recipe after `rmat:`.
+        seed: Seed if the recipe has none.
     """
     defaults = {"vertices": None, "edges": None, "features": 0, "classes": 0, "seed": seed, "undirected": 0}
     values = parse("rmat", text, defaults)
@@ -81,8 +81,8 @@ def sbm_spec(text: str, seed: int) -> GraphFields:
     """Return the stochastic block model of a recipe.
 
     Args:
-        text: the recipe after `sbm:`.
-        seed: seed if the recipe has none.
+        text: The recipe after `sbm:`.
+        seed: Seed if the recipe has none.
     """
     defaults = {"vertices": None, "degree": None, "classes": None, "homophily": 0.8, "features": 64, "seed": seed}
     values = parse("sbm", text, defaults)
@@ -104,13 +104,13 @@ def parse(kind: str, text: str, defaults: Mapping[str, float | None], *, example
     """Return the numbers of a recipe `key=value,...`, in which leading values need no keys.
 
     Args:
-        kind: name of the generator, for errors.
-        text: the recipe after `kind:`.
-        defaults: default of each key, in order; None: the key is required.
-        example: example of a recipe, for errors.
+        kind: Name of the generator, for errors.
+        text: The recipe after `kind:`.
+        defaults: Default of each key, in order; None: the key is required.
+        example: Example of a recipe, for errors.
 
     Raises:
-        InputError: for an unknown or missing key, and for a value that is no number.
+        InputError: For an unknown or missing key, and for a value that is no number.
     """
     values: dict[str, float | None] = dict(defaults)
     named = False
@@ -135,12 +135,12 @@ def number(kind: str, key: str, text: str) -> float:
     """Return a nonnegative number, which may have a suffix k, m, g or b.
 
     Args:
-        kind: name of the generator, for errors.
-        key: key of the value, for errors.
-        text: the number.
+        kind: Name of the generator, for errors.
+        key: Key of the value, for errors.
+        text: The number.
 
     Raises:
-        InputError: if it is none.
+        InputError: If it is none.
     """
     factor = SUFFIXES.get(text[-1:].lower(), 1)
     try:
@@ -156,12 +156,12 @@ def whole_number(kind: str, values: dict[str, float], key: str) -> int:
     """Return a value as an int.
 
     Args:
-        kind: name of the generator, for errors.
-        values: values by key.
-        key: key of the value.
+        kind: Name of the generator, for errors.
+        values: Values by key.
+        key: Key of the value.
 
     Raises:
-        InputError: if it has a fraction.
+        InputError: If it has a fraction.
     """
     if values[key] != int(values[key]):
         raise InputError(f"{kind}: {key}={values[key]:g} is no whole number: round it")
@@ -183,16 +183,16 @@ def rmat(
     Low ids have high degrees. Features and labels are random; the split is 60/20/20.
 
     Args:
-        vertices: number of vertices.
-        edges: number of stored edges.
-        features: number of features; 0: none.
-        classes: number of classes; 0: no labels.
-        seed: seed of everything.
-        undirected: store every edge in both directions, and count it twice.
-        quadrants: probabilities; see QUADRANTS.
+        vertices: Number of vertices.
+        edges: Number of stored edges.
+        features: Number of features; 0: none.
+        classes: Number of classes; 0: no labels.
+        seed: Seed of everything.
+        undirected: Store every edge in both directions, and count it twice.
+        quadrants: Probabilities; see QUADRANTS.
 
     Raises:
-        InputError: if there are no vertices, or an odd number of undirected edges.
+        InputError: If there are no vertices, or an odd number of undirected edges.
     """
     if vertices < 1:
         raise InputError("rmat: vertices=0: give at least 1")
@@ -229,11 +229,11 @@ def rmat_block(
     One 16-bit random number decides two levels at once, so probabilities are rounded to multiples of 1 / 65,536.
 
     Args:
-        levels: number of bits of an id.
-        size: number of edges.
-        random: the random generator.
-        dtype: dtype of the ids.
-        quadrants: probabilities; see QUADRANTS.
+        levels: Number of bits of an id.
+        size: Number of edges.
+        random: The random generator.
+        dtype: Dtype of the ids.
+        quadrants: Probabilities; see QUADRANTS.
 
     Returns:
         Sources and targets, [2, size].
@@ -250,8 +250,8 @@ def quadrant_table(bits: int, quadrants: Sequence[float] = QUADRANTS) -> NDArray
     """Return a table from 16-bit random numbers to source and target bits of one or two levels, uint8 [2, 65536].
 
     Args:
-        bits: number of levels.
-        quadrants: probabilities; see QUADRANTS.
+        bits: Number of levels.
+        quadrants: Probabilities; see QUADRANTS.
     """
     probabilities = np.ones((1, 1))
     for _ in range(bits):
@@ -270,15 +270,15 @@ def sbm(
     stay.
 
     Args:
-        vertices: number of vertices.
-        degree: mean number of in-edges per vertex.
-        classes: number of classes.
-        homophily: probability that an edge stays within its class; else it ends at a vertex of another class.
-        features: number of features; 0: none.
-        seed: seed of everything.
+        vertices: Number of vertices.
+        degree: Mean number of in-edges per vertex.
+        classes: Number of classes.
+        homophily: Probability that an edge stays within its class; else it ends at a vertex of another class.
+        features: Number of features; 0: none.
+        seed: Seed of everything.
 
     Raises:
-        InputError: if there are fewer than two classes or two vertices per class, or homophily is above 1.
+        InputError: If there are fewer than two classes or two vertices per class, or homophily is above 1.
     """
     if classes < 2 or vertices < 2 * classes:
         raise InputError(
@@ -309,11 +309,11 @@ def sbm_block(
     """Draw edges, each from a uniformly drawn vertex to another one.
 
     Args:
-        y: class of each vertex, int64 [N].
-        classes: number of classes.
-        homophily: probability that an edge stays within its class.
-        size: number of edges.
-        random: the random generator.
+        y: Class of each vertex, int64 [N].
+        classes: Number of classes.
+        homophily: Probability that an edge stays within its class.
+        size: Number of edges.
+        random: The random generator.
 
     Returns:
         Sources and targets, [2, size].
@@ -338,11 +338,11 @@ def require_room(num_vertices: int, num_edges: int) -> None:
     """Check that a graph fits in memory.
 
     Args:
-        num_vertices: number of vertices.
-        num_edges: number of edges.
+        num_vertices: Number of vertices.
+        num_edges: Number of edges.
 
     Raises:
-        InputError: if it does not.
+        InputError: If it does not.
     """
     num_bytes = VERTEX_BYTES * num_vertices + EDGE_BYTES * num_edges
     check_fits_memory(num_bytes, f"{num_vertices} vertices and {num_edges} edges", "ask for fewer")
@@ -354,12 +354,12 @@ def labelled(
     """Return the fields of a generated graph, with a random split if it has labels.
 
     Args:
-        pairs: sources and targets, [2, E].
-        num_vertices: number of vertices.
-        x: features, or None.
-        y: labels, or None.
-        name: name of the graph.
-        seed: seed of the split.
+        pairs: Sources and targets, [2, E].
+        num_vertices: Number of vertices.
+        x: Features, or None.
+        y: Labels, or None.
+        name: Name of the graph.
+        seed: Seed of the split.
     """
     masks = Masks() if y is None else random_split(torch.ones(num_vertices, dtype=torch.bool), seed)
     edges = build(torch.from_numpy(pairs[0]), torch.from_numpy(pairs[1]), num_vertices=num_vertices)

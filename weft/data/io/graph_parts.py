@@ -35,8 +35,8 @@ class EdgesOfPart:
         """Return a range of the edges.
 
         Args:
-            first: position of the first edge.
-            last: position after the last edge.
+            first: Position of the first edge.
+            last: Position after the last edge.
         """
         tensors = {name: getattr(self, name) for name in ("source", "target", "weight", "features")}
         return EdgesOfPart(**{name: rows[first:last] for name, rows in tensors.items() if rows is not None})
@@ -104,12 +104,12 @@ def require_rows(field: str, num_rows: int, num_vertices: int) -> None:
     """Check that there is a row for each vertex.
 
     Args:
-        field: name of the rows in errors.
-        num_rows: number of rows.
-        num_vertices: number of vertices.
+        field: Name of the rows in errors.
+        num_rows: Number of rows.
+        num_vertices: Number of vertices.
 
     Raises:
-        InputError: if there is not.
+        InputError: If there is not.
     """
     if num_rows != num_vertices:
         raise InputError(

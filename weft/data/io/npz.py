@@ -55,12 +55,12 @@ def read_npz(path: str | Path, *, split: int = 0, seed: int = 0) -> GraphFields:
     Labels without any mask get a seeded 60/20/20 split over the labelled vertices.
 
     Args:
-        path: the file.
-        split: number of the public split, if there are several.
-        seed: seed of a split.
+        path: The file.
+        split: Number of the public split, if there are several.
+        seed: Seed of a split.
 
     Raises:
-        InputError: with file, key and remedy if keys are missing, unknown or inconsistent.
+        InputError: With file, key and remedy if keys are missing, unknown or inconsistent.
     """
     path = Path(path)
     arrays = read_all(path)
@@ -77,10 +77,10 @@ def plain_fields(arrays: Arrays, name: str, split: int, seed: int) -> GraphField
     """Return the fields of a graph with one vertex type, with or without relations.
 
     Args:
-        arrays: arrays of the file by key.
-        name: name of the graph.
-        split: number of the public split.
-        seed: seed of a split.
+        arrays: Arrays of the file by key.
+        name: Name of the graph.
+        split: Number of the public split.
+        seed: Seed of a split.
     """
     source, target = edge_rows(arrays, "edge_index")
     x, y, edge_type = read_features(arrays, "x"), optional_tensor(arrays, "y"), optional_tensor(arrays, "edge_type")
@@ -114,11 +114,11 @@ def check_names(arrays: Arrays, fields: GraphFields) -> None:
     """Check that the file has no unknown keys.
 
     Args:
-        arrays: arrays of the file by key.
-        fields: fields that were read from them.
+        arrays: Arrays of the file by key.
+        fields: Fields that were read from them.
 
     Raises:
-        InputError: at the first key that is neither read nor a note.
+        InputError: At the first key that is neither read nor a note.
     """
     allowed = {"num_nodes", *LABELS, *HELD_OUT}
     if "node_types" in arrays:
@@ -140,8 +140,8 @@ def relation_names(arrays: Arrays, edge_type: Tensor) -> tuple[str, ...]:
     """Return the relations of a graph with one vertex type: by their names in the file, else by number.
 
     Args:
-        arrays: arrays of the file by key.
-        edge_type: relation of each edge.
+        arrays: Arrays of the file by key.
+        edge_type: Relation of each edge.
     """
     if "relation_names" in arrays:
         return vertex_relations(name_list(arrays, "relation_names"))
@@ -152,10 +152,10 @@ def typed_fields(arrays: Arrays, name: str, split: int, seed: int) -> GraphField
     """Return the fields of a graph with several vertex types, each of which becomes a range of ids.
 
     Args:
-        arrays: arrays of the file by key.
-        name: name of the graph.
-        split: number of the public split.
-        seed: seed of a split.
+        arrays: Arrays of the file by key.
+        name: Name of the graph.
+        split: Number of the public split.
+        seed: Seed of a split.
     """
     types, relations = name_list(arrays, "node_types"), name_list(arrays, "edge_types")
     counts = whole_numbers(arrays, "num_nodes", len(types))
@@ -206,11 +206,11 @@ def typed_labels(
     """Return labels and masks over all vertices; types other than `target_type` are unlabelled and in no split.
 
     Args:
-        arrays: arrays of the file by key.
-        types: names of the vertex types.
-        offsets: first id of each type, and N.
-        split: number of the public split.
-        seed: seed of a split.
+        arrays: Arrays of the file by key.
+        types: Names of the vertex types.
+        offsets: First id of each type, and N.
+        split: Number of the public split.
+        seed: Seed of a split.
     """
     y = optional_tensor(arrays, "y")
     if y is None:
@@ -235,13 +235,13 @@ def read_masks(arrays: Arrays, y: Tensor | None, split: int, seed: int) -> Masks
     """Return the public split, or a seeded one if there are labels but no mask.
 
     Args:
-        arrays: arrays of the file by key.
-        y: labels, or None.
-        split: number of the public split, if there are several.
-        seed: seed of a split.
+        arrays: Arrays of the file by key.
+        y: Labels, or None.
+        split: Number of the public split, if there are several.
+        seed: Seed of a split.
 
     Raises:
-        InputError: if there is no such split.
+        InputError: If there is no such split.
     """
     several = {mask: optional_tensor(arrays, f"{mask}s") for mask in MASKS}
     count = max((len(masks) for masks in several.values() if masks is not None), default=0)
@@ -260,10 +260,10 @@ def read_links(arrays: Arrays, split: str, relations: Sequence[str], firsts: Seq
     """Return the edges that are held out for a split, int64 [m, 3] (source, target, relation); None if there are none.
 
     Args:
-        arrays: arrays of the file by key.
+        arrays: Arrays of the file by key.
         split: 'valid' or 'test'.
-        relations: names of the relations.
-        firsts: first ids of the only relation's source type and target type.
+        relations: Names of the relations.
+        firsts: First ids of the only relation's source type and target type.
     """
     if f"{split}_triples" in arrays:
         triples = as_tensor(f"{split}_triples", required_array(arrays, f"{split}_triples"))

@@ -29,7 +29,7 @@ def read_all(path: Path) -> Arrays:
     """Return every array of a file.
 
     Raises:
-        InputError: if it is no .npz file, contains pickled objects, or does not fit in memory.
+        InputError: If it is no .npz file, contains pickled objects, or does not fit in memory.
     """
     if not path.is_file():
         raise InputError(f"{path}: no such file: check the path")
@@ -46,8 +46,8 @@ def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[An
     """Return one array of a file.
 
     Args:
-        archive: the file.
-        member: entry of the array.
+        archive: The file.
+        member: Entry of the array.
     """
     with archive.open(member) as file:
         read_header(file, member.file_size)
@@ -60,11 +60,11 @@ def read_features(arrays: Arrays, key: str) -> Tensor | None:
     """Return dense features [n, F]; None if the file has none.
 
     Args:
-        arrays: arrays of the file by key.
-        key: key of dense features, or prefix of the keys of their CSR parts.
+        arrays: Arrays of the file by key.
+        key: Key of dense features, or prefix of the keys of their CSR parts.
 
     Raises:
-        InputError: if CSR parts are missing or inconsistent.
+        InputError: If CSR parts are missing or inconsistent.
     """
     if key in arrays:
         return optional_tensor(arrays, key)
@@ -91,8 +91,8 @@ def edge_rows(arrays: Arrays, key: str) -> tuple[Tensor, Tensor]:
     """Return sources and targets [E] of a (2, E) array.
 
     Args:
-        arrays: arrays of the file by key.
-        key: key of the edges.
+        arrays: Arrays of the file by key.
+        key: Key of the edges.
     """
     edges = as_tensor(key, required_array(arrays, key))
     if edges.dim() != 2 or len(edges) != 2:
@@ -104,11 +104,11 @@ def required_array(arrays: Arrays, key: str) -> NDArray[Any]:
     """Return an array that a file must contain.
 
     Args:
-        arrays: arrays of the file by key.
-        key: key of the array.
+        arrays: Arrays of the file by key.
+        key: Key of the array.
 
     Raises:
-        InputError: if it is missing.
+        InputError: If it is missing.
     """
     if key not in arrays:
         raise InputError(f"no array '{key}' in the file: it contains {', '.join(sorted(arrays))}")
@@ -119,11 +119,11 @@ def whole_number(arrays: Arrays, key: str) -> int:
     """Return a single whole number of a file.
 
     Args:
-        arrays: arrays of the file by key.
-        key: key of the number.
+        arrays: Arrays of the file by key.
+        key: Key of the number.
 
     Raises:
-        InputError: if it is missing or something else.
+        InputError: If it is missing or something else.
     """
     return whole_numbers(arrays, key, 1)[0]
 
@@ -132,12 +132,12 @@ def whole_numbers(arrays: Arrays, key: str, size: int) -> list[int]:
     """Return several nonnegative whole numbers of a file.
 
     Args:
-        arrays: arrays of the file by key.
-        key: key of the numbers.
-        size: how many they must be.
+        arrays: Arrays of the file by key.
+        key: Key of the numbers.
+        size: How many they must be.
 
     Raises:
-        InputError: if they are missing or something else.
+        InputError: If they are missing or something else.
     """
     array = required_array(arrays, key)
     if array.size != size or array.dtype.kind not in "iu" or (array < 0).any():
@@ -152,11 +152,11 @@ def name_list(arrays: Arrays, key: str) -> tuple[str, ...]:
     """Return a list of names of a file.
 
     Args:
-        arrays: arrays of the file by key.
-        key: key of the names.
+        arrays: Arrays of the file by key.
+        key: Key of the names.
 
     Raises:
-        InputError: if it is missing or something else.
+        InputError: If it is missing or something else.
     """
     array = required_array(arrays, key)
     if array.ndim != 1:
@@ -168,10 +168,10 @@ def optional_tensor(arrays: Arrays, key: str) -> Tensor | None:
     """Return an array as a tensor; None if the file does not contain it.
 
     Args:
-        arrays: arrays of the file by key.
-        key: key of the array.
+        arrays: Arrays of the file by key.
+        key: Key of the array.
 
     Raises:
-        InputError: if it contains no numbers.
+        InputError: If it contains no numbers.
     """
     return as_tensor(key, arrays[key]) if key in arrays else None

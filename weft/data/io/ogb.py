@@ -40,12 +40,12 @@ def ogb_parts(folder: Path, *, split: int = 0, undirected: bool = False) -> Grap
     """Return the graph in a folder with raw/ and split/.
 
     Args:
-        folder: the folder.
-        split: number of the split among several, in alphabetical order of their names.
-        undirected: add the reverse of each edge and merge duplicates.
+        folder: The folder.
+        split: Number of the split among several, in alphabetical order of their names.
+        undirected: Add the reverse of each edge and merge duplicates.
 
     Raises:
-        InputError: if files are missing or inconsistent, or contain several graphs or vertex types.
+        InputError: If files are missing or inconsistent, or contain several graphs or vertex types.
     """
     raw = folder / "raw"
     if (raw / "triplet-type-list.csv.gz").is_file():
@@ -93,11 +93,11 @@ def finite(rows: Rows, path: Path) -> Iterator[Tensor]:
     """Yield features in parts, float32 [n, F].
 
     Args:
-        rows: the features in parts.
-        path: their file, for errors.
+        rows: The features in parts.
+        path: Their file, for errors.
 
     Raises:
-        InputError: if one is not finite.
+        InputError: If one is not finite.
     """
     for part in rows:
         with np.errstate(over="ignore"):
@@ -111,11 +111,11 @@ def read_edges(raw: Path, num_vertices: int) -> Iterator[EdgesOfPart]:
     """Yield the edges in parts, with features if there are any.
 
     Args:
-        raw: folder of the files.
-        num_vertices: number of vertices.
+        raw: Folder of the files.
+        num_vertices: Number of vertices.
 
     Raises:
-        InputError: for an id that no vertex has, and if there are fewer features than edges.
+        InputError: For an id that no vertex has, and if there are fewer features than edges.
     """
     path = raw / (BINARY if (raw / BINARY).is_file() else EDGES)
     edge_parts = binary_edges(raw, num_vertices) if path.name == BINARY else read_edge_table(path, num_vertices)
@@ -140,11 +140,11 @@ def binary_edges(raw: Path, num_vertices: int) -> Iterator[EdgesOfPart]:
     """Yield the edges of an .npz file in parts.
 
     Args:
-        raw: folder of the file.
-        num_vertices: number of vertices.
+        raw: Folder of the file.
+        num_vertices: Number of vertices.
 
     Raises:
-        InputError: for an id that no vertex has.
+        InputError: For an id that no vertex has.
     """
     for pair in zip(binary(raw, "edge_index", row=0), binary(raw, "edge_index", row=1), strict=True):
         source, target = (torch.from_numpy(ids.astype(np.int64)) for ids in pair)
@@ -158,12 +158,12 @@ def read_splits(folder: Path, num_vertices: int, split: int) -> Masks:
     """Return the masks of one split; empty Masks if there are no splits.
 
     Args:
-        folder: folder with a folder for each split.
-        num_vertices: number of vertices.
-        split: number of the split, in alphabetical order.
+        folder: Folder with a folder for each split.
+        num_vertices: Number of vertices.
+        split: Number of the split, in alphabetical order.
 
     Raises:
-        InputError: if there is no such split.
+        InputError: If there is no such split.
     """
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
     if not names and not split:
@@ -184,8 +184,8 @@ def table(path: Path, *, integral: bool = True) -> Rows:
     """Yield a text table in parts, int64 or float64 [n, columns].
 
     Args:
-        path: the file.
-        integral: read integers instead of floats.
+        path: The file.
+        integral: Read integers instead of floats.
     """
     for block in read_blocks(path, integral=integral):
         yield block.values
@@ -195,10 +195,10 @@ def binary(raw: Path, key: str, name: str = BINARY, row: int | None = None) -> R
     """Yield an array of an .npz file in parts of its rows, unpacked while it is read.
 
     Args:
-        raw: folder of the file.
-        key: key of the array.
-        name: name of the file.
-        row: read this row of the array only, in parts of its entries.
+        raw: Folder of the file.
+        key: Key of the array.
+        name: Name of the file.
+        row: Read this row of the array only, in parts of its entries.
     """
     path = raw / name
     with opened(path) as archive, member(archive, key, path) as (file, header):
@@ -226,12 +226,12 @@ def member(archive: zipfile.ZipFile, key: str, path: Path) -> Iterator[tuple[IO[
     """Open an array of an .npz file, positioned at its data, and read its header.
 
     Args:
-        archive: the file.
-        key: key of the array.
-        path: path of the file, for errors.
+        archive: The file.
+        key: Key of the array.
+        path: Path of the file, for errors.
 
     Raises:
-        InputError: if it is missing.
+        InputError: If it is missing.
     """
     if f"{key}.npy" not in archive.namelist():
         raise InputError(f"{path}: no array '{key}' in the file: {REMEDY}")

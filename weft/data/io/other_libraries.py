@@ -17,7 +17,7 @@ def matrix_edges(matrix: Any) -> dict[str, Any]:
     Entry [u, v] is an edge u -> v. Entries are weights, unless all are 1.
 
     Raises:
-        InputError: if it is no square sparse matrix.
+        InputError: If it is no square sparse matrix.
     """
     if not hasattr(matrix, "tocoo"):
         raise InputError(f"matrix is of type {type(matrix).__name__}: give a sparse matrix of SciPy")
@@ -32,12 +32,12 @@ def network_tables(graph: Any, node_attributes: Sequence[str], edge_attributes: 
     """Return nodes and edges of a NetworkX graph as tables; an undirected edge becomes two edges.
 
     Args:
-        graph: the NetworkX graph.
-        node_attributes: attributes of nodes to include.
-        edge_attributes: attributes of edges to include.
+        graph: The NetworkX graph.
+        node_attributes: Attributes of nodes to include.
+        edge_attributes: Attributes of edges to include.
 
     Raises:
-        InputError: if it is no NetworkX graph.
+        InputError: If it is no NetworkX graph.
     """
     if not hasattr(graph, "is_directed"):
         raise InputError(f"graph is of type {type(graph).__name__}: give a graph of NetworkX")
@@ -55,14 +55,14 @@ def dgl_fields(graph: Any, features: str, label: str, weight: str | None, edge_f
     Features and labels are left out if the graph has none with these names.
 
     Args:
-        graph: the DGL graph.
-        features: name of the features in ndata.
-        label: name of the labels in ndata.
-        weight: name of the edge weights in edata, or None.
-        edge_features: name of the edge features in edata, or None.
+        graph: The DGL graph.
+        features: Name of the features in ndata.
+        label: Name of the labels in ndata.
+        weight: Name of the edge weights in edata, or None.
+        edge_features: Name of the edge features in edata, or None.
 
     Raises:
-        InputError: if there are several types, or requested edge data is missing.
+        InputError: If there are several types, or requested edge data is missing.
     """
     if not hasattr(graph, "ndata") or not hasattr(graph, "etypes"):
         raise InputError(f"graph is of type {type(graph).__name__}: give a graph of DGL")
@@ -84,11 +84,11 @@ def edge_data(data: Mapping[str, Any], name: str) -> Any:
     """Return an array of a DGL graph's edges.
 
     Args:
-        data: the graph's edata.
-        name: name of the array.
+        data: The graph's edata.
+        name: Name of the array.
 
     Raises:
-        InputError: if it is missing.
+        InputError: If it is missing.
     """
     if name not in data:
         raise InputError(f"graph.edata has no '{name}': it has {', '.join(sorted(data)) or 'nothing'}")

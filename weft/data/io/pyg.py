@@ -43,11 +43,11 @@ def from_pyg(data: PygGraph, *, name: str = "graph") -> GraphFields:
     `edge_weight` if it is one. In a HeteroData in which only some relations have weights, other edges weigh 1.
 
     Args:
-        data: the PyG graph.
-        name: name of the graph in messages.
+        data: The PyG graph.
+        name: Name of the graph in messages.
 
     Raises:
-        InputError: with the attribute that is wrong.
+        InputError: With the attribute that is wrong.
     """
     pyg = import_extra("torch_geometric.data", "from_pyg")
     if not isinstance(data, pyg.Data | pyg.HeteroData):
@@ -68,8 +68,8 @@ def from_data(data: Data, name: str) -> GraphFields:
     """Return the fields of a PyG Data.
 
     Args:
-        data: the PyG graph.
-        name: name of the graph.
+        data: The PyG graph.
+        name: Name of the graph.
     """
     source, target, weight = read_edges(data, "data")
     edge_type = read(data, "edge_type")
@@ -104,8 +104,8 @@ def from_hetero(data: HeteroData, name: str) -> GraphFields:
     """Return the fields of a PyG HeteroData; its vertex types become id ranges, in the order of `data.node_types`.
 
     Args:
-        data: the PyG graph.
-        name: name of the graph.
+        data: The PyG graph.
+        name: Name of the graph.
     """
     types = tuple(data.node_types)
     counts = []
@@ -161,13 +161,13 @@ def merge_edges(data: HeteroData, types: Sequence[str], counts: Sequence[int], o
     """Return the edges of all relations.
 
     Args:
-        data: the PyG graph.
-        types: names of the vertex types.
-        counts: number of vertices of each type.
-        offsets: first id of each type, and N.
+        data: The PyG graph.
+        types: Names of the vertex types.
+        counts: Number of vertices of each type.
+        offsets: First id of each type, and N.
 
     Raises:
-        InputError: for an id that its vertex type does not have.
+        InputError: For an id that its vertex type does not have.
     """
     none = torch.empty(0, dtype=torch.int64)
     sources, targets, weights = [none], [none], []
@@ -194,12 +194,12 @@ def merge_rows(data: HeteroData, field: str, offsets: Sequence[int]) -> Tensor |
     """Return the labels or masks of all vertex types as one tensor; None if no type has any.
 
     Args:
-        data: the PyG graph.
-        field: name of the attribute.
-        offsets: first id of each type, and N.
+        data: The PyG graph.
+        field: Name of the attribute.
+        offsets: First id of each type, and N.
 
     Raises:
-        InputError: if types have rows of different shapes.
+        InputError: If types have rows of different shapes.
     """
     parts = {}
     for i, vertex_type in enumerate(data.node_types):
@@ -271,11 +271,11 @@ def read_edges(store: Any, place: str) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return source, target and weight [E] of a Data or of one relation.
 
     Args:
-        store: the Data, or the store of a relation.
-        place: name of the store in errors.
+        store: The Data, or the store of a relation.
+        place: Name of the store in errors.
 
     Raises:
-        InputError: if it has no edges.
+        InputError: If it has no edges.
     """
     edge_index = read(store, "edge_index")
     if edge_index is not None:
@@ -317,11 +317,11 @@ def read(store: Any, field: str) -> Tensor | None:
     """Return a tensor of a Data, or of one vertex or edge type, dense and on the CPU; None if it is missing.
 
     Args:
-        store: the Data, or the store of a type.
-        field: name of the attribute.
+        store: The Data, or the store of a type.
+        field: Name of the attribute.
 
     Raises:
-        InputError: if it is a single number.
+        InputError: If it is a single number.
     """
     if field not in store or store[field] is None:
         return None

@@ -18,17 +18,17 @@ def epoch_batches(
     The batches are the same on all ranks. Renumbering the vertices only changes the order within a batch.
 
     Args:
-        examples: distinct vertices int64 [t], or links int64 [t, 3] as rows (source, target, relation).
-        batch_size: number of examples of a batch.
-        seed: seed of the run.
-        epoch: number of the epoch.
-        ids: original ids int64 [N] that key the order (Graph.ids); None: the vertices' numbers.
+        examples: Distinct vertices int64 [t], or links int64 [t, 3] as rows (source, target, relation).
+        batch_size: Number of examples of a batch.
+        seed: Seed of the run.
+        epoch: Number of the epoch.
+        ids: Original ids int64 [N] that key the order (Graph.ids); None: the vertices' numbers.
 
     Returns:
         Examples of each batch, in the order of `examples`.
 
     Raises:
-        ValueError: if batch_size is below 1.
+        ValueError: If batch_size is below 1.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}: give 1 or more")
@@ -43,9 +43,9 @@ def layer_key(seed: int, epoch: int, batch: int, hop: int) -> int:
     """Return the 64-bit key of the sampling at one hop of one batch.
 
     Args:
-        seed: seed of the run.
-        epoch: number of the epoch.
-        batch: number of the batch in the epoch, from 0.
-        hop: number of the hop, counted from the batch outwards.
+        seed: Seed of the run.
+        epoch: Number of the epoch.
+        batch: Number of the batch in the epoch, from 0.
+        hop: Number of the hop, counted from the batch outwards.
     """
     return key(seed, DRAW, epoch, batch, hop)

@@ -70,12 +70,12 @@ def dependent_batch_key(*parts: int, batch: int, kappa: int) -> tuple[int, KeyTr
     minibatching in graph neural networks", Balin et al. 2023, section 3.2.
 
     Args:
-        parts: other numbers that key the sampling, such as seed and hop.
-        batch: number of the batch, counted through all epochs.
-        kappa: length of a period in batches; 1: batches are independent.
+        parts: Other numbers that key the sampling, such as seed and hop.
+        batch: Number of the batch, counted through all epochs.
+        kappa: Length of a period in batches; 1: batches are independent.
 
     Raises:
-        ValueError: if kappa is below 1.
+        ValueError: If kappa is below 1.
     """
     if kappa < 1:
         raise ValueError(f"kappa is {kappa}: give 1, for independent batches, or more")
@@ -110,19 +110,19 @@ def sample_layer(
     that of `labor` on key, the source's id and d. So it does not depend on the other targets, or on which rank samples.
 
     Args:
-        in_edges: in-edges of the whole graph, on the CPU; only `weighted` reads their weights.
-        targets: vertices, int64 [n].
+        in_edges: In-edges of the whole graph, on the CPU; only `weighted` reads their weights.
+        targets: Vertices, int64 [n].
         fanout: k from 0 on, or ALL; or one for each relation.
         key: 64 bits for one hop of one batch, from weft.utils.random.key (see `layer_key`). Do not use small numbers:
             vertex 1 under key 0 would get the random numbers of vertex 0 under key 1.
-        method: a method of METHODS.
-        transition: transition to the next key, for `labor` only.
-        ids: original ids, int64 [N] (Graph.ids); None: the vertices' numbers.
-        edge_type: relation of each edge of the graph, int16 or int32; only fanouts by relation need and read it.
-        num_threads: number of threads. Default: PyTorch's.
+        method: A method of METHODS.
+        transition: Transition to the next key, for `labor` only.
+        ids: Original ids, int64 [N] (Graph.ids); None: the vertices' numbers.
+        edge_type: Relation of each edge of the graph, int16 or int32; only fanouts by relation need and read it.
+        num_threads: Number of threads. Default: PyTorch's.
 
     Raises:
-        ValueError: if a target or relation is out of range, a relevant weight is negative or not finite, or an argument
+        ValueError: If a target or relation is out of range, a relevant weight is negative or not finite, or an argument
             that the method needs is missing.
     """
     # Two native passes: the first counts the sampled edges of each row, the second writes them.

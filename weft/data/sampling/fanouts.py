@@ -20,7 +20,7 @@ def parse_fanouts(text: str) -> tuple[Fanout, ...]:
     in-edges of relation 0 and 5 of relation 1, then 10 and 5.
 
     Raises:
-        InputError: if the text is no list of fanouts.
+        InputError: If the text is no list of fanouts.
     """
     return tuple(_parse_hop(hop.strip(), text) for hop in text.split(","))
 
@@ -47,12 +47,12 @@ def check_fanouts(fanouts: tuple[Fanout, ...], num_hops: int, num_relations: int
     """Return one fanout per hop; a single one is repeated for all hops.
 
     Args:
-        fanouts: the fanouts.
-        num_hops: number of hops of the model.
-        num_relations: number of relations of the graph.
+        fanouts: The fanouts.
+        num_hops: Number of hops of the model.
+        num_relations: Number of relations of the graph.
 
     Raises:
-        InputError: if their number is not that of the hops, or a fanout by relation has not one number per relation.
+        InputError: If their number is not that of the hops, or a fanout by relation has not one number per relation.
     """
     if len(fanouts) == 1:
         fanouts *= num_hops

@@ -15,7 +15,7 @@ class Relabeller:
     """Numbers the distinct vertices of a batch from 0. Keeps N / 4 bytes between batches; not thread-safe.
 
     Args:
-        num_vertices: number of vertices of the graph, N.
+        num_vertices: Number of vertices of the graph, N.
     """
 
     def __init__(self, num_vertices: int) -> None:
@@ -31,16 +31,16 @@ class Relabeller:
         """Give local numbers to the vertices of a batch: first those of `first`, then the other ones, ascending.
 
         Args:
-            first: distinct vertices, int64 [n], on the CPU.
-            others: vertices, int32 or int64 [E], on the CPU.
-            num_threads: number of threads. Default: PyTorch's.
+            first: Distinct vertices, int64 [n], on the CPU.
+            others: Vertices, int32 or int64 [E], on the CPU.
+            num_threads: Number of threads. Default: PyTorch's.
 
         Returns:
             Position of each of `others` in cat(first, new), int32 [E], and new: the vertices that `first` lacks, int64
             [m], ascending.
 
         Raises:
-            ValueError: if an id is out of range, or twice in `first`.
+            ValueError: If an id is out of range, or twice in `first`.
         """
         first, others = first.contiguous(), others.contiguous()
         arguments = self._words, self._pages, self.num_vertices, first, others

@@ -36,8 +36,8 @@ def note_digest(array: Tensor, digest: str) -> None:
     """Note the digest of an array whose file states it, so that `digest_of` need not read the array.
 
     Args:
-        array: the array, unchanged since it was read.
-        digest: sha256 of its data, 64 hex digits.
+        array: The array, unchanged since it was read.
+        digest: Sha256 of its data, 64 hex digits.
     """
     _noted[array] = Noted(digest, version_of(array))
 
@@ -77,8 +77,8 @@ def changed_data(graph: GraphFields, recorded: dict[str, str]) -> list[str]:
     """Return the names of the fields whose digests differ from recorded ones.
 
     Args:
-        graph: the graph.
-        recorded: digests from `data_digests`.
+        graph: The graph.
+        recorded: Digests from `data_digests`.
     """
     digests = data_digests(graph)
     return sorted(name for name in digests.keys() | recorded.keys() if digests.get(name) != recorded.get(name))

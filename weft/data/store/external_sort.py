@@ -26,9 +26,9 @@ class RecordFile:
     """Records in an unnamed temporary file, which is deleted when it is closed.
 
     Args:
-        folder: folder of the file.
-        name: name that the file has while it is being opened.
-        dtype: dtype of the records.
+        folder: Folder of the file.
+        name: Name that the file has while it is being opened.
+        dtype: Dtype of the records.
     """
 
     def __init__(self, folder: Path, name: str, dtype: DTypeLike) -> None:
@@ -45,8 +45,8 @@ class RecordFile:
         """Write records at a position.
 
         Args:
-            position: number of the first record.
-            records: the records.
+            position: Number of the first record.
+            records: The records.
         """
         self._file.seek(position * self.dtype.itemsize)
         records.tofile(self._file)
@@ -55,8 +55,8 @@ class RecordFile:
         """Return a range of records.
 
         Args:
-            first: position of the first record.
-            last: position after the last record.
+            first: Position of the first record.
+            last: Position after the last record.
         """
         self._file.flush()
         self._file.seek(first * self.dtype.itemsize)
@@ -85,12 +85,12 @@ def sorted_records(
     Memory: a few times BUCKET_RECORDS records, or the records of one row if they are more, and 16 bytes per row.
 
     Args:
-        read: function that yields the records in blocks; called twice.
-        dtype: dtype of the records.
-        num_rows: number of rows.
-        num_cols: number of columns.
-        folder: folder for a temporary file.
-        report: called with a line of progress after each bucket.
+        read: Function that yields the records in blocks; called twice.
+        dtype: Dtype of the records.
+        num_rows: Number of rows.
+        num_cols: Number of columns.
+        folder: Folder for a temporary file.
+        report: Called with a line of progress after each bucket.
     """
     # 1. Count the records of each row, and cut the rows into buckets of similar size.
     # 2. Write each record to its bucket; a bucket's records stay in their order.
@@ -121,7 +121,7 @@ def buckets(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.in
     """Cut rows into buckets of about BUCKET_RECORDS records.
 
     Args:
-        counts: number of records of each row, int64 [rows].
+        counts: Number of records of each row, int64 [rows].
 
     Returns:
         First row of each bucket, and the bounds of the buckets' records, one more than buckets.

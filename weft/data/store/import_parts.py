@@ -27,13 +27,13 @@ def import_parts(
     """Write a graph that comes in parts as a graph folder, and open it.
 
     Args:
-        parts: the graph.
-        folder: the new folder.
-        report: called with lines of progress.
-        overwrite: replace a graph folder that exists.
+        parts: The graph.
+        folder: The new folder.
+        report: Called with lines of progress.
+        overwrite: Replace a graph folder that exists.
 
     Raises:
-        InputError: as from new_store, and for values that no graph may contain; no folder is left then.
+        InputError: As from new_store, and for values that no graph may contain; no folder is left then.
     """
     with new_store(folder, overwrite=overwrite) as draft:
         write_parts(with_checked_labels(parts), draft, report)

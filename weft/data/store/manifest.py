@@ -32,7 +32,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of a graph folder, migrated to the current version.
 
     Raises:
-        InputError: if there is none, or it was written by a later weft.
+        InputError: If there is none, or it was written by a later weft.
     """
     if not folder.exists():
         require_not_set_aside(folder)
@@ -57,7 +57,7 @@ def require_not_set_aside(folder: Path) -> None:
     """Check that no process was stopped while it replaced a graph folder, which then still has its temporary name.
 
     Raises:
-        InputError: if there is a folder with that name, with the command that restores it.
+        InputError: If there is a folder with that name, with the command that restores it.
     """
     aside = next(folder.parent.glob(f".{glob.escape(folder.name)}.????????{ASIDE}"), None)
     if aside is not None:
@@ -83,13 +83,13 @@ def entry(fields: dict[str, Any], name: str, kind: type[Value], path: Path) -> V
     """Return one field of a JSON object.
 
     Args:
-        fields: the object.
-        name: name of the field.
-        kind: type of the field.
-        path: the file, for errors.
+        fields: The object.
+        name: Name of the field.
+        kind: Type of the field.
+        path: The file, for errors.
 
     Raises:
-        InputError: if it is missing or of another type.
+        InputError: If it is missing or of another type.
     """
     if name not in fields:
         raise InputError(f"{path}: field '{name}' is missing: {REMEDY}")
@@ -103,13 +103,13 @@ def entries(fields: dict[str, Any], name: str, kind: type[Item], path: Path) -> 
     """Return one field of a JSON object that is a list.
 
     Args:
-        fields: the object.
-        name: name of the field.
-        kind: type of the items.
-        path: the file, for errors.
+        fields: The object.
+        name: Name of the field.
+        kind: Type of the items.
+        path: The file, for errors.
 
     Raises:
-        InputError: if it is missing, or an item is of another type.
+        InputError: If it is missing, or an item is of another type.
     """
     values = entry(fields, name, list, path)
     for value in values:
@@ -122,12 +122,12 @@ def read_arrays(folder: Path, manifest: dict[str, Any], verify: bool | None) -> 
     """Return the arrays that a manifest lists, by name.
 
     Args:
-        folder: the graph folder.
-        manifest: its manifest.
-        verify: whether to verify checksums; see `read_array`.
+        folder: The graph folder.
+        manifest: Its manifest.
+        verify: Whether to verify checksums; see `read_array`.
 
     Raises:
-        InputError: if a name is no plain file name, or an array is damaged.
+        InputError: If a name is no plain file name, or an array is damaged.
     """
     path = folder / MANIFEST
     files = entry(manifest, "files", dict, path)
@@ -141,12 +141,12 @@ def read_array(path: Path, fields: dict[str, Any], verify: bool | None) -> Tenso
     """Return a .npy file, memory-mapped copy-on-write.
 
     Args:
-        path: the file.
-        fields: its entry in the manifest.
-        verify: whether to compute the checksum; None: only if the file was changed or copied after it was written.
+        path: The file.
+        fields: Its entry in the manifest.
+        verify: Whether to compute the checksum; None: only if the file was changed or copied after it was written.
 
     Raises:
-        InputError: if header, size or checksum differ from the manifest.
+        InputError: If header, size or checksum differ from the manifest.
     """
     if not path.is_file():
         raise InputError(f"{path}: missing, though the manifest lists it: {REMEDY}")

@@ -42,8 +42,8 @@ def parsing(path: Path, remedy: str) -> Iterator[None]:
     """Turn errors in the block into InputErrors as `readable` does, and ignore NumPy's warnings about old files.
 
     Args:
-        path: the file, for errors.
-        remedy: remedy to print in the error.
+        path: The file, for errors.
+        remedy: Remedy to print in the error.
     """
     with readable(path, remedy), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -54,11 +54,11 @@ def read_header(file: IO[bytes], num_bytes: int) -> Header:
     """Read the header at the start of a file; the file is then positioned at the data. To be called inside `parsing`.
 
     Args:
-        file: the file.
-        num_bytes: size of the file.
+        file: The file.
+        num_bytes: Size of the file.
 
     Raises:
-        ValueError: if it contains Python objects, which would have to be unpickled, or data of another size. NumPy
+        ValueError: If it contains Python objects, which would have to be unpickled, or data of another size. NumPy
             raises errors of many types for damaged bytes.
     """
     if np.lib.format.read_magic(file) != (1, 0):
@@ -76,11 +76,11 @@ def map_array(path: Path, remedy: str = REMEDY) -> NDArray[Any]:
     """Return a .npy file as a copy-on-write memory map, which PyTorch accepts as writable.
 
     Args:
-        path: the file.
-        remedy: remedy to print in the error.
+        path: The file.
+        remedy: Remedy to print in the error.
 
     Raises:
-        InputError: if it is missing or damaged.
+        InputError: If it is missing or damaged.
     """
     if not path.is_file():
         raise InputError(f"{path}: no such file: check the path")
@@ -94,11 +94,11 @@ def map_tensor(path: Path, field: str) -> Tensor:
     """Return a user's .npy file as a tensor, memory-mapped if PyTorch has its dtype.
 
     Args:
-        path: the file.
-        field: name of the array in errors.
+        path: The file.
+        field: Name of the array in errors.
 
     Raises:
-        InputError: if it contains no numbers.
+        InputError: If it contains no numbers.
     """
     array = map_array(path)
     tensor = as_tensor(f"{path}: {field}", array)
@@ -111,11 +111,11 @@ def as_tensor(field: str, array: NDArray[Any]) -> Tensor:
     """Return a NumPy array as a tensor, which shares its memory if PyTorch has the dtype.
 
     Args:
-        field: name of the array in errors.
-        array: numbers of any byte order and width.
+        field: Name of the array in errors.
+        array: Numbers of any byte order and width.
 
     Raises:
-        InputError: if it contains no numbers.
+        InputError: If it contains no numbers.
     """
     if array.dtype.kind not in "biuf" or array.itemsize > 8:
         raise InputError(f"{field} is {array.dtype}: save real numbers of at most 64 bits")

@@ -19,9 +19,9 @@ class ArrayWriter:
     """Writes an array row by row; the header gets the number of rows at the end.
 
     Args:
-        path: the new file.
-        dtype: dtype of the array.
-        columns: shape of a row.
+        path: The new file.
+        dtype: Dtype of the array.
+        columns: Shape of a row.
     """
 
     def __init__(self, path: Path, dtype: DTypeLike, columns: tuple[int, ...] = ()) -> None:
@@ -72,8 +72,8 @@ def write_array(path: Path, array: NDArray[Any]) -> dict[str, Any]:
     """Write one .npy file, flush it, and return its manifest entry.
 
     Args:
-        path: the new file.
-        array: the array.
+        path: The new file.
+        array: The array.
     """
     with ArrayWriter(path, array.dtype, array.shape[1:]) as writer:
         writer.add(array)

@@ -43,9 +43,9 @@ def save(graph: GraphFields, folder: str | Path, *, overwrite: bool = False) -> 
     """Write a graph as a graph folder; see new_store.
 
     Args:
-        graph: the graph.
-        folder: the new folder.
-        overwrite: replace a graph folder that exists.
+        graph: The graph.
+        folder: The new folder.
+        overwrite: Replace a graph folder that exists.
     """
     with new_store(folder, overwrite=overwrite) as draft:
         write_store(graph, draft)
@@ -58,11 +58,11 @@ def new_store(folder: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     The temporary folder is a hidden sibling. It is flushed to disk and then renamed, so no reader sees half of a graph.
 
     Args:
-        folder: the new folder.
-        overwrite: replace a graph folder that exists.
+        folder: The new folder.
+        overwrite: Replace a graph folder that exists.
 
     Raises:
-        InputError: if `folder` exists, unless it is a graph folder and `overwrite` is True.
+        InputError: If `folder` exists, unless it is a graph folder and `overwrite` is True.
     """
     folder = Path(folder).absolute()
     if folder.exists() or folder.is_symlink():
@@ -91,8 +91,8 @@ def replace_folder(new: Path, folder: Path) -> None:
     then, a reader's error says where the old folder is.
 
     Args:
-        new: the new folder.
-        folder: name that it gets.
+        new: The new folder.
+        folder: Name that it gets.
     """
     old = new
     if not folder.exists():
@@ -113,8 +113,8 @@ def exchange(first: Path, second: Path) -> bool:
     """Exchange the names of two folders in one step.
 
     Args:
-        first: a folder.
-        second: another folder.
+        first: A folder.
+        second: Another folder.
 
     Returns:
         Whether the system and the file system can do that.
@@ -130,8 +130,8 @@ def write_store(graph: GraphFields, folder: Path) -> None:
     """Write arrays and manifest of a graph to an empty folder, and flush them.
 
     Args:
-        graph: the graph.
-        folder: the folder.
+        graph: The graph.
+        folder: The folder.
     """
     in_edges, transpose = graph.in_edges, graph.in_edges.transpose
     symmetric = is_symmetric(in_edges)
@@ -177,9 +177,9 @@ def write_manifest(described: dict[str, Any], files: dict[str, Any], folder: Pat
     """Write the manifest, and flush it and the folder.
 
     Args:
-        described: fields of the manifest.
-        files: manifest entries of the arrays, by name.
-        folder: the graph folder.
+        described: Fields of the manifest.
+        files: Manifest entries of the arrays, by name.
+        folder: The graph folder.
     """
     manifest = {"format": FORMAT, **versioned("graph", described), "files": files}
     with (folder / MANIFEST).open("w", encoding="utf-8") as file:
@@ -193,8 +193,8 @@ def feature_key(vertex_types: tuple[str, ...], name: str) -> str:
     """Return the file name of a vertex type's features, by its number, because a type's name need not be a file name.
 
     Args:
-        vertex_types: names of the vertex types.
-        name: name of the type.
+        vertex_types: Names of the vertex types.
+        name: Name of the type.
     """
     return f"features_{vertex_types.index(name)}"
 
@@ -225,12 +225,12 @@ def read_store(folder: str | Path, *, verify: bool | None = True) -> StoreConten
     Dtypes, shapes and sizes are always compared with the manifest. Writing to a tensor does not change the files.
 
     Args:
-        folder: the folder.
+        folder: The folder.
         verify: True: read every file once and compare checksums. None: only files whose size or modification time
             differs from the manifest. False: none.
 
     Raises:
-        InputError: with file, field and remedy if the folder is damaged, of a later version, or no graph folder.
+        InputError: With file, field and remedy if the folder is damaged, of a later version, or no graph folder.
     """
     folder = Path(folder).absolute()
     manifest = read_manifest(folder)
@@ -256,9 +256,9 @@ def open_names(arrays: dict[str, Tensor], manifest: dict[str, Any], path: Path) 
     """Return the names of the vertices; None if the folder has none.
 
     Args:
-        arrays: arrays of the folder by name.
-        manifest: its manifest.
-        path: path of the manifest, for errors.
+        arrays: Arrays of the folder by name.
+        manifest: Its manifest.
+        path: Path of the manifest, for errors.
     """
     columns = [arrays.get(name) for name in (NUMBER_COLUMN, OFFSET_COLUMN, TEXT_COLUMN)]
     if columns[0] is None and (columns[1] is None or columns[2] is None):
@@ -271,12 +271,12 @@ def open_adjacency(arrays: dict[str, Tensor], symmetric: bool, manifest: Path) -
     """Return the in-edges with the stored transpose; in a symmetric graph both share arrays.
 
     Args:
-        arrays: arrays of the folder by name.
-        symmetric: whether the graph is symmetric.
-        manifest: path of the manifest, for errors.
+        arrays: Arrays of the folder by name.
+        symmetric: Whether the graph is symmetric.
+        manifest: Path of the manifest, for errors.
 
     Raises:
-        InputError: if an array is missing.
+        InputError: If an array is missing.
     """
     needed = ["indptr", "indices", "transpose_edge_ids"]
     needed += [] if symmetric else ["transpose_indptr", "transpose_indices"]

@@ -36,12 +36,12 @@ def write_parts(parts: GraphParts, folder: Path, report: ReportProgress) -> None
     Memory: 40 bytes per vertex, the tensors of GraphParts, and parts of a few million edges.
 
     Args:
-        parts: the graph.
-        folder: the folder.
-        report: called with lines of progress.
+        parts: The graph.
+        folder: The folder.
+        report: Called with lines of progress.
 
     Raises:
-        InputError: if the parts are inconsistent.
+        InputError: If the parts are inconsistent.
     """
     none = torch.empty(0, dtype=torch.int64)
     edges = parts.edges()
@@ -76,13 +76,13 @@ def spool_edges(spool: RecordFile, edges: Iterator[EdgesOfPart], parts: GraphPar
     """Write the edges to a file in the order in which they come, and return the number of vertices.
 
     Args:
-        spool: the file.
-        edges: the edges in parts.
-        parts: the graph.
-        report: called with lines of progress.
+        spool: The file.
+        edges: The edges in parts.
+        parts: The graph.
+        report: Called with lines of progress.
 
     Raises:
-        InputError: if parts differ in their fields, or an id is out of range.
+        InputError: If parts differ in their fields, or an id is out of range.
     """
     largest, limit = -1, MAX_ID if parts.num_vertices is None else parts.num_vertices
     for part in edges:
@@ -107,8 +107,8 @@ def record_type(part: EdgesOfPart, ids: DTypeLike = np.int64) -> np.dtype[Any]:
     """Return the dtype of records of edges into `row` from `col`.
 
     Args:
-        part: a part of the edges, for its fields.
-        ids: dtype of ids.
+        part: A part of the edges, for its fields.
+        ids: Dtype of ids.
     """
     fields: list[Any] = [("row", ids), ("col", ids)]
     if part.weight is not None:
@@ -122,8 +122,8 @@ def records_of(part: EdgesOfPart, dtype: np.dtype[Any]) -> Records:
     """Return edges as records.
 
     Args:
-        part: the edges.
-        dtype: dtype of the records.
+        part: The edges.
+        dtype: Dtype of the records.
     """
     records = np.empty(len(part.source), dtype)
     records["row"], records["col"] = part.target.numpy(), part.source.numpy()
@@ -139,11 +139,11 @@ def write_forward(
     """Write the in-edges with weights and features.
 
     Args:
-        parts: the graph.
-        spool: all edges in the order in which they came.
-        num_vertices: number of vertices.
-        folder: the folder.
-        report: called with lines of progress.
+        parts: The graph.
+        spool: All edges in the order in which they came.
+        num_vertices: Number of vertices.
+        folder: The folder.
+        report: Called with lines of progress.
 
     Returns:
         In-degree of each vertex, int64 [N], and the manifest entries of the files.
@@ -195,10 +195,10 @@ def write_transpose(
     """Write the transpose: the edges sorted by source. A symmetric graph shares the arrays of the in-edges.
 
     Args:
-        indptr: row pointers of the in-edges, int64 [N + 1].
-        folder: folder with the files of the in-edges.
-        weighted: whether edges have weights.
-        report: called with lines of progress.
+        indptr: Row pointers of the in-edges, int64 [N + 1].
+        folder: Folder with the files of the in-edges.
+        weighted: Whether edges have weights.
+        report: Called with lines of progress.
 
     Returns:
         Whether the graph is symmetric, and the manifest entries of the files.
@@ -248,13 +248,13 @@ def write_features(parts: GraphParts, num_vertices: int, folder: Path, report: R
     """Write x, and return its manifest entry.
 
     Args:
-        parts: the graph.
-        num_vertices: number of vertices.
-        folder: the folder.
-        report: called with lines of progress.
+        parts: The graph.
+        num_vertices: Number of vertices.
+        folder: The folder.
+        report: Called with lines of progress.
 
     Raises:
-        InputError: if there is not one row per vertex.
+        InputError: If there is not one row per vertex.
     """
     assert parts.x is not None
     rows = parts.x()
@@ -273,9 +273,9 @@ def owners(indptr: NDArray[np.int64], first: int, last: int) -> NDArray[np.int64
     """Return the row of each entry in a range.
 
     Args:
-        indptr: row pointers, int64 [n + 1].
-        first: position of the first entry.
-        last: position after the last entry.
+        indptr: Row pointers, int64 [n + 1].
+        first: Position of the first entry.
+        last: Position after the last entry.
     """
     low, high = np.searchsorted(indptr, (first, last - 1), side="right") - 1
     bounds = indptr[low : high + 2].clip(first, last)
@@ -286,9 +286,9 @@ def read_rows(path: Path, first: int, last: int) -> NDArray[Any]:
     """Return a range of entries of a .npy file of single numbers, read instead of mapped.
 
     Args:
-        path: the file.
-        first: position of the first entry.
-        last: position after the last entry.
+        path: The file.
+        first: Position of the first entry.
+        last: Position after the last entry.
     """
     with path.open("rb") as file:
         np.lib.format.read_magic(file)
@@ -300,9 +300,9 @@ def fingerprint(folder: Path, num_vertices: int, num_edges: int) -> str:
     """Return Adjacency.fingerprint of the edges in a folder.
 
     Args:
-        folder: the folder.
-        num_vertices: number of vertices.
-        num_edges: number of edges.
+        folder: The folder.
+        num_vertices: Number of vertices.
+        num_edges: Number of edges.
     """
     digest = topology_digest(num_vertices, num_edges)
     for name, length in (("indptr", num_vertices + 1), ("indices", num_edges)):

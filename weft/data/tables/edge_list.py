@@ -43,18 +43,18 @@ def edge_list_parts(
     """Return a graph from an edge list; weft.data.read_edges describes the files.
 
     Args:
-        path: file of the edges.
-        num_vertices: number of vertices. Default: the rows of features or labels, else one more than the largest id.
-        features: file of the features.
-        labels: file of the labels.
-        split: file of the split.
-        shares: fractions of a random split, instead of `split`.
-        undirected: add the reverse of each edge and merge duplicates.
-        name: name of the graph. Default: the file's name.
-        seed: seed of a random split.
+        path: File of the edges.
+        num_vertices: Number of vertices. Default: the rows of features or labels, else one more than the largest id.
+        features: File of the features.
+        labels: File of the labels.
+        split: File of the split.
+        shares: Fractions of a random split, instead of `split`.
+        undirected: Add the reverse of each edge and merge duplicates.
+        name: Name of the graph. Default: the file's name.
+        seed: Seed of a random split.
 
     Raises:
-        InputError: if features and labels disagree, or the number of vertices of a split is unknown.
+        InputError: If features and labels disagree, or the number of vertices of a split is unknown.
     """
     path = Path(path)
     x = None if features is None else read_features(Path(features))
@@ -85,11 +85,11 @@ def read_edge_table(path: Path, num_vertices: int | None) -> Iterator[EdgesOfPar
     """Yield the edges of a text table in parts, with weights if it has three columns.
 
     Args:
-        path: the file.
-        num_vertices: number of vertices; None: unknown.
+        path: The file.
+        num_vertices: Number of vertices; None: unknown.
 
     Raises:
-        InputError: at the first line that is no edge.
+        InputError: At the first line that is no edge.
     """
     limit, block = MAX_ID if num_vertices is None else num_vertices, None
     for block in read_blocks(path, remedy=NAMES_HINT):
@@ -111,11 +111,11 @@ def edge_ids(block: TextBlock, limit: int) -> tuple[NDArray[np.int64], NDArray[n
     """Return sources and targets of a block, int64 [rows].
 
     Args:
-        block: lines of the table.
-        limit: number that ids must be below.
+        block: Lines of the table.
+        limit: Number that ids must be below.
 
     Raises:
-        InputError: at the first line with an id out of range.
+        InputError: At the first line with an id out of range.
     """
     endpoints = block.values[:, :2]
     check_rows(block, np.any(endpoints < 0, axis=1), "vertex ids count from 0: renumber them")
@@ -131,12 +131,12 @@ def as_float32(block: TextBlock, values: NDArray[Any], reason: str) -> NDArray[n
     """Return columns of a block as float32.
 
     Args:
-        block: lines of the table.
-        values: columns of the block.
-        reason: problem and remedy, for the error.
+        block: Lines of the table.
+        values: Columns of the block.
+        reason: Problem and remedy, for the error.
 
     Raises:
-        InputError: at the first row with a number that is not finite as float32.
+        InputError: At the first row with a number that is not finite as float32.
     """
     with np.errstate(over="ignore"):
         result = values.astype(np.float32)
@@ -148,12 +148,12 @@ def check_rows(block: TextBlock, wrong: NDArray[np.bool_], reason: str) -> None:
     """Check that no row of a block is flagged.
 
     Args:
-        block: lines of the table.
-        wrong: flags, bool [rows].
-        reason: problem and remedy, for the error.
+        block: Lines of the table.
+        wrong: Flags, bool [rows].
+        reason: Problem and remedy, for the error.
 
     Raises:
-        InputError: at the first flagged row.
+        InputError: At the first flagged row.
     """
     if wrong.any():
         raise block.error(int(wrong.argmax()), reason)
@@ -206,11 +206,11 @@ def concatenate(blocks: list[NDArray[Any]], path: Path) -> NDArray[Any]:
     """Return the rows of all blocks.
 
     Args:
-        blocks: the blocks.
-        path: the file, for errors.
+        blocks: The blocks.
+        path: The file, for errors.
 
     Raises:
-        InputError: if there are none.
+        InputError: If there are none.
     """
     if not blocks:
         raise InputError(f"{path}: holds no rows: give one line per vertex")

@@ -62,8 +62,8 @@ class FrameTable:
     """A pandas DataFrame, or arrays and lists by name.
 
     Args:
-        frame: the DataFrame or mapping. A named index becomes a column.
-        place: name of the table in messages.
+        frame: The DataFrame or mapping. A named index becomes a column.
+        place: Name of the table in messages.
     """
 
     def __init__(self, frame: Any, place: str) -> None:
@@ -91,8 +91,8 @@ class ArrowTable:
     """A file or folder of Parquet, Arrow or CSV files, or a pyarrow.Table. Needs pyarrow.
 
     Args:
-        source: path or pyarrow.Table.
-        place: name of the table in messages.
+        source: Path or pyarrow.Table.
+        place: Name of the table in messages.
     """
 
     def __init__(self, source: Any, place: str) -> None:
@@ -157,7 +157,7 @@ class TextTable:
     """Lines of words separated by blanks, tabs, commas or semicolons, without a header; columns are '0', '1' and so on.
 
     Args:
-        path: the file.
+        path: The file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -193,11 +193,11 @@ def open_table(source: Any, place: str) -> InputTable:
     """Return a table of any kind.
 
     Args:
-        source: a path, a DataFrame, a pyarrow.Table, or arrays by name.
-        place: name in messages of a table that has no path.
+        source: A path, a DataFrame, a pyarrow.Table, or arrays by name.
+        place: Name in messages of a table that has no path.
 
     Raises:
-        InputError: if it is no table.
+        InputError: If it is no table.
     """
     if isinstance(source, str | Path):
         path = Path(source).expanduser()
@@ -296,8 +296,8 @@ def column_from_lists(array: pyarrow.Array, missing: NDArray[np.bool_]) -> Colum
     """Return a column of lists of equal length as numbers [n, K].
 
     Args:
-        array: some rows of the column.
-        missing: rows without a list, [n].
+        array: Some rows of the column.
+        missing: Rows without a list, [n].
     """
     from pyarrow import compute
 
@@ -328,12 +328,12 @@ def ids_of(column: Column, place: str, first_row: int) -> Ids:
     """Return a column of ids: whole numbers, or texts.
 
     Args:
-        column: some rows of the column.
-        place: table and column, for errors.
-        first_row: number of the first row, for errors.
+        column: Some rows of the column.
+        place: Table and column, for errors.
+        first_row: Number of the first row, for errors.
 
     Raises:
-        InputError: at the first row without an id.
+        InputError: At the first row without an id.
     """
     values, missing = column
     if isinstance(values, Texts):
@@ -354,12 +354,12 @@ def matrix_of(column: Column, place: str, first_row: int) -> NDArray[np.float32]
     """Return a column of numbers as float32 [n, K]; K = 1 for single numbers.
 
     Args:
-        column: some rows of the column.
-        place: table and column, for errors.
-        first_row: number of the first row, for errors.
+        column: Some rows of the column.
+        place: Table and column, for errors.
+        first_row: Number of the first row, for errors.
 
     Raises:
-        InputError: at the first row without a number.
+        InputError: At the first row without a number.
     """
     remedy = "leave the column out, or turn it into numbers"
     values, missing = column
@@ -385,13 +385,13 @@ def raise_at_first(wrong: NDArray[np.bool_], place: str, first_row: int, reason:
     """Check that no row is flagged.
 
     Args:
-        wrong: flags, bool [n].
-        place: table and column, for the error.
-        first_row: number of the first row.
-        reason: problem and remedy, for the error.
+        wrong: Flags, bool [n].
+        place: Table and column, for the error.
+        first_row: Number of the first row.
+        reason: Problem and remedy, for the error.
 
     Raises:
-        InputError: at the first flagged row.
+        InputError: At the first flagged row.
     """
     if wrong.any():
         raise InputError(f"{place}, row {first_row + int(wrong.argmax())}: {reason}")
@@ -401,12 +401,12 @@ def require_columns(table: InputTable, columns: Sequence[str], flag: str) -> Non
     """Check that a table has some columns.
 
     Args:
-        table: the table.
-        columns: names of the columns.
-        flag: flag that names them, for the error.
+        table: The table.
+        columns: Names of the columns.
+        flag: Flag that names them, for the error.
 
     Raises:
-        InputError: if one is missing.
+        InputError: If one is missing.
     """
     for name in columns:
         if name not in table.columns:

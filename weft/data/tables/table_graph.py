@@ -76,16 +76,16 @@ def table_parts(
     Without `vertices`, the vertices are the ids in the edges, in the order of their first occurrence.
 
     Args:
-        vertices: the vertex table (see weft.data.tables.table.open_table), or None.
-        edges: the edge table.
-        columns: meaning of the columns.
-        name: name of the graph. Default: the edge file's name.
-        undirected: add the reverse of each edge and merge duplicates.
-        shares: fractions of a random split or a split by time; labels without a split get 60, 20 and 20 %.
-        seed: seed of a random split.
+        vertices: The vertex table (see weft.data.tables.table.open_table), or None.
+        edges: The edge table.
+        columns: Meaning of the columns.
+        name: Name of the graph. Default: the edge file's name.
+        undirected: Add the reverse of each edge and merge duplicates.
+        shares: Fractions of a random split or a split by time; labels without a split get 60, 20 and 20 %.
+        seed: Seed of a random split.
 
     Raises:
-        InputError: with table, column, row and remedy.
+        InputError: With table, column, row and remedy.
     """
     edge_table = open_table(edges, "edges")
     require_columns(edge_table, [columns.source], "--source")
@@ -130,8 +130,8 @@ def named_by_edges(table: InputTable, columns: ColumnRoles) -> tuple[NameIndex |
     """Return an index of the ids in the edges, the ids as names, and their number.
 
     Args:
-        table: the edge table.
-        columns: meaning of its columns.
+        table: The edge table.
+        columns: Meaning of its columns.
     """
     collector, row = NameCollector(), 0
     for part in table.parts({columns.source: ID, columns.target: ID}):
@@ -149,8 +149,8 @@ def interleaved(left: Ids, right: Ids) -> Ids:
     """Return two columns of ids alternately: first of `left`, first of `right`, second of `left`, and so on.
 
     Args:
-        left: ids.
-        right: as many ids.
+        left: Ids.
+        right: As many ids.
     """
     both = concatenate_ids([left, right])
     order = np.arange(len(both)).reshape(2, -1).T.reshape(-1)
@@ -161,11 +161,11 @@ def named_by_vertices(table: InputTable, column: str | None) -> tuple[NameIndex 
     """Return an index of the ids of a vertex table, the ids as names, and the number of rows.
 
     Args:
-        table: the vertex table.
-        column: column of the ids; None: vertices are row numbers, and there is no index and no name.
+        table: The vertex table.
+        column: Column of the ids; None: vertices are row numbers, and there is no index and no name.
 
     Raises:
-        InputError: if an id is missing or occurs twice.
+        InputError: If an id is missing or occurs twice.
     """
     if column is None:
         any_column = table.columns[0]
@@ -186,13 +186,13 @@ def read_edges(
     """Yield the edges between vertex numbers in parts.
 
     Args:
-        table: the edge table.
-        columns: meaning of its columns.
-        index: index of the vertices' ids; None: ids are row numbers.
-        num_vertices: number of vertices.
+        table: The edge table.
+        columns: Meaning of its columns.
+        index: Index of the vertices' ids; None: ids are row numbers.
+        num_vertices: Number of vertices.
 
     Raises:
-        InputError: at the first id that no vertex has.
+        InputError: At the first id that no vertex has.
     """
     kinds = {columns.source: ID, columns.target: ID}
     kinds |= dict.fromkeys([*filter(None, [columns.weight]), *columns.edge_features], NUMBER)
@@ -230,8 +230,8 @@ def feature_reader(table: InputTable, names: Sequence[str]) -> Callable[[], Iter
     """Return a function that yields columns of numbers as rows, in parts; None for no columns.
 
     Args:
-        table: the table.
-        names: names of the columns.
+        table: The table.
+        names: Names of the columns.
     """
 
     def read() -> Iterator[Tensor]:
@@ -249,10 +249,10 @@ def side_by_side(table: InputTable, names: Sequence[str], part: dict[str, Column
     """Return columns of numbers as one matrix, float32 [n, F]; None for no columns.
 
     Args:
-        table: the table, for errors.
-        names: names of the columns.
-        part: some rows of the columns.
-        first_row: number of the first row, for errors.
+        table: The table, for errors.
+        names: Names of the columns.
+        part: Some rows of the columns.
+        first_row: Number of the first row, for errors.
     """
     matrices = [matrix_of(part[name], f"{table.place}: column '{name}'", first_row) for name in names]
     return torch.from_numpy(np.concatenate(matrices, 1)) if matrices else None
@@ -262,8 +262,8 @@ def read_label(table: InputTable, names: Sequence[str]) -> Tensor | None:
     """Return labels as in GraphFields; None for no columns.
 
     Args:
-        table: the vertex table.
-        names: names of the columns.
+        table: The vertex table.
+        names: Names of the columns.
     """
     label_parts: list[NDArray[np.float64]] = []
     row = 0
@@ -279,13 +279,13 @@ def label_part(column: Column, table: InputTable, name: str, first_row: int) -> 
     """Return some rows of labels as float64 [n, C], NaN if unlabelled.
 
     Args:
-        column: some rows of a column.
-        table: the table, for errors.
-        name: name of the column, for errors.
-        first_row: number of the first row, for errors.
+        column: Some rows of a column.
+        table: The table, for errors.
+        name: Name of the column, for errors.
+        first_row: Number of the first row, for errors.
 
     Raises:
-        InputError: if they are no finite numbers.
+        InputError: If they are no finite numbers.
     """
     values, missing = column
     if isinstance(values, Texts) or values.dtype.kind not in "biuf":
@@ -323,15 +323,15 @@ def read_masks(
     """Return the split of a column, or a split by time, or a random split of the labelled vertices.
 
     Args:
-        table: the vertex table.
-        columns: meaning of its columns.
-        y: labels, or None.
-        num_vertices: number of vertices.
-        shares: fractions of the split, or None.
-        seed: seed of a random split.
+        table: The vertex table.
+        columns: Meaning of its columns.
+        y: Labels, or None.
+        num_vertices: Number of vertices.
+        shares: Fractions of the split, or None.
+        seed: Seed of a random split.
 
     Raises:
-        InputError: if several kinds of splits are requested.
+        InputError: If several kinds of splits are requested.
     """
     if columns.split and (shares is not None or columns.split_time):
         raise InputError(f"--split {columns.split} is a column: leave out --split-time, and fractions of a split")
@@ -347,11 +347,11 @@ def split_column(table: InputTable, name: str) -> Masks:
     """Return the split of a column of words.
 
     Args:
-        table: the table.
-        name: name of the column.
+        table: The table.
+        name: Name of the column.
 
     Raises:
-        InputError: at the first word that means no split.
+        InputError: At the first word that means no split.
     """
     place, row, splits = f"{table.place}: column '{name}'", 0, []
     for part in table.parts({name: TEXT}):
@@ -370,11 +370,11 @@ def read_time(table: InputTable, name: str) -> Tensor:
     """Return a column of numbers or points in time, float64 [N].
 
     Args:
-        table: the table.
-        name: name of the column.
+        table: The table.
+        name: Name of the column.
 
     Raises:
-        InputError: at the first row without a value.
+        InputError: At the first row without a value.
     """
     place, row, parts = f"{table.place}: column '{name}'", 0, [np.empty(0)]
     for part in table.parts({name: TIME}):

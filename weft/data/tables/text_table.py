@@ -44,8 +44,8 @@ class TextBlock:
         """Return the InputError for a row of this block: file, line number, content, reason.
 
         Args:
-            row: number of the row in the block.
-            reason: problem and remedy.
+            row: Number of the row in the block.
+            reason: Problem and remedy.
         """
         lines = self.text.split(b"\n")
         number = [i for i, line in enumerate(lines) if line.strip()][row]
@@ -56,10 +56,10 @@ def bad_line(path: Path, number: int, line: bytes, reason: str) -> InputError:
     """Return the InputError for a line.
 
     Args:
-        path: the file.
-        number: number of the line, from 1.
-        line: the line.
-        reason: problem and remedy.
+        path: The file.
+        number: Number of the line, from 1.
+        line: The line.
+        reason: Problem and remedy.
     """
     return InputError(f"{path}: line {number} '{printable_line(line)}': {reason}")
 
@@ -77,12 +77,12 @@ def read_blocks(path: Path, *, integral: bool | None = None, remedy: str = "") -
     line that is not numeric are skipped.
 
     Args:
-        path: the file.
+        path: The file.
         integral: True: int64. False: float64. None: int64 for one or two columns, else float64.
-        remedy: further remedy to print if something is no number.
+        remedy: Further remedy to print if something is no number.
 
     Raises:
-        InputError: for a line that is no row of the table, and for a file that cannot be read to its end.
+        InputError: For a line that is no row of the table, and for a file that cannot be read to its end.
     """
     columns, number, num_bytes = 0, 1, 0
     for text in read_text(path):
@@ -104,7 +104,7 @@ def read_text(path: Path) -> Iterator[bytes]:
     """Yield the bytes of a file in blocks of whole lines, each with a newline at its end; .gz files are unpacked.
 
     Raises:
-        InputError: for a line that is too long for a table, and for a damaged file.
+        InputError: For a line that is too long for a table, and for a damaged file.
     """
     rest, number = b"", 1
     try:
@@ -152,15 +152,15 @@ def parse(path: Path, text: bytes, columns: int, integral: bool, first_line: int
     """Return the numbers of some whole lines, int64 or float64 [rows, columns].
 
     Args:
-        path: the file, for errors.
-        text: the lines.
-        columns: number of columns.
+        path: The file, for errors.
+        text: The lines.
+        columns: Number of columns.
         integral: int64 instead of float64.
-        first_line: number of the first line, for errors.
-        remedy: further remedy to print if something is no number.
+        first_line: Number of the first line, for errors.
+        remedy: Further remedy to print if something is no number.
 
     Raises:
-        InputError: at the first bad line.
+        InputError: At the first bad line.
     """
     spaced = text.translate(SEPARATORS)
     rows = count_rows(spaced, columns)
@@ -180,8 +180,8 @@ def count_rows(text: bytes, columns: int) -> int:
     """Return the number of nonblank lines; -1 if any of them does not have exactly `columns` fields.
 
     Args:
-        text: the lines, with blanks as separators.
-        columns: number of columns.
+        text: The lines, with blanks as separators.
+        columns: Number of columns.
     """
     data = np.frombuffer(text, dtype=np.uint8)
     filled = data > ord(" ")
@@ -197,12 +197,12 @@ def find_bad_line(path: Path, text: bytes, columns: int, integral: bool, first_l
     """Return the InputError for the first line that is no row of the table.
 
     Args:
-        path: the file.
-        text: the lines.
-        columns: number of columns.
-        integral: whether numbers must be whole.
-        first_line: number of the first line.
-        remedy: further remedy to print if something is no number.
+        path: The file.
+        text: The lines.
+        columns: Number of columns.
+        integral: Whether numbers must be whole.
+        first_line: Number of the first line.
+        remedy: Further remedy to print if something is no number.
     """
     number = INTEGER if integral else NUMBER
     kind = "whole numbers" if integral else "numbers"
