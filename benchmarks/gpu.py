@@ -37,7 +37,7 @@ import weft
 from weft.config.optimisations import Optimisations
 from weft.data import Adjacency
 from weft.kernels import Scale, attend, ops, spmm, spmm_transposed
-from weft.training.cuda_graph import MOST_EDGES
+from weft.training.cuda_graph import MAX_EDGES
 from weft.utils.units import format_bytes
 
 TOLERANCE = 1e-3  # of the largest entry: float32 sums of up to a million numbers, whatever their order
@@ -268,7 +268,7 @@ def train(graph: weft.Graph, kind: str, emit: Emit, device: str) -> None:
     }
     if kind != "gat":  # PyG's attention has no product of a CSR matrix
         makers["pyg-csr"] = lambda own: run_pyg(graph, own, "pyg-csr", device)
-    if graph.num_edges <= MOST_EDGES:  # larger ones are not captured
+    if graph.num_edges <= MAX_EDGES:  # larger ones are not captured
         makers["weft-without-capture"] = lambda own: loop("single", graph, own, Optimisations(capture=False), device)
     truth: Tensor | None = None
     for name, make in makers.items():

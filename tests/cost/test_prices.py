@@ -94,9 +94,7 @@ def test_what_was_not_measured_is_said() -> None:
         machine.prices_of(1)[0].seconds(KernelCall("Spmm", (1,)))
     prices = machine.prices_of(1)[0]
     for tables in ({}, {"Sum": TABLE}):
-        with pytest.raises(
-            InputError, match=r"the profile has Sum from another version of weft's probe: .*weft probe"
-        ):
+        with pytest.raises(InputError, match=r"the profile has Sum from another version of weft's probe: .*weft probe"):
             replace(prices, tables=tables).seconds(KernelCall("Sum", (1000, 100, 50, 20, 8, 0)))
     with pytest.raises(InputError, match="several hosts: run weft probe under torchrun"):
         Profile(host={"cores": 2}, prices=machine.prices, networks=machine.networks[:1]).network_of(4, 2)
@@ -118,7 +116,7 @@ def test_survives_its_file(tmp_path: Path) -> None:
         (lambda known: known["prices"][0].update(colour=1), "colour"),
         (lambda known: known["prices"][0]["tables"]["pass"].update(seconds=[0.0]), "a time above 0"),
         (lambda known: known["prices"][0]["tables"]["pass"].update(seconds=[1.0, 2.0]), "a time above 0"),
-        (lambda known: known["prices"][0]["tables"]["pass"].update(axes=[[0.0]]), "ascend from above 0"),
+        (lambda known: known["prices"][0]["tables"]["pass"].update(axes=[[0.0]]), "not ascending numbers above 0"),
         (lambda known: known["prices"][0]["tables"]["pass"].update(axes=[[2, 1]], seconds=[1, 1]), "ascend"),
         (lambda known: known["prices"][0].update(call_seconds="x"), "TypeError"),
         (lambda known: known["prices"][0].update(round_seconds=-1.0), "round_seconds has -1.0"),

@@ -34,8 +34,8 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The folders of runs that a sweep begins or goes on with, each in this process."""
     names: list[str] = []
 
-    def here(config: Config, *objects: Any, apart: bool, out: Path, **options: Any) -> Run:
-        assert apart
+    def here(config: Config, *objects: Any, in_subprocess: bool, out: Path, **options: Any) -> Run:
+        assert in_subprocess
         names.append(out.name)
         return run(config, *objects, out=out, **options)
 

@@ -534,7 +534,7 @@ def test_a_full_disk_is_one_line(
     monkeypatch.setattr(os, "posix_fallocate", full)
     assert main(["predict", str(run.folder), "--out", str(tmp_path / "rows.npy")]) == 1
     (line,) = complaints(capsys.readouterr().err)
-    assert line.endswith("No space left on device: give --out a folder with room")
+    assert line.endswith("No space left on device: choose a folder with enough space for --out")
     assert list(tmp_path.iterdir()) == []
 
 

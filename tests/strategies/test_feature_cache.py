@@ -157,7 +157,7 @@ def test_a_cache_of_all_ranks_together_fits_in_memory(monkeypatch: pytest.Monkey
     alone, two = (given.plan("split", workload(PLAIN), size) for size in (1, 2))
     monkeypatch.setattr(memory, "memory_limit_bytes", lambda: 3 * ROW_BYTES)
     alone.check_fits()
-    with pytest.raises(InputError, match="on 2 ranks would take"):
+    with pytest.raises(InputError, match="on 2 ranks would need"):
         two.check_fits()
 
 

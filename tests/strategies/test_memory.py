@@ -81,7 +81,7 @@ def edge_bytes(group: Group, strategy: str, model: str) -> tuple[int, int]:
     assert isinstance(placed, ResidentPlaced)
     step_peaks(placed, epochs=1)
     found = {id(edges): (edges, num_edges) for one in placed.whole.exchanges for edges, num_edges in arrangements(one)}
-    return told, sum((4 if edges._made_transpose() is None else 12) * number for edges, number in found.values())
+    return told, sum((4 if edges._existing_transpose() is None else 12) * number for edges, number in found.values())
 
 
 def arrangements(exchange: Exchange) -> Iterator[tuple[Adjacency, int]]:
@@ -92,8 +92,8 @@ def arrangements(exchange: Exchange) -> Iterator[tuple[Adjacency, int]]:
         for block in exchange.blocks:
             for slices in block._slices.values():
                 found += [slices.local, *(part.adjacency for part in slices.remote)]
-            if block.least is not None and block.least.route.sums is not None:
-                yield block.least.route.sums, block.least.route.num_summed
+            if block.least_halo is not None and block.least_halo.route.sums is not None:
+                yield block.least_halo.route.sums, block.least_halo.route.num_summed
     for edges in found:
         yield edges, edges.num_edges
 
