@@ -1,11 +1,12 @@
-"""An emulated cluster on one machine: ranks in network namespaces of their own, joined by links of a given rate.
+"""Emulate a cluster on one machine: each rank runs in its own network namespace, behind a link of a given rate.
 
     python benchmarks/cluster.py --ranks 4 --rate 200mbit -- -m weft train cora --strategy tensor --epochs 20
     python benchmarks/cluster.py --ranks 4 --rate 5gbit --measure
     python benchmarks/cluster.py --clean
 
-A rank's link goes to a switch and carries the rate in either direction at once; a distance (latency) is not emulated.
-All is inside of namespaces, so the machine's own network stays as it is. What killed runs left is removed by the next.
+Each rank's link connects it to a switch and is full duplex: it carries the rate in both directions at once. Latency is
+not emulated. Everything is inside of namespaces, so the machine's network does not change. A run removes the namespaces
+that killed runs have left behind. Emulation needs root, iproute2 and util-linux.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from weft.runtime.cores import cores_per_rank, rank_cores
 
 INTERFACE, SUBNET, PORT = "eth0", "10.0.0", 29500
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-BURST_SECONDS, BURST_BYTES = 2.5e-4, 4_000  # sent at once after a pause; with less, busy cores do not reach the rate
-PACKET_BYTES = 65_536  # Linux's largest; one larger than the burst would be cut up at the link, at half the rate
-QUEUE_SECONDS = 20e-3  # waits before a link; what comes on top is dropped
-CONGESTION = "cubic"  # fixed, since BBR, which some machines choose, shares a link in another way
+BURST_SECONDS, BURST_BYTES = 2.5e-4, 4_000  # sent at once after a pause; smaller bursts miss the rate on busy cores
+PACKET_BYTES = 65_536  # Linux's limit; the link splits a packet larger than the burst, at half the rate
+QUEUE_SECONDS = 20e-3  # of data that can wait for a link; further packets are dropped
+CONGESTION = "cubic"  # fixed, since some machines default to BBR, which shares a link in another way
 DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
 MEASURED_SECONDS = 0.2
 TAIL_LINES, TORCHRUN_ADDS = 30, re.compile(r"^.*torch/distributed/elastic/multiprocessing/api\.py", re.MULTILINE)
@@ -42,19 +43,26 @@ File = IO[bytes]
 
 
 class RankFailed(RuntimeError):
-    """The first rank that ended with an error, and the last lines it wrote."""
+    """A rank ended with an error; the message has the last lines that it wrote."""
 
 
 class Cluster:
-    """`ranks` namespaces, whose links carry `rate` in either direction, while the `with` lasts.
+    """Context manager with a network namespace for each rank, joined by links of one rate.
 
-    rate: a number and kbit, mbit or gbit. Raises Unavailable. SIGTERM and SIGHUP are turned into SystemExit where they
-    would have ended the process, so that they end the `with`.
+    SIGTERM and SIGHUP raise SystemExit inside of the `with` unless the process handles them itself, so that the
+    namespaces are removed also when the process is terminated.
+
+    Args:
+        ranks: Number of ranks.
+        rate: Rate of each link in either direction: a number and kbit, mbit or gbit.
+
+    Raises:
+        Unavailable: This machine cannot emulate a cluster (raised on entry).
     """
 
     def __init__(self, *, ranks: int, rate: str) -> None:
         if ranks < 1:
-            raise ValueError(f"a cluster of {ranks} ranks: give at least 1")
+            raise ValueError(f"ranks={ranks}: a cluster needs at least 1 rank")
         bits_per_second(rate)
         self.ranks, self.rate = ranks, rate
         self.handlers: dict[int, Any] = {}
@@ -92,14 +100,14 @@ class Cluster:
         self.set_rate(self.rate)
 
     def close(self) -> None:
-        """Ends what runs in the namespaces, and removes them with their links."""
+        """Kill the processes in the namespaces, then remove the namespaces and their links."""
         for name in (*self.members, self.switch):
             remove(name)
         while self.handlers:
             signal.signal(*self.handlers.popitem())
 
     def set_rate(self, rate: str) -> None:
-        """Gives all links another rate."""
+        """Change the rate of all links."""
         bits = bits_per_second(rate)
         burst = max(int(bits / 8 * BURST_SECONDS), BURST_BYTES)
         packet = min(burst // 2, PACKET_BYTES)
@@ -111,14 +119,22 @@ class Cluster:
         self.rate = rate
 
     def run(self, command: Sequence[str | Path], *, timeout: float | None = None, show: bool = False) -> str:
-        """Runs `python *command` on every rank under torchrun, and returns what rank 0 wrote to its standard output.
+        """Run `python *command` on every rank under torchrun and return the standard output of rank 0.
 
-        command: a script, or -m and a module, and arguments. timeout: seconds. show: rank 0 writes to this process's
-        output instead, and "" is returned. Raises RankFailed or TimeoutError; no process is left either way.
+        No process of the ranks is left afterwards, also if the command fails.
+
+        Args:
+            command: A script, or -m and a module, followed by arguments.
+            timeout: Seconds after which the ranks are killed. None: no limit.
+            show: True to connect rank 0 to this process's output; the returned text is then empty.
+
+        Raises:
+            RankFailed: A rank ended with an error.
+            TimeoutError: The ranks did not end within the timeout.
         """
         defaults = {
             "OMP_NUM_THREADS": str(cores_per_rank(self.ranks)),
-            "TORCH_CPP_LOG_LEVEL": "ERROR",  # else warns that no name is found
+            "TORCH_CPP_LOG_LEVEL": "ERROR",  # else it warns that addresses have no host name
         }
         environment = {**defaults, **os.environ, "GLOO_SOCKET_IFNAME": INTERFACE}
         with contextlib.ExitStack() as files:
@@ -134,7 +150,7 @@ class Cluster:
                             stdin=subprocess.DEVNULL,
                             stdout=streams[0],
                             stderr=streams[1],
-                            start_new_session=True,  # Ctrl-C is for the owner alone
+                            start_new_session=True,  # Ctrl-C reaches only this process, which ends the ranks
                         )
                     )
                 wait(processes, errors, timeout)
@@ -147,7 +163,7 @@ class Cluster:
             return read(output)
 
     def launch(self, rank: int, command: Sequence[str | Path]) -> list[str | Path]:
-        cores = ",".join(map(str, rank_cores(rank, self.ranks)))  # a host has its own
+        cores = ",".join(map(str, rank_cores(rank, self.ranks)))  # the cores of a rank are separate, as those of a host
         inside = [*DIE_WITH_PARENT, "taskset", "-c", cores, "ip", "netns", "exec", self.members[rank]]
         options = f"--nnodes {self.ranks} --node-rank {rank} --nproc-per-node 1 --no-python"
         store = f"--master-addr {address(0)} --master-port {PORT}"
@@ -156,7 +172,17 @@ class Cluster:
 
 
 def wait(processes: Sequence[subprocess.Popen[bytes]], errors: Sequence[File], timeout: float | None) -> None:
-    """Waits until all have ended well, one has not, or it took too long."""
+    """Wait until all processes have ended.
+
+    Args:
+        processes: A process for each rank.
+        errors: The standard error of each rank, as a file.
+        timeout: Seconds to wait. None: no limit.
+
+    Raises:
+        RankFailed: A process ended with an error.
+        TimeoutError: Some processes still run after `timeout` seconds.
+    """
     deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
     while True:
         codes = [process.poll() for process in processes]
@@ -171,15 +197,15 @@ def wait(processes: Sequence[subprocess.Popen[bytes]], errors: Sequence[File], t
 
 
 def read(file: File) -> str:
-    """All of a file that others may be writing at its end."""
+    """Return the text of a file that other processes may still append to; the file position does not move."""
     return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
 
 
 def tail(file: File) -> str:
-    """The last lines of a rank, without what torchrun adds about its end."""
+    """Return the last lines that a rank wrote, without the report that torchrun adds when a rank fails."""
     text = read(file)
-    own = TORCHRUN_ADDS.split(text)[0]
-    return "\n".join((own or text).splitlines()[-TAIL_LINES:])
+    before_report = TORCHRUN_ADDS.split(text)[0]
+    return "\n".join((before_report or text).splitlines()[-TAIL_LINES:])
 
 
 def address(rank: int) -> str:
@@ -189,7 +215,7 @@ def address(rank: int) -> str:
 def bits_per_second(rate: str) -> int:
     parts = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]bit)", rate)
     if not parts:
-        raise ValueError(f"a rate is a number and {', '.join(UNITS)}, not {rate!r}")
+        raise ValueError(f"rate {rate!r} must be a number followed by one of {', '.join(UNITS)}, such as 200mbit")
     return int(float(parts[1]) * UNITS[parts[2]])
 
 
@@ -198,7 +224,7 @@ def leave(number: int, _: object) -> None:
 
 
 def measure(cluster: Cluster) -> dict[str, list[float]]:
-    """Mbit/s of payload that links reach, by what was done (see link_rates.py)."""
+    """Return the rates that the links reach, in Mbit/s of payload, by transfer pattern (see link_rates.py)."""
     num_bytes = int(bits_per_second(cluster.rate) / 8 * MEASURED_SECONDS)
     output = cluster.run([Path(__file__).with_name("link_rates.py"), str(num_bytes)])
     return dict(json.loads(output.splitlines()[-1]))
@@ -227,23 +253,23 @@ def emulate(options: argparse.Namespace) -> None:
         if not options.measure:
             cluster.run(options.command, timeout=options.timeout, show=True)
             return
-        for what, rates in measure(cluster).items():
-            print(f"{what}: {', '.join(f'{rate:,.0f}' for rate in rates)} Mbit/s")
+        for pattern, rates in measure(cluster).items():
+            print(f"{pattern}: {', '.join(f'{rate:,.0f}' for rate in rates)} Mbit/s")
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--rate", default="1gbit", help="of a link: a number and kbit, mbit or gbit")
-    parser.add_argument("--timeout", type=float, help="seconds that the command may take")
-    parser.add_argument("--measure", action="store_true", help="print the rates that are reached")
-    parser.add_argument("--clean", action="store_true", help="remove what killed runs left")
+    parser.add_argument("--ranks", type=int, default=4, help="number of ranks, each in its own namespace")
+    parser.add_argument("--rate", default="1gbit", help="rate of each link: a number and kbit, mbit or gbit")
+    parser.add_argument("--timeout", type=float, help="kill the command after so many seconds; default: no limit")
+    parser.add_argument("--measure", action="store_true", help="measure and print the rates that the links reach")
+    parser.add_argument("--clean", action="store_true", help="remove the namespaces that killed runs have left behind")
     parser.add_argument("command", nargs="*", help="after --: a script, or -m and a module, and arguments")
     options = parser.parse_args()
     if options.measure and options.ranks < 2:
-        parser.error("a rate is measured between ranks: give at least 2")
+        parser.error("--measure sends data between ranks: set --ranks to at least 2")
     if not (options.command or options.measure or options.clean):
-        parser.error("nothing to run: give -- and a command, --measure or --clean")
+        parser.error("nothing to run: give a command after --, or --measure, or --clean")
     return options
 
 

@@ -1,9 +1,10 @@
-"""Times training epochs of models written for PyG, in PyG and converted (weft.nn.convert), under `single`.
+"""Time training epochs of models written for PyG: run by PyG, and converted by weft.nn.convert under `single`.
 
     WEFT_DATA=shared/data python benchmarks/converted.py --graph tolokers --out NAME
 
-Logits of an evaluation are compared first; then epochs take turns: forward, cross entropy, backward and Adam. PyG has
-the edges as edge_index, sorted by target. Models are those of pyg_models.py.
+The script first compares the logits of both in evaluation. Then epochs of PyG and of weft alternate; each is a forward
+pass, cross entropy, a backward pass and a step of Adam. PyG gets the edges as edge_index, sorted by target. The models
+are in pyg_models.py.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from weft.config.config import Config
 from weft.nn import Workload, convert
 from weft.training.tasks.task import make_task
 
-TOLERANCE = 1e-3  # of the largest logit: float32, sums in another order
+TOLERANCE = 1e-3  # relative to the largest logit: float32 sums in another order
 WITHOUT_EDGES = [name for name in PYG_MODELS if "edges" not in name and name not in TYPED | BY_TYPE]
 
 
@@ -47,23 +48,27 @@ def main() -> int:
 
 
 def measure(name: str, graph: weft.Graph, options: argparse.Namespace) -> dict[str, Any]:
-    """The seconds of both, round by round."""
+    """Return the seconds of both libraries in each round, and how far their logits differ.
+
+    Raises:
+        SystemExit: The logits differ by more than `TOLERANCE`.
+    """
     torch.manual_seed(0)
     model = PYG_MODELS[name](Widths(graph.num_features, options.hidden, graph.num_classes))
     data = SimpleNamespace(x=graph.x, edge_index=torch.stack(graph.in_edges.edges()))
     theirs, placed = copy.deepcopy(model), make_plan("single", Workload(convert(model), graph)).place(Group())
     task = make_task(Config(), placed)
-    optimizers = [torch.optim.Adam(one.parameters(), lr=0.01) for one in (theirs, placed.model)]
-    called = (data,) if name.startswith("pyg-sage") else (data.x, data.edge_index)
+    optimizers = [torch.optim.Adam(net.parameters(), lr=0.01) for net in (theirs, placed.model)]
+    inputs = (data,) if name.startswith("pyg-sage") else (data.x, data.edge_index)
     with torch.no_grad():
-        expected, found = theirs.eval()(*called), placed.forward(placed.evaluation(0))
-    apart = float((found - expected).abs().max() / expected.abs().max())
-    if not apart <= TOLERANCE:
-        raise SystemExit(f"{name}: logits differ by {apart:.1e} of the largest")
+        expected, actual = theirs.eval()(*inputs), placed.forward(placed.evaluation(0))
+    difference = float((actual - expected).abs().max() / expected.abs().max())
+    if not difference <= TOLERANCE:
+        raise SystemExit(f"{name}: logits differ by {difference:.1e} of the largest, more than {TOLERANCE}")
     theirs.train()
 
     def epoch_of_pyg(_: int) -> None:
-        logits = theirs(*called)
+        logits = theirs(*inputs)
         cross_entropy(logits[graph.train_mask], graph.y[graph.train_mask]).backward()
 
     def epoch_of_weft(number: int) -> None:
@@ -77,12 +82,12 @@ def measure(name: str, graph: weft.Graph, options: argparse.Namespace) -> dict[s
             run(number)
             optimizer.step()
             spent.append(time.perf_counter() - start)
-    return {"apart": apart, "pyg": seconds[0][1:], "weft": seconds[1][1:]}
+    return {"apart": difference, "pyg": seconds[0][1:], "weft": seconds[1][1:]}
 
 
 def report(row: dict[str, Any]) -> None:
-    """One line."""
-    ratios = [theirs / own for theirs, own in zip(row["pyg"], row["weft"], strict=True)]
+    """Print the line of a model."""
+    ratios = [theirs / ours for theirs, ours in zip(row["pyg"], row["weft"], strict=True)]
     print(
         f"{row['model']:16} PyG {statistics.median(row['pyg']):7.3f} s  weft {statistics.median(row['weft']):7.3f} s  "
         f"{statistics.median(ratios):5.2f}x ({min(ratios):.2f} to {max(ratios):.2f})   logits {row['apart']:.0e} apart",
@@ -92,12 +97,16 @@ def report(row: dict[str, Any]) -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--graph", default="tolokers", help="one without loops that stand twice, which PyG drops")
-    parser.add_argument("--models", default="", help="separated by commas; none: all that read no edge features")
+    parser.add_argument(
+        "--graph", default="tolokers", help="graph to train on, without repeated self-loops (PyG drops these)"
+    )
+    parser.add_argument(
+        "--models", default="", help="separated by commas; empty: all models without edge features or types"
+    )
     parser.add_argument("--hidden", type=int, default=64)
-    parser.add_argument("--threads", type=int, default=0, help="0: all cores")
+    parser.add_argument("--threads", type=int, default=0, help="number of threads (0: one for each core)")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json")
+    parser.add_argument("--out", help="write the results to benchmarks/results/NAME.json")
     return parser.parse_args()
 
 

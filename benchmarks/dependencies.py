@@ -1,4 +1,4 @@
-"""Cached, communicated and hybrid dependencies side by side, on an emulated cluster (see cluster.py).
+"""Compare the epochs of strategies side by side on an emulated cluster (see cluster.py).
 
     python benchmarks/dependencies.py --graphs "topo_dblp-2010;tolokers" --rates 200mbit,5gbit --out NAME
     python benchmarks/dependencies.py --graphs tolokers --contenders hybrid,hybrid@0,hybrid@0.5,hybrid@1
@@ -6,12 +6,18 @@
     python benchmarks/dependencies.py --contenders communicated,communicated:range,pipeline#8:balanced
     python benchmarks/dependencies.py --contenders split,sampled --batch-size 4096 --fanout 15,10,5
 
-A contender is a strategy, with @ and a share of sources to cache (hybrid), # and a number of chunks (tensor, pipeline),
-: and a partition other than --partition, + and decoupled for the decoupled model, and - and an optimisation that it is
-to do without, in this order.
-Every rank has all contenders, which take turns with epochs of training. Their logits are compared first. An epoch is as
-long as in the slowest rank. Exposed is the network's part of it: of each collective the shortest stay of any rank, as
-the last one to come waits for nobody; waiting is what ranks stay there beyond that, on the mean.
+A contender is a strategy, followed by any of these marks, in this order:
+
+    @0.5         fraction of remote sources to cache (hybrid)
+    #8           number of chunks (tensor, pipeline)
+    :range       partition method, if other than --partition
+    +decoupled   train the decoupled model
+    -ring        disable an optimisation
+
+Every rank holds all contenders. The script compares their logits, then the contenders take turns with training epochs.
+The time of an epoch is that of the slowest rank. `exposed` is the time in the network: for each collective the shortest
+time that any rank spends in it, since the rank that arrives last waits for nobody. `waiting` is the further time that
+ranks spend in collectives, averaged over the ranks.
 """
 
 from __future__ import annotations
@@ -74,12 +80,12 @@ def main() -> int:
 
 
 def compare(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """All rates on one graph."""
+    """Measure all contenders on one graph at all rates and return a row for each rate and contender."""
     rows = []
     with tempfile.TemporaryDirectory() as folder, Cluster(ranks=options.ranks, rate="1gbit") as cluster:
         graph = with_labels(load(name, options.features), options.labelled)
         graph.save(Path(folder) / "graph")
-        methods = {partition_of(one, options.partition) for one in options.contenders.split(",")}
+        methods = {partition_of(contender, options.partition) for contender in options.contenders.split(",")}
         books = {method: make_book(graph, options.ranks, method=method) for method in sorted(methods)}
         save_file({method: book.part for method, book in books.items()}, Path(folder) / "part.safetensors")
         cuts = ", ".join(f"{method} {book.quality.cut:,}" for method, book in books.items())
@@ -88,37 +94,48 @@ def compare(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         for rate in options.rates.split(","):
             if rate.endswith("x"):
                 rate = as_slow(float(rate[:-1]), cluster, question)
-            found = ask(cluster, rate, question)
-            rows += [{"graph": name, "rate": rate, **row} for row in found]
-            report(rate, found)
+            measured = ask(cluster, rate, question)
+            rows += [{"graph": name, "rate": rate, **row} for row in measured]
+            report(rate, measured)
     return rows
 
 
 def ask(cluster: Cluster, rate: str, question: dict[str, Any]) -> list[dict[str, Any]]:
-    """What ranks measure at a rate."""
+    """Run `race` on all ranks at a rate and return a row for each contender.
+
+    Args:
+        cluster: The emulated cluster.
+        rate: Rate of its links.
+        question: The options of `race`.
+    """
     cluster.set_rate(rate)
     return list(json.loads(cluster.run([__file__, "--rank", json.dumps(question)], timeout=3000).splitlines()[-1]))
 
 
 def as_slow(times: float, cluster: Cluster, question: dict[str, Any]) -> str:
-    """The rate at which the network takes so many times as long as what the first contender computes."""
+    """Return the rate at which transfers take `times` times as long as the computation of the first contender."""
     (row,) = ask(cluster, FAST, question | {"contenders": question["contenders"].split(",")[0]})
     return f"{round(max(row['rank_bytes']) * 8 / 1e3 / (times * max(row['compute_seconds'])))}kbit"
 
 
 def partition_of(contender: str, default: str) -> str:
-    """The partition that a contender has."""
+    """Return the partition method of a contender: the part of its name after `:`, or `default`."""
     return contender.partition("+")[0].partition("-")[0].partition(":")[2] or default
 
 
 def load(name: str, features: int) -> Graph:
-    """A graph with labels and a split, with random features and classes where it has none."""
+    """Load a graph; add random features and classes if it is only a topology."""
     bare = name.startswith(("topo_", "rmat")) and "features=" not in name
     return weft.load(name, random_features=features if bare else 0, random_classes=CLASSES if bare else 0)
 
 
 def with_labels(graph: Graph, share: float) -> Graph:
-    """The graph with a share of its vertices, by chance, to train on and as many to validate on; 0: as it is."""
+    """Return the graph with a random split.
+
+    Args:
+        graph: Any graph.
+        share: Fraction of the vertices to train on; the same number is for validation. 0: keep the graph's split.
+    """
     if not share:
         return graph
     chosen = torch.randperm(graph.num_vertices, generator=torch.Generator().manual_seed(0))
@@ -129,11 +146,12 @@ def with_labels(graph: Graph, share: float) -> Graph:
 
 
 def race(options: dict[str, Any]) -> None:
-    """One rank's part: prints, on rank 0, what was measured."""
+    """Measure all contenders on this rank; rank 0 prints their rows as JSON."""
     keep_freed_memory()
     if "choices" in options:
         select_kernels(KernelSelection.from_record(options["choices"]))
-    torch.optim.Adam([torch.zeros(1, requires_grad=True)]).zero_grad()  # loads PyTorch's compiler, 1 s or more, for all
+    # The first optimizer imports PyTorch's compiler, which takes 1 s or more: import it before anything is timed.
+    torch.optim.Adam([torch.zeros(1, requires_grad=True)]).zero_grad()
     group = join(timeout_seconds=600, meter=Meter())
     folder = Path(options["folder"])
     graph = Graph.open(folder / "graph", verify=False)
@@ -156,7 +174,7 @@ def race(options: dict[str, Any]) -> None:
 
 
 class Runner:
-    """One contender on one rank."""
+    """One contender on one rank: its plan, its placed model, and the rounds that it has measured."""
 
     def __init__(self, name: str, options: dict[str, Any], graph: Graph, part: torch.Tensor, group: Group) -> None:
         self.name, self.group = name, group
@@ -177,7 +195,7 @@ class Runner:
         )
         work = Workload(model, graph, Optimisations.without(",".join([*without, options["disable"]])))
         self.batches = options["batches"]
-        given = {
+        plan_options = {
             "partition": part,
             "batch_size": options["batch_size"],
             "fanout": options["fanout"],
@@ -186,9 +204,9 @@ class Runner:
         }
         group.all_gather_object({})
         start = time.perf_counter()
-        self.plan = make_plan(kind, work, group.size, **given)
+        self.plan = make_plan(kind, work, group.size, **plan_options)
         measure_start = time.perf_counter()
-        if kind == "hybrid" and not ratio and not options.get("nominal"):  # as by --measure
+        if kind == "hybrid" and not ratio and not options.get("nominal"):  # as with --measure
             unknown = Profile(host={"cores": num_cores()}, prices=[])
             machine, _ = measured_machine(work, group, unknown, hosts=group.size)
             self.plan = type(self.plan)(work, group.size, self.plan.options, machine)
@@ -198,11 +216,14 @@ class Runner:
         self.task = make_task(Config(), self.placed)
         self.optimizer = torch.optim.Adam(self.placed.model.parameters(), lr=0.01)
         self.trained = -1
-        """The newest epoch."""
+        """Number of the latest epoch that was trained."""
         self.rounds: list[dict[str, Any]] = []
 
     def round(self, epochs: int = 1) -> None:
-        """Epochs of training, the first of which all ranks begin together: of a step, or of some mini-batches."""
+        """Train and time some epochs, which all ranks begin together.
+
+        An epoch has one step, or the first `batches` mini-batches.
+        """
         self.group.all_gather_object({})
         self.group.meter.take("train")
         start = time.perf_counter()
@@ -225,36 +246,41 @@ class Runner:
         )
 
     def run(self, rounds: int, least_seconds: float) -> None:
-        """So many rounds behind a first one, each of as many epochs as take so long.
+        """Measure rounds of several epochs, after two rounds of one epoch, the first for warm-up.
 
-        As in a run, where epochs follow one another: ranks begin a round by a collective, which they leave apart.
+        In a real run epochs follow each other directly. A round of one epoch begins with a collective that the ranks
+        leave at different times, so longer rounds are closer to a real run.
+
+        Args:
+            rounds: Number of rounds.
+            least_seconds: Smallest duration of a round, which sets its number of epochs.
         """
         for _ in range(2):
             self.round()
-        found = self.group.all_gather_object({"seconds": self.rounds.pop()["seconds"]})
-        epochs = math.ceil(least_seconds / max(one["seconds"] for one in found))
+        first_rounds = self.group.all_gather_object({"seconds": self.rounds.pop()["seconds"]})
+        epochs = math.ceil(least_seconds / max(rank["seconds"] for rank in first_rounds))
         for _ in range(rounds):
             self.round(epochs)
 
     def row(self) -> dict[str, Any]:
-        """What all ranks measured, of an epoch, without the first round."""
+        """Collect the measurements of all ranks and return the row of this contender, without the first round."""
         facts = self.placed.describe() | {"measure_seconds": self.measure_seconds}
         ranks = self.group.all_gather_object({"rounds": self.rounds[1:], "setup": self.setup_seconds, "facts": facts})
         rounds = list(zip(*(rank["rounds"] for rank in ranks), strict=True))
-        exposed = [communication_seconds([one["stays"] for one in each]) for each in rounds]
-        inside = [statistics.fmean(sum(one["stays"].values()) for one in each) for each in rounds]
+        exposed = [communication_seconds([rank["stays"] for rank in ranks_of_round]) for ranks_of_round in rounds]
+        inside = [statistics.fmean(sum(rank["stays"].values()) for rank in ranks_of_round) for ranks_of_round in rounds]
         return {
             "contender": self.name,
-            "seconds": [max(one["seconds"] for one in each) for each in rounds],
+            "seconds": [max(rank["seconds"] for rank in ranks_of_round) for ranks_of_round in rounds],
             "exposed_seconds": exposed,
             "waiting_seconds": [a - b for a, b in zip(inside, exposed, strict=True)],
-            "bytes": statistics.fmean(sum(one["bytes"] for one in each) for each in rounds),
-            "rank_bytes": [one["bytes"] for one in rounds[-1]],
+            "bytes": statistics.fmean(sum(rank["bytes"] for rank in ranks_of_round) for ranks_of_round in rounds),
+            "rank_bytes": [rank["bytes"] for rank in rounds[-1]],
             "compute_seconds": [
-                statistics.median(one["seconds"] - sum(one["stays"].values()) for one in each)
-                for each in zip(*rounds, strict=True)
+                statistics.median(epoch["seconds"] - sum(epoch["stays"].values()) for epoch in rounds_of_rank)
+                for rounds_of_rank in zip(*rounds, strict=True)
             ],
-            "edges": [one["edges"] for one in rounds[-1]],
+            "edges": [rank["edges"] for rank in rounds[-1]],
             "setup_seconds": max(rank["setup"] for rank in ranks),
             "facts": [rank["facts"] for rank in ranks],
             "factors": asdict(self.plan.machine) if self.plan.machine else None,
@@ -262,7 +288,7 @@ class Runner:
 
 
 def compare_logits(runners: dict[str, Runner], group: Group) -> None:
-    """Stops if the exact contenders' logits differ on any vertex."""
+    """Raise SystemExit if the logits of exact contenders differ on any vertex by more than `TOLERANCE`."""
     first: dict[str, torch.Tensor] = {}
     for runner in runners.values():
         logits = runner.placed.forward(Step(epoch=0, training=False))
@@ -276,7 +302,7 @@ def compare_logits(runners: dict[str, Runner], group: Group) -> None:
 
 
 def report(rate: str, rows: list[dict[str, Any]]) -> None:
-    """One line a contender: the epoch's median, least and most seconds, and against the first."""
+    """Print a line for each contender: median, least and most seconds of an epoch, and the ratio to the first one."""
     base = statistics.median(rows[0]["seconds"])
     for row in rows:
         seconds = row["seconds"]
@@ -295,12 +321,12 @@ def report(rate: str, rows: list[dict[str, Any]]) -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--graphs", default="topo_dblp-2010", help="separated by semicolons")
+    parser.add_argument("--graphs", default="topo_dblp-2010", help="graphs to train on, separated by semicolons")
     parser.add_argument(
         "--rates",
         default="200mbit,5gbit",
-        help="of a rank's link, separated by commas; 2x: as slow as makes the network's time twice the first "
-        "contender's computing",
+        help="rates of a rank's link, separated by commas; 2x: the rate at which transfers take twice as long as the "
+        "computation of the first contender",
     )
     parser.add_argument("--contenders", default="communicated,cached,hybrid,tensor,stale")
     parser.add_argument("--ranks", type=int, default=4)
@@ -309,14 +335,18 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--features", type=int, default=64)
-    parser.add_argument("--batch-size", default="", help="split, sampled: training vertices of a step")
-    parser.add_argument("--fanout", default="10", help="split, sampled: from the batch outward")
-    parser.add_argument("--batches", type=int, help="split, sampled: steps of an epoch, at most")
-    parser.add_argument("--labelled", type=float, default=0.0, help="the share to train on; 0: the graph's own")
+    parser.add_argument("--batch-size", default="", help="split, sampled: number of training vertices per step")
+    parser.add_argument(
+        "--fanout", default="10", help="split, sampled: in-edges to sample per vertex, from the batch outward"
+    )
+    parser.add_argument("--batches", type=int, help="split, sampled: largest number of steps per epoch")
+    parser.add_argument(
+        "--labelled", type=float, default=0.0, help="fraction of the vertices to train on (0: the graph's split)"
+    )
     parser.add_argument("--input-dropout", type=float, default=0.0)
-    parser.add_argument("--disable", default="", help="optimisations that all do without")
+    parser.add_argument("--disable", default="", help="optimisations to disable in all contenders")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json")
+    parser.add_argument("--out", help="write the results to benchmarks/results/NAME.json")
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     return parser.parse_args()
 

@@ -1,14 +1,15 @@
-"""Times training epochs of weft and PyG (and DGL where it is installed): one graph, one model, the same weights.
+"""Time training epochs of weft, PyG and (if installed) DGL on one graph, with one model and the same weights.
 
     python benchmarks/epoch.py --model gcn --graph rmat:vertices=200k,edges=4.65m,features=128,classes=40 --out NAME
     python benchmarks/epoch.py --model sage --fanout 15,10,5 --contenders weft,dgl
 
-Every contender lives in a process of its own, with that library's own settings, and they take turns (A B C C B A ...),
-so that a machine that slows down slows all of them and peak memory is each one's own. Logits are compared first, and no
-ratio is reported where they differ. An epoch is forward, loss, backward and Adam. The first rounds warm up and do not
-count. With --fanout an epoch is of sampled mini-batches, by each library's own loader; logits are those of the whole
-graph. --operations tells what weft's epoch consists of, in further epochs under PyTorch's profiler. The contender
-weft-measured has its maps by the implementations that --machine, a profile of `weft probe`, has found the fastest.
+Every contender runs in its own process with the default settings of its library, so that peak memory is measured
+separately. Contenders take turns (A B C C B A ...), so that a machine that slows down slows all of them. Their logits
+are compared first; no ratio is reported if they differ. An epoch is a forward pass, the loss, a backward pass and a
+step of Adam. The first rounds warm up and do not count. With --fanout an epoch consists of sampled mini-batches from each
+library's data loader, while logits are compared on the whole graph. --operations lists the operations of weft's epoch,
+from further epochs under PyTorch's profiler. The contender weft-measured uses the dense kernels that were fastest in
+--machine, a profile from `weft probe`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from weft.training.cuda_graph import CapturedPass, is_captured
 from weft.training.tasks.task import make_task
 
 MEASURED = "weft-measured"
-TOLERANCE = 1e-3  # of the largest logit: float32, sums in another order, two layers deep
+TOLERANCE = 1e-3  # relative to the largest logit: float32 sums in another order, in two layers
 
 
 def main() -> None:
@@ -70,7 +71,7 @@ def main() -> None:
 
 
 def start_contender(name: str, options: dict[str, Any]) -> Connection:
-    """weft's processes have the setting that `weft train` starts itself anew with."""
+    """Start the process of a contender; weft gets the heap settings with which `weft train` restarts itself."""
     keeps = name.startswith("weft") and optimisations_of(name).pages
     return start(contend, name, options, **(heap_environment() if keeps else {}))
 
@@ -83,35 +84,49 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graph", default="rmat:vertices=200k,edges=4.65m,features=128,classes=40")
     parser.add_argument("--model", default="gcn", choices=("gcn", "sage", "gat"))
-    parser.add_argument("--fanout", help="in-edges drawn for a vertex, by layer from the batch outward; none: all")
-    parser.add_argument("--batch-size", type=int, default=1024, help="training vertices of a step, with --fanout")
+    parser.add_argument(
+        "--fanout", help="in-edges to sample per vertex, from the batch outward; default: the full graph"
+    )
+    parser.add_argument(
+        "--batch-size", type=int, default=1024, help="number of training vertices per step, with --fanout"
+    )
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--contenders", default="weft,pyg-csr,pyg-edges,dgl", help="weft-without-reuse is an ablation")
-    parser.add_argument("--warmups", type=int, default=3, help="rounds before those that count")
+    parser.add_argument(
+        "--contenders",
+        default="weft,pyg-csr,pyg-edges,dgl",
+        help="contenders, separated by commas; weft-without-reuse disables an optimisation",
+    )
+    parser.add_argument("--warmups", type=int, default=3, help="number of rounds before those that count")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--operations", action="store_true", help="what weft's epoch consists of")
+    parser.add_argument("--operations", action="store_true", help="list the operations of weft's epoch")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json")
-    parser.add_argument("--machine", help="the profile of weft-measured, as weft probe writes it")
+    parser.add_argument("--out", help="write the results to benchmarks/results/NAME.json")
+    parser.add_argument("--machine", help="profile from weft probe, for the contender weft-measured")
     options = parser.parse_args()
     if (MEASURED in options.contenders.split(",")) != (options.machine is not None):
-        parser.error(f"--machine is for the contender {MEASURED}, which needs it: give both or neither")
+        parser.error(f"--machine and the contender {MEASURED} need each other: give both or neither")
     if options.fanout and options.model != "sage":
-        parser.error("--fanout: libraries scale sums over samples in other ways; give --model sage")
+        parser.error("--fanout needs --model sage: libraries scale sampled sums in different ways")
     return options
 
 
 def difference(theirs: dict[str, Any], ours: dict[str, Any]) -> float:
-    """The largest difference between some rows of logits, relative to the largest logit."""
+    """Return the largest difference between the logits of two contenders, relative to the largest logit."""
     a, b = torch.tensor(theirs["logits"]), torch.tensor(ours["logits"])
     return float((a - b).abs().max() / b.abs().max())
 
 
 def contend(name: str, options: dict[str, Any], pipe: Connection) -> None:
-    """One contender's process: tells its logits and its graph, then answers questions until its parent ends.
+    """Run a contender in its process: send some logits and the graph's size, then answer requests.
 
-    'epoch' gives seconds, 'peak' the most memory so far above that of the loaded graph, 'profile' weft's operations.
+    Requests are 'epoch' (train an epoch; answers its seconds), 'peak' (peak memory so far, in bytes beyond that of the
+    loaded graph) and 'profile' (weft's operations). The process ends when its parent does.
+
+    Args:
+        name: Name of the contender.
+        options: The command line options.
+        pipe: Connection to the parent.
     """
     torch.set_num_threads(options["threads"])
     if name.startswith("weft") and optimisations_of(name).pages:
@@ -123,14 +138,14 @@ def contend(name: str, options: dict[str, Any], pipe: Connection) -> None:
     shape = {"hidden": options["hidden"], "heads": options["heads"], "layers": len(fanouts) or 2}
     model = weft.nn.make_model(options["model"], *widths, dropout=0.0, **shape)
     base = resident_bytes()
-    with suppress(OSError):  # a kernel that cannot forget the load's own peak leaves it in ours
+    with suppress(OSError):  # without it, the peak of loading counts as well
         Path("/proc/self/clear_refs").write_text("5")
     try:
         if fanouts:
-            make, told = LOADERS[name.partition("-")[0]], (fanouts, options["batch_size"])
+            make, sampling = LOADERS[name.partition("-")[0]], (fanouts, options["batch_size"])
         else:
-            make, told = CONTENDERS[name.partition("-")[0]], ()
-        epoch, logits = make(graph, model, name, *told)
+            make, sampling = CONTENDERS[name.partition("-")[0]], ()
+        epoch, logits = make(graph, model, name, *sampling)
         if name == MEASURED:
             select_kernels(Profile.read(Path(options["machine"])).choices)
     except ImportError:
@@ -156,7 +171,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def load(name: str) -> Graph:
-    """The graph without self loops and repeated edges: the libraries differ in what they make of those."""
+    """Load a graph without self-loops and repeated edges, which the libraries treat differently."""
     graph = weft.load(name)
     n = graph.num_vertices
     source, target = graph.in_edges.edges()
@@ -170,14 +185,14 @@ def resident_bytes() -> int:
 
 
 def run_weft(graph: Graph, model: nn.Module, name: str) -> tuple[Callable[[], object], Forward]:
-    """weft's own loop: a strategy's step, a task's loss."""
+    """Prepare epochs of weft on the full graph, and return functions that train an epoch and compute logits."""
     return loop("single", graph, model, optimisations_of(name))
 
 
 def run_weft_batches(
     graph: Graph, model: nn.Module, name: str, fanouts: tuple[Fanout, ...], batch_size: int
 ) -> tuple[Callable[[], object], Forward]:
-    """Mini-batches on one rank, which a thread makes ahead."""
+    """Prepare epochs of sampled mini-batches on one rank, which a thread samples ahead of time."""
     fanout = ",".join(map(str, fanouts))
     return loop("split", graph, model, optimisations_of(name), fanout=fanout, batch_size=str(batch_size))
 
@@ -212,7 +227,15 @@ def report(
     absent: list[str],
     differ: list[str],
 ) -> None:
-    """Prints and, if asked, writes seconds, ratios pair by pair, and memory."""
+    """Print seconds, ratios round by round, and memory; write them to a file if --out is set.
+
+    Args:
+        options: The command line options.
+        facts: Answers of each contender, by its name.
+        present: Contenders that ran.
+        absent: Contenders whose library is not installed.
+        differ: Contenders whose logits differ from weft's.
+    """
     size = facts["weft"]["graph"]
     print(
         f"{options.model} on {options.graph} ({', '.join(f'{count} {name}' for name, count in size.items())}), "
@@ -227,13 +250,13 @@ def report(
         if name in differ:
             text += "  NO RATIO: the logits differ"
         elif name != "weft":
-            ratios = [theirs / own for theirs, own in zip(seconds, ours, strict=True)]
+            ratios = [rival / weft_seconds for rival, weft_seconds in zip(seconds, ours, strict=True)]
             facts[name]["ratios"] = ratios
             text += f"  weft is {statistics.median(ratios):.2f}x as fast ({min(ratios):.2f} to {max(ratios):.2f})"
             text += f" in {facts['weft']['peak_bytes'] / facts[name]['peak_bytes']:.2f} of the memory"
         print(text)
     if absent:
-        print(f"not here: {', '.join(absent)}")
+        print(f"not installed: {', '.join(absent)}")
     if options.operations:
         print(table(facts["weft"]["profile"], statistics.median(ours)))
     if options.out:

@@ -1,11 +1,11 @@
-"""Seconds of epochs beside those that were predicted, on an emulated cluster (see cluster.py).
+"""Compare estimated with measured seconds of epochs, on an emulated cluster (see cluster.py).
 
     weft probe --out machine.json
     python benchmarks/forecast.py --machine machine.json --graphs "amazon_photo;tolokers" --models gcn,gat --out NAME
 
-The profile is of this machine, measured before, on no graph that is judged here; the network at each rate is measured
-by as many ranks as will train. Contenders as in dependencies.py, but one after the other, as training runs epochs: in
-turns, each finds the caches as another has left them. A plan is made and priced without ranks.
+--machine is a profile of this machine, measured before and on none of these graphs. At each rate, as many ranks as will
+train measure the network first. Contenders are named as in dependencies.py, but they run one after the other: in turns,
+each would find the caches as another one has left them, which no training run does. Estimates need no ranks.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from weft.strategies import Plan
 NETWORK = "network.json"
 LARGE_ERROR = 0.2
 ROW_SECONDS = 0.2
-"""Of a round's epochs, one after the other, at least."""
+"""Smallest duration of a round of consecutive epochs."""
 
 
 def main() -> int:
@@ -52,7 +52,7 @@ def main() -> int:
     if options.measure:
         measure(Path(options.measure), Profile.read(Path(options.machine)))
         return 0
-    os.environ |= heap_environment()  # as weft train has it
+    os.environ |= heap_environment()  # as weft train does
     machine = Profile.read(Path(options.machine))
     rows: list[dict[str, Any]] = []
     try:
@@ -73,18 +73,23 @@ def main() -> int:
 
 
 def measure(path: Path, machine: Profile) -> None:
-    """A rank's part of measuring the network."""
+    """Measure the network between all ranks; rank 0 writes a profile with it.
+
+    Args:
+        path: File to write.
+        machine: Profile of the machine, to which the network is added.
+    """
     keep_freed_memory()
     select_kernels(machine.choices)
     group = join(timeout_seconds=600, meter=Meter())
-    found = measure_network(group, machine, hosts=group.size, emulated=True)
+    network = measure_network(group, machine, hosts=group.size, emulated=True)
     group.close()
     if group.rank == 0:
-        replace(machine, networks=[found]).save(path)
+        replace(machine, networks=[network]).save(path)
 
 
 def at_rate(network: Network, rate: str, machine: Profile, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """All graphs and models at one rate of the network."""
+    """Measure and estimate all graphs, models and contenders at one rate, and return a row for each."""
     network.set_rate(rate)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -113,7 +118,7 @@ def at_rate(network: Network, rate: str, machine: Profile, options: argparse.Nam
                 for row in measured:
                     plan = plan_of(row["contender"], model, graph, book.part, network.ranks, options)
                     start = time.perf_counter()
-                    told = epoch_time(
+                    estimate = epoch_time(
                         plan,
                         Cluster(
                             profile=machine,
@@ -124,7 +129,7 @@ def at_rate(network: Network, rate: str, machine: Profile, options: argparse.Nam
                             emulated=True,
                         ),
                     )
-                    took = time.perf_counter() - start
+                    estimate_seconds = time.perf_counter() - start
                     rows.append(
                         {
                             "graph": name,
@@ -136,10 +141,10 @@ def at_rate(network: Network, rate: str, machine: Profile, options: argparse.Nam
                             "least": min(row["seconds"]),
                             "most": max(row["seconds"]),
                             "exposed": statistics.median(row["exposed_seconds"]),
-                            "told": told.total,
-                            "told_network": told.network,
-                            "told_waiting": told.waiting,
-                            "forecast_seconds": took,
+                            "told": estimate.total,
+                            "told_network": estimate.network,
+                            "told_waiting": estimate.waiting,
+                            "forecast_seconds": estimate_seconds,
                         }
                     )
                     report(rows[-1])
@@ -151,66 +156,80 @@ def contenders(ranks: int, options: argparse.Namespace) -> str:
 
 
 def plan_of(contender: str, model: str, graph: Graph, part: Any, ranks: int, options: argparse.Namespace) -> Plan:
-    """The plan of a contender, made anew."""
+    """Return a new plan of a contender."""
     kind, _, chunks = contender.partition("#")
-    made = make_model(model, graph.num_features, graph.num_classes, hidden=options.hidden, layers=options.layers)
-    work = Workload(made, graph, Optimisations.without(options.disable))
+    net = make_model(model, graph.num_features, graph.num_classes, hidden=options.hidden, layers=options.layers)
+    work = Workload(net, graph, Optimisations.without(options.disable))
     return make_plan(kind, work, ranks, partition=part, chunks=int(chunks or 0))
 
 
 def report(row: dict[str, Any]) -> None:
     print(
         f"{row['graph'][:24]:24} {row['model']:6} P={row['ranks']} {row['rate']:>8} {row['contender']:14} "
-        f"{row['seconds'] * 1e3:9.1f} ms ({row['least'] * 1e3:.1f} to {row['most'] * 1e3:.1f}) told "
-        f"{row['told'] * 1e3:9.1f} ms {row['told'] / row['seconds']:5.2f}x  network {row['exposed'] * 1e3:.1f} told "
-        f"{row['told_network'] * 1e3:.1f}  in {row['forecast_seconds']:.2f} s",
+        f"{row['seconds'] * 1e3:9.1f} ms ({row['least'] * 1e3:.1f} to {row['most'] * 1e3:.1f}) estimated "
+        f"{row['told'] * 1e3:9.1f} ms {row['told'] / row['seconds']:5.2f}x  network {row['exposed'] * 1e3:.1f} "
+        f"estimated {row['told_network'] * 1e3:.1f}  in {row['forecast_seconds']:.2f} s",
         flush=True,
     )
 
 
 def summarise(rows: list[dict[str, Any]]) -> None:
-    """How far predictions are off, and what the choice by them costs."""
+    """Print the errors of the estimates, and how much slower the contender with the lowest estimate is than the best.
+
+    Args:
+        rows: A row for each graph, model, number of ranks, rate and contender.
+    """
     errors = sorted(abs(row["told"] / row["seconds"] - 1) for row in rows)
     within = sum(error <= LARGE_ERROR for error in errors) / len(errors)
     print(
-        f"{len(errors)} cells: error median {statistics.median(errors):.1%}, within 20 %: {within:.0%}, "
+        f"{len(errors)} cells: median error {statistics.median(errors):.1%}, within 20 %: {within:.0%}, "
         f"worst {errors[-1]:.0%}"
     )
     cells: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
         cells.setdefault((row["graph"], row["model"], row["ranks"], row["rate"]), []).append(row)
-    lost = sorted(
+    slowdowns = sorted(
         min(cell, key=lambda row: row["told"])["seconds"] / min(row["seconds"] for row in cell)
         for cell in cells.values()
         if len(cell) > 1
     )
-    if lost:
-        print(f"choice over the best: median {statistics.median(lost):.3f}, worst {lost[-1]:.3f} of {len(lost)}")
+    if slowdowns:
+        print(
+            f"seconds of the contender with the lowest estimate, relative to the fastest: median "
+            f"{statistics.median(slowdowns):.3f}, worst {slowdowns[-1]:.3f} of {len(slowdowns)}"
+        )
 
 
 def compare_again(rows: list[dict[str, Any]], name: str) -> None:
-    """How far the same cells are from what they were at another time: no forecast can be nearer than that."""
+    """Print how much the measured seconds differ from an earlier run: no estimate can be more exact than that.
+
+    Args:
+        rows: Rows of this run.
+        name: Name of the earlier results, in benchmarks/results.
+    """
     cell = ("graph", "model", "ranks", "rate", "contender")
     before = json.loads((Path(__file__).parent / "results" / f"{name}.json").read_text())["rows"]
-    known = {tuple(row[part] for part in cell): row["seconds"] for row in before}
-    both = [(row["seconds"], known[key]) for row in rows if (key := tuple(row[part] for part in cell)) in known]
+    earlier = {tuple(row[part] for part in cell): row["seconds"] for row in before}
+    both = [(row["seconds"], earlier[key]) for row in rows if (key := tuple(row[part] for part in cell)) in earlier]
     if both:
-        errors = sorted(abs(then / now - 1) for now, then in both)
+        errors = sorted(abs(old / new - 1) for new, old in both)
         within = sum(error <= LARGE_ERROR for error in errors) / len(errors)
         print(
-            f"{len(errors)} cells of {name}, measured at another time: off by a median of "
+            f"{len(errors)} cells of {name}, measured at another time: median difference "
             f"{statistics.median(errors):.1%}, within 20 %: {within:.0%}, worst {errors[-1]:.0%}"
         )
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--machine", help="a profile, as weft probe writes it")
-    parser.add_argument("--graphs", default="amazon_photo;tolokers;topo_dblp-2010", help="separated by semicolons")
+    parser.add_argument("--machine", help="profile from weft probe")
+    parser.add_argument(
+        "--graphs", default="amazon_photo;tolokers;topo_dblp-2010", help="graphs to train on, separated by semicolons"
+    )
     parser.add_argument("--models", default="gcn,sage,gin,gat")
     parser.add_argument("--ranks", default="1,2,4")
     parser.add_argument("--rates", default="200mbit,1gbit,5gbit")
-    parser.add_argument("--alone", default="single,offload#4", help="contenders on one rank")
+    parser.add_argument("--alone", default="single,offload#4", help="contenders to run on one rank")
     parser.add_argument("--contenders", default="communicated,cached,hybrid,tensor,pipeline#4")
     parser.add_argument("--partition", default="metis")
     parser.add_argument("--layers", type=int, default=2)
@@ -218,8 +237,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--features", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--disable", default="")
-    parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json")
-    parser.add_argument("--again", help="a name: says also how far its cells, measured at another time, are from these")
+    parser.add_argument("--out", help="write the results to benchmarks/results/NAME.json")
+    parser.add_argument("--again", help="name of earlier results: also print how much its seconds differ from these")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     parser.set_defaults(batch_size="", fanout="10", batches=None, input_dropout=0.0)
     return parser.parse_args()

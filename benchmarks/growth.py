@@ -1,9 +1,9 @@
-"""Times weft's training epochs on graphs of several sizes: whether an edge costs the same in a small and a large one.
+"""Time weft's training epochs on graphs of several sizes, to see whether the time per edge stays the same.
 
     python benchmarks/growth.py --model gcn --edges 4m,40m --out NAME
 
-R-MAT graphs of one mean degree, so that vertices, and with them the dense work, grow with the edges; self loops and
-repeated edges are left out, and what remains is counted. Each size lives in a process of its own, and they take turns.
+The graphs are R-MAT graphs of one mean degree, so that vertices (and the dense work) grow with the edges. Self-loops
+and repeated edges are removed; the edges that remain are counted. Each size runs in its own process, and they take turns.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from processes import ask, take_turns
 
 from weft.data.io.generate import number
 
-TARGET = 1.5  # times the smallest size's seconds per edge
+TARGET = 1.5  # largest ratio of seconds per edge to the smallest size
 
 
 def main() -> None:
@@ -37,24 +37,24 @@ def main() -> None:
         row["peak_bytes"] = ask(pipes[size], "peak")
         rows.append(row)
         print(line(row), flush=True)
-    print(f"{options.model}, {options.threads} threads: at most {TARGET}x is wanted")
+    print(f"{options.model}, {options.threads} threads: the target is at most {TARGET}x")
     if options.out:
         save(options.out, {"options": vars(options), "target": TARGET, "rows": rows})
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--edges", default="4m,40m", help="sizes, the smallest first")
+    parser.add_argument("--edges", default="4m,40m", help="numbers of edges, the smallest first")
     parser.add_argument("--degree", type=float, default=23)
     parser.add_argument("--features", type=int, default=128)
     parser.add_argument("--classes", type=int, default=40)
     parser.add_argument("--model", default="gcn", choices=("gcn", "sage", "gat"))
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--warmups", type=int, default=2, help="rounds before those that count")
+    parser.add_argument("--warmups", type=int, default=2, help="number of rounds before those that count")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json")
+    parser.add_argument("--out", help="write the results to benchmarks/results/NAME.json")
     return parser.parse_args()
 
 
@@ -67,8 +67,8 @@ def line(row: dict[str, Any]) -> str:
     graph, seconds = row["graph"], row["seconds"]
     return (
         f"{graph['edges']:>12,} edges {graph['vertices']:>11,} vertices: {statistics.median(seconds):8.3f} s "
-        f"({min(seconds):.3f} to {max(seconds):.3f})  {row['seconds_per_edge'] * 1e9:8.2f} ns an edge, "
-        f"{row['ratio']:.2f}x the smallest's  {row['peak_bytes'] / 1e9:6.2f} GB"
+        f"({min(seconds):.3f} to {max(seconds):.3f})  {row['seconds_per_edge'] * 1e9:8.2f} ns per edge, "
+        f"{row['ratio']:.2f}x the smallest size  {row['peak_bytes'] / 1e9:6.2f} GB"
     )
 
 

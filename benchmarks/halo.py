@@ -1,13 +1,18 @@
-"""Rows that cross between parts: of sources alone, partial results alone, and the least cover of both (weft.partition).
+"""Count the rows that cross between parts: source rows, partial sums, or the minimum vertex cover of both.
 
     WEFT_DATA=shared/data python benchmarks/halo.py --graphs "tolokers;topo_dblp-2010" --parts 4,8 --out NAME
     WEFT_DATA=shared/data python benchmarks/halo.py --fanout 15,10,5 --methods metis --parts 4
 
-Rows are those of one aggregate over all pairs of parts, in one direction; backward as many go back. With --fanout they
-are those of all hops of some mini-batches (weft.strategies.split). `by pair`: of sources, or of partial results where
-these are fewer between two parts. Every least cover is held against a maximum matching of SciPy's. Seconds are those of
-the part that plans longest, and of all parts, on one thread.
-`benchmarks/dependencies.py` has the epochs: --contenders communicated-cover,communicated.
+Counts are the rows of one aggregate, summed over all pairs of parts, in the forward pass; as many gradients go back.
+With --fanout they are summed over all hops of some mini-batches (weft.strategies.split). The columns:
+
+    sources    the rows of remote sources
+    partials   a partial sum for each target and remote part
+    by pair    for each pair of parts, the smaller of both numbers
+    least      the minimum vertex cover (weft.partition.Cover), checked against SciPy's maximum matching
+
+Seconds are the planning time of the slowest part and of all parts, on one thread. To time epochs, use
+`benchmarks/dependencies.py --contenders communicated-cover,communicated`.
 """
 
 from __future__ import annotations
@@ -45,22 +50,22 @@ def main() -> None:
             for num_parts in map(int, options.parts.split(",")):
                 part = make_book(graph, num_parts, method=method).part
                 if options.fanout:
-                    hops, drawing = drawn(graph, part, num_parts, options)
+                    hops, sampling_seconds = sampled(graph, part, num_parts, options)
                 else:
-                    drawing = 0.0
+                    sampling_seconds = 0.0
                     hops = [
-                        make_dependencies(graph.in_edges, part, own, num_parts, NO_CACHING).hops[0]
-                        for own in range(num_parts)
+                        make_dependencies(graph.in_edges, part, rank, num_parts, NO_CACHING).hops[0]
+                        for rank in range(num_parts)
                     ]
-                found = counted(hops, check=not options.no_check) | {"drawing_seconds": drawing}
-                rows.append({"graph": name, "method": method, "parts": num_parts, **found})
+                counts = counted(hops, check=not options.no_check) | {"drawing_seconds": sampling_seconds}
+                rows.append({"graph": name, "method": method, "parts": num_parts, **counts})
                 print(line(rows[-1], options.width), flush=True)
     if options.out:
         save(options.out, {"options": vars(options), "rows": rows})
 
 
-def drawn(graph: Graph, part: Tensor, num_parts: int, options: argparse.Namespace) -> tuple[list[Hop], float]:
-    """The hops of some mini-batches on all parts, and the seconds of drawing them."""
+def sampled(graph: Graph, part: Tensor, num_parts: int, options: argparse.Namespace) -> tuple[list[Hop], float]:
+    """Sample some mini-batches on all parts, and return their hops and the seconds that sampling takes."""
     sampler = BatchSampler(
         graph=graph,
         size=num_parts,
@@ -73,12 +78,20 @@ def drawn(graph: Graph, part: Tensor, num_parts: int, options: argparse.Namespac
     start, hops = time.perf_counter(), list[Hop]()
     for number, vertices in enumerate(sampler.batches(0)[: options.batches]):
         batch = exchange_requests_locally([sampler.sample(vertices, rank, 0, number) for rank in range(num_parts)])
-        hops += [hop for one in batch for hop in one.hops]
+        hops += [hop for rank_batch in batch for hop in rank_batch.hops]
     return hops, time.perf_counter() - start
 
 
 def counted(hops: list[Hop], *, check: bool) -> dict[str, Any]:
-    """The rows of every way, and what planning the least takes."""
+    """Count the rows for each way to exchange them, and time the planning of the minimum vertex cover.
+
+    Args:
+        hops: The hops of all parts.
+        check: Whether to compare each cover with a maximum matching from SciPy.
+
+    Raises:
+        SystemExit: A cover is not of the size of a maximum matching.
+    """
     seconds, least, summed, by_pair = [], 0, 0, 0
     for hop in hops:
         start = time.perf_counter()
@@ -87,7 +100,9 @@ def counted(hops: list[Hop], *, check: bool) -> dict[str, Any]:
         least, summed = least + sum(cover.received), summed + sum(cover.summed)
         by_pair += sum(map(min, hop.received, num_partials(hop)))
         if check and matched(hop) != cover.received:
-            raise SystemExit(f"the cover has {cover.received} rows, a maximum matching {matched(hop)} edges")
+            raise SystemExit(
+                f"the vertex cover has {cover.received} rows, but SciPy's maximum matching has {matched(hop)} edges"
+            )
     return {
         "edges": sum(hop.block.num_edges for hop in hops),
         "sources": sum(sum(hop.received) for hop in hops),
@@ -101,12 +116,12 @@ def counted(hops: list[Hop], *, check: bool) -> dict[str, Any]:
 
 
 def owner_of(hop: Hop) -> torch.Tensor:
-    """The part that each fetched source belongs to."""
+    """Return the part of each remote source, [h] int64."""
     return torch.arange(len(hop.received)).repeat_interleave(torch.tensor(hop.received))
 
 
 def num_partials(hop: Hop) -> list[int]:
-    """Targets with a source of each part."""
+    """Return the number of targets with a source in each remote part."""
     source, target = hop.block.edges()
     remote = source >= hop.num_inputs
     pairs = (owner_of(hop)[source[remote] - hop.num_inputs] * hop.block.num_targets + target[remote]).unique()
@@ -115,12 +130,12 @@ def num_partials(hop: Hop) -> list[int]:
 
 
 def matched(hop: Hop) -> tuple[int, ...]:
-    """The sizes of maximum matchings of the edges from each part, by SciPy."""
+    """Return the size of a maximum matching of the edges from each remote part, computed by SciPy."""
     source, target = hop.block.edges()
     sizes = []
     for first, end in pairwise([0, *torch.tensor(hop.received).cumsum(0).tolist()]):
-        here = (source >= hop.num_inputs + first) & (source < hop.num_inputs + end)
-        rows, columns = (source[here] - hop.num_inputs - first).numpy(), target[here].numpy()
+        from_part = (source >= hop.num_inputs + first) & (source < hop.num_inputs + end)
+        rows, columns = (source[from_part] - hop.num_inputs - first).numpy(), target[from_part].numpy()
         shape = end - first, hop.block.num_targets
         edges = csr_matrix((np.ones(len(rows), dtype=np.int8), (rows, columns)), shape=shape)
         sizes.append(int((maximum_bipartite_matching(edges, perm_type="column") >= 0).sum()))
@@ -135,23 +150,25 @@ def line(row: dict[str, Any], width: int) -> str:
     of_sources, of_partials = (row[way] / max(row["least"], 1) for way in ("sources", "partials"))
     return (
         f"{row['graph']:>22} {row['method']:>8} {row['parts']:2}: {ways}  sources {of_sources:5.2f}x, partials "
-        f"{of_partials:5.2f}x of the least  sums for others "
+        f"{of_partials:5.2f}x of the least  summed for other parts "
         f"{row['summed_edges'] / max(row['edges'], 1):6.1%} of the edges  {row['seconds']:6.2f} s, "
-        f"{row['all_seconds']:.2f} s of all parts, drawing {row['drawing_seconds']:.2f} s"
+        f"{row['all_seconds']:.2f} s of all parts, sampling {row['drawing_seconds']:.2f} s"
     )
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--graphs", default=GRAPHS, help="separated by semicolons")
+    parser.add_argument("--graphs", default=GRAPHS, help="graphs to partition, separated by semicolons")
     parser.add_argument("--methods", default="metis,balanced,range")
     parser.add_argument("--parts", default="4,8")
-    parser.add_argument("--fanout", help="of mini-batches, from the batch outward; none: the whole graph")
+    parser.add_argument(
+        "--fanout", help="in-edges to sample per vertex, from the batch outward; default: the full graph"
+    )
     parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--batches", type=int, default=8, help="that are drawn")
-    parser.add_argument("--width", type=int, default=64, help="columns of a row in float32, for the bytes")
-    parser.add_argument("--no-check", action="store_true", help="leave SciPy's matchings out")
-    parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json")
+    parser.add_argument("--batches", type=int, default=8, help="number of mini-batches to sample")
+    parser.add_argument("--width", type=int, default=64, help="columns of a float32 row, to convert rows to MB")
+    parser.add_argument("--no-check", action="store_true", help="skip the comparison with SciPy's maximum matching")
+    parser.add_argument("--out", help="write the results to benchmarks/results/NAME.json")
     return parser.parse_args()
 
 
