@@ -66,8 +66,8 @@ class Done:
         """The lines that say why it ended; Broken where it has written anything but those and progress."""
         lines = [line for line in self.errors.splitlines() if line.strip()]
         for line in lines:
-            foreseen = line.startswith(("weft: ", "epoch ")) and "unexpected error" not in line
-            require(foreseen, f"standard error has {self.last_of(line)}")
+            expected = line.startswith(("weft: ", "epoch ")) and "unexpected error" not in line
+            require(expected, f"standard error has {self.last_of(line)}")
         return [line for line in lines if line.startswith(("weft: error:", "weft: stopped "))]
 
     def last_of(self, line: str) -> str:

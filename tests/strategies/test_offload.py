@@ -199,7 +199,7 @@ class Changed(Case):
         return Stack([Twice(7, 6), hooked], dropout=self.dropout)
 
 
-def test_phases_do_not_pass_over_what_a_layer_does_besides() -> None:
+def test_phases_do_not_pass_over_other_work_of_a_layer() -> None:
     check_case(Group(), Changed(model="changed"), "offload", Given(chunks=3))
 
 
@@ -506,7 +506,7 @@ def test_a_step_that_does_more_on_larger_chunks_is_told_by_its_most(monkeypatch:
 
 @pytest.mark.parametrize("case", limited("sage"))
 def test_a_limit_is_kept_and_changes_nothing(case: Case) -> None:
-    """What 8 chunks take is a limit that more than one chunk keeps, by what is foreseen and by what is then alive."""
+    """A limit equal to the memory of 8 chunks holds, by the estimate and by the tensors that are then alive."""
     plan = plan_of(case, device_memory=IN_FILES)
     whole, needed = (plan.memory_probe.peak(plan.cut(chunks)[0].chunks) for chunks in (1, 8))
     limit = int(needed / MARGIN) + 1
@@ -558,20 +558,20 @@ def in_files() -> list[Any]:
 def check_forecast(group: Group, case: Case, placement: Given) -> None:
     placed = Session(case, "offload", group, placement)
     assert isinstance(placed.strategy, PlacedOffload)
-    foreseen = placed.plan.state()["estimates"][group.rank]
+    estimate = placed.plan.state()["estimates"][group.rank]
     with rows_made() as made:
         for _ in range(2):
             placed.meter.take("train")
             placed.step(0)
             placed.evaluation()
     counts = placed.meter.take("train")
-    assert foreseen["disk"] == sum(made) + placed.strategy.chunks.array_file.num_bytes
-    assert foreseen["to_device"] == counts.to_device.total()
-    assert foreseen["to_host"] == counts.to_host.total()
-    assert foreseen["network"] == counts.bytes_sent.total()
+    assert estimate["disk"] == sum(made) + placed.strategy.chunks.array_file.num_bytes
+    assert estimate["to_device"] == counts.to_device.total()
+    assert estimate["to_host"] == counts.to_host.total()
+    assert estimate["network"] == counts.bytes_sent.total()
 
 
 @pytest.mark.parametrize(("case", "placement", "size"), in_files())
-def test_what_is_foreseen_is_what_is_taken_and_moved(case: Case, placement: Given, size: int) -> None:
-    """What is foreseen of files and moves is what a training step and an evaluation make and count."""
+def test_estimates_equal_what_is_used_and_moved(case: Case, placement: Given, size: int) -> None:
+    """Estimated files and transfers equal those that a training step and an evaluation make and count."""
     on_ranks(size, check_forecast, case, placement)

@@ -99,7 +99,7 @@ def run_steps(
         session.evaluation()
 
 
-def test_what_is_foreseen_of_pinned_rows_is_what_their_blocks_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_estimates_of_pinned_rows_equal_their_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     case, given = Case(model="gcn"), PINNED
     planned, made = Planned.of(case, "offload", given, 1), list[int]()
 
