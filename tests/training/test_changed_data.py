@@ -62,7 +62,7 @@ def test_changed_data_are_refused(name: str, workers: int, stored: Path, tmp_pat
     ):
         train(stored, **{**options, "epochs": 4}, resume=True)
     with pytest.raises(
-        InputError, match=f"has changed since .* was trained \\({name}\\): to predict on it as it is now"
+        InputError, match=f"has changed since .* was trained \\({name}\\)\\. To predict on the new version: "
     ):
         weft.predict(run)
     assert weft.predict(run, stored).shape == logits.shape
@@ -124,4 +124,4 @@ def test_a_run_of_an_earlier_weft_warns_that_it_has_no_digests(
     weft.train(stored, out=tmp_path / "run", **OPTIONS)
     monkeypatch.undo()
     weft.train(stored, out=tmp_path / "run", **{**OPTIONS, "epochs": 3}, resume=True)
-    assert "has no digests of the data" in capsys.readouterr().err
+    assert "without digests of the data" in capsys.readouterr().err

@@ -146,7 +146,7 @@ def test_captures_small_steps_of_kernels_alone(changed: dict[str, Any], expected
     functions = replace(NO_FUNCTIONS, loss=settings["loss"])
     with (
         replaced(cuda_graph, "triton_backend", lambda: settings["triton"]),
-        replaced(cuda_graph, "used", lambda _: {settings["sums"], "triton"}),
+        replaced(cuda_graph, "kernels_in_use", lambda _: {settings["sums"], "triton"}),
     ):
         assert cuda_graph.is_captured(config, placed, functions) is expected
 
