@@ -254,9 +254,9 @@ def test_a_custom_model(tmp_path: Path) -> None:
     before = [parameter.clone() for parameter in model.parameters()]
     weft.train(graph, model, out=tmp_path / "own", task="link", epochs=2, quiet=True)
     assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    with pytest.raises(InputError, match="the model gives 5 columns, its decoder has 64: --hidden 5"):
+    with pytest.raises(InputError, match="the model returns 5 columns, but its decoder needs 64: use --hidden 5"):
         weft.train(graph, model, out=tmp_path / "two", task="link", decoder="distmult", quiet=True)
-    with pytest.raises(InputError, match="set its num_stages"):
+    with pytest.raises(InputError, match="the model has no num_stages"):
         weft.train(graph, nn.Linear(7, 5), out=tmp_path / "two", task="link", quiet=True)
 
 
@@ -332,5 +332,5 @@ def test_inverse_relations_carry_messages_and_are_no_links(tmp_path: Path) -> No
 
 def test_a_graph_with_no_edge_but_loops_is_refused() -> None:
     loops = Graph.from_edges(torch.arange(5), torch.arange(5), x=torch.randn(5, 3))
-    with pytest.raises(InputError, match="no edge but loops"):
+    with pytest.raises(InputError, match="graph has self-loops only: --task link trains on"):
         graph_for_task(replace(loops, test_links=torch.tensor([[0, 1, 0]])), Config(task="link"))

@@ -350,7 +350,7 @@ def test_a_summary_has_the_ranks_that_ended_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "error"),
     [
-        (torch.nn.Linear(64, 10), "set its num_stages"),
+        (torch.nn.Linear(64, 10), "the model has no num_stages"),
         (weft.nn.GCN(63, out_width=10), "cannot take rows of 64 features"),
         (weft.nn.GCN(64, out_width=9), "returns \\[9\\] logits per vertex, but the graph has 10 classes"),
         (weft.nn.Stack([weft.nn.GCNConv(64, 10)], activation=lambda x: x), "cannot be sent to local ranks"),
