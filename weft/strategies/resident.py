@@ -239,12 +239,15 @@ class ResidentPlan(Plan):
         # Forward: dense layers, then operation by operation its exchange and aggregate and the dense layers after it.
         # Backward: the same in reverse order.
         first, *rest = dense_flops(work, self.traits, self.layer_sizes(rank), training=training)
-        forward, backward = mapped(first.forward, first.calls), mapped(first.backward, first.backward_calls)
+        forward, backward = (
+            dense_operations(first.forward, first.calls),
+            dense_operations(first.backward, first.backward_calls),
+        )
         for op, dense in zip(operations, rest, strict=True):
             requested = [] if work.is_cached(op) else self._forward_operations(op, rank)
-            forward += requested + mapped(dense.forward, dense.calls)
+            forward += requested + dense_operations(dense.forward, dense.calls)
             adjoint = backward_operations(requested) if op.backward else []
-            backward = mapped(dense.backward, dense.backward_calls) + adjoint + backward
+            backward = dense_operations(dense.backward, dense.backward_calls) + adjoint + backward
         if training and self.size > 1:
             backward.append(all_reduce("gradients", work.num_shared, work.dtype.itemsize, self.size))
         return Trace(operations=(*forward, *backward))
@@ -269,7 +272,7 @@ def backward_operations(forward: Iterable[Operation]) -> list[Operation]:
     return backward
 
 
-def mapped(flops: int, calls: tuple[KernelCall, ...]) -> list[Operation]:
+def dense_operations(flops: int, calls: tuple[KernelCall, ...]) -> list[Operation]:
     """Return the dense layers and passes over rows between two graph operations: one operation, or none.
 
     Args:

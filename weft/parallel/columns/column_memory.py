@@ -148,7 +148,7 @@ class PassSizes:
         edges = self.cut.edges[number] + self.cut.loops[number]
         return edge_bytes(way, self.results[number], self.cut.num_slots, edges, self.stored_edge, 0)
 
-    def footprint(self) -> KernelMemory:
+    def kernel_memory(self) -> KernelMemory:
         """Return the memory of a forward pass and of its backward pass."""
         forward, backward = _MemoryRun(self), _MemoryRun(self)
         forward.forward()

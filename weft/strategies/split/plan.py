@@ -37,7 +37,7 @@ from weft.strategies.placed_view import PlacedView
 from weft.strategies.split.batch_blocks import BatchBlocks
 from weft.strategies.split.feature_cache import cached_tables, feature_bytes, most_read
 from weft.strategies.split.pre_sampling import PreSampling, pre_sample
-from weft.strategies.split.read_ahead import ahead
+from weft.strategies.split.read_ahead import prepare_ahead
 from weft.strategies.split.sampler import BatchSampler, SampledBatch, exchange_requests, exchange_requests_locally
 from weft.strategies.split.step_trace import BatchPlan
 from weft.strategies.vertex.plan import CommunicatedPlan, PlacedVertices, VertexOptions
@@ -412,7 +412,7 @@ class PlacedBatches(PlacedVertices):
         if self._constant_step:
             yield replace(self._constant_step[0], epoch=epoch)
             return
-        for step, counts in ahead(self._prepare(epoch), self.plan.options.prefetch_batches, self.group.meter):
+        for step, counts in prepare_ahead(self._prepare(epoch), self.plan.options.prefetch_batches, self.group.meter):
             self.group.meter.add(counts)
             yield step
 

@@ -13,20 +13,20 @@ from weft.runtime.meter import Meter
 Value = TypeVar("Value")
 
 
-def ahead(values: Iterator[Value], most: int, meter: Meter) -> Iterator[Value]:
-    """Yield the values of an iterator, up to `most` of which a thread prepares in advance.
+def prepare_ahead(values: Iterator[Value], limit: int, meter: Meter) -> Iterator[Value]:
+    """Yield the values of an iterator, of which a thread prepares up to `limit` in advance.
 
     An error in the thread is raised here.
 
     Args:
         values: The iterator.
-        most: Number of prepared values; 0: each value is computed when it is requested.
+        limit: Number of prepared values; 0: each value is computed when it is requested.
         meter: Meter whose timer `batches` counts the time in which no value is ready.
     """
-    if not most:
+    if not limit:
         yield from timed(values, meter)
         return
-    ready: queue.Queue[Value | BaseException | None] = queue.Queue(most)
+    ready: queue.Queue[Value | BaseException | None] = queue.Queue(limit)
     stopped = threading.Event()
 
     def put(value: Value | BaseException | None) -> bool:

@@ -178,13 +178,15 @@ def operations(
     requested: list[Operation] = []
     for number, (arriving, num_edges, leaving) in enumerate(exchange_sizes):
         if arriving.rows and op.origin == "rows" and size > 1:
-            requested.append(exchanged("rows_to_cols", arriving, packed, rank, itemsize, "" if requested else how))
+            requested.append(
+                exchange_operation("rows_to_cols", arriving, packed, rank, itemsize, "" if requested else how)
+            )
         if attention and attention.sums:
             numbers = count_shared(attention.heads_of_ranks, attention.num_logits, rank)
             sent, received = (number * itemsize for number in numbers)
             logit_exchange = Operation(kind="collective", tag="logits", bytes_sent=sent, bytes_received=received)
             requested += [logit_exchange, logit_exchange.adjoint()]
-        loaded, stored = ([], []) if sizes is None else moved(sizes, number)
+        loaded, stored = ([], []) if sizes is None else chunk_transfers(sizes, number)
         # Steps on a receptive field have different numbers of edges, so their sum need not be a multiple of the steps.
         edges_per_step, num_larger = divmod(num_edges, op.steps)
         steps_by_edges = {edges_per_step: op.steps - num_larger, edges_per_step + 1: num_larger}
@@ -195,11 +197,11 @@ def operations(
         ]
         requested += [*loaded, *aggregates, *stored]
         if leaving.rows and size > 1:
-            requested.append(exchanged("rows_to_cols", leaving, widths, rank, itemsize).adjoint())
+            requested.append(exchange_operation("rows_to_cols", leaving, widths, rank, itemsize).adjoint())
     return requested
 
 
-def moved(sizes: PassSizes, number: int) -> tuple[list[Operation], list[Operation]]:
+def chunk_transfers(sizes: PassSizes, number: int) -> tuple[list[Operation], list[Operation]]:
     """Return the transfers of a chunk in all steps: from the host before it, and to the host after it.
 
     The backward pass of an aggregate that is not linear reads its rows again. All transfers to the device are loaded
@@ -232,7 +234,9 @@ def moved(sizes: PassSizes, number: int) -> tuple[list[Operation], list[Operatio
     return loads_before, [replace(transfer("rows", to_host=result_bytes), backward=tuple(backward))]
 
 
-def exchanged(tag: str, rows: SetSize, widths: Sequence[int], rank: int, itemsize: int, how: str = "") -> Operation:
+def exchange_operation(
+    tag: str, rows: SetSize, widths: Sequence[int], rank: int, itemsize: int, how: str = ""
+) -> Operation:
     """Return the operation that turns rows into columns; its adjoint turns columns into rows.
 
     Args:

@@ -251,7 +251,7 @@ class TensorPlan(ResidentPlan):
             rank: The rank.
         """
         if self.chunking is not None:
-            return self.pass_sizes(op, rank, self.chunking).footprint()
+            return self.pass_sizes(op, rank, self.chunking).kernel_memory()
         size, itemsize = self.size, self.work.itemsize
         assert isinstance(op.op, Aggregate)
         start, stop = even_bounds(op.width, size)[rank : rank + 2]
