@@ -149,6 +149,18 @@ def test_a_sample_of_few_targets_has_all_the_sources(monkeypatch: pytest.MonkeyP
     assert probe.aggregate_sample((1000.0, 1.0, 4.0), 8.0, make, backward=True)[:2] == (32000.0, 10.0)
 
 
+def test_samples_are_on_the_ranks_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the edges are drawn on the CPU; the meta device stands for a GPU."""
+    devices: list[str] = []
+    monkeypatch.setattr(probe, "linear", lambda *tensors: devices.extend(tensor.device.type for tensor in tensors))
+    monkeypatch.setattr(probe, "spmm", lambda edges, x: devices.extend((edges.device.type, x.device.type)))
+    with probe.default_device(torch.device("meta")):
+        works = [probe.linear_sample(4.0, 2.0, 2.0)[2](), probe.sum_sample(64.0, 1.0, 2.0, 4.0)[2]()]
+    for work in works:
+        work()
+    assert devices == ["meta"] * 4
+
+
 def test_sizes_around_calls_price_them_alike() -> None:
     """Between, at and beyond the sizes of a table; and nothing is measured of kernels that are not called."""
     whole = {"Sum": probe.kernel_samples()["Sum"], "linear": probe.kernel_samples()["linear"]}

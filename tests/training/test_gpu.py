@@ -92,6 +92,16 @@ def test_memory_stays_below_the_limit(tmp_path: Path) -> None:
     assert torch.cuda.memory_stats()["active_bytes.all.peak"] - before <= 4_000_000
 
 
+@gpu
+@needs_gpu
+@pytest.mark.parametrize("model", ["gcn", "gat"])
+def test_hybrid_measures_kernels_on_the_gpu(model: str, tmp_path: Path) -> None:
+    options = {**OPTIONS, "epochs": 2, "strategy": "hybrid", "workers": 2, "measure": True}
+    begin = train(GRAPH, model, device="cuda", out=tmp_path / "run", **options).records[0]
+    assert begin["measured"] == ["kernels", "network"]
+    assert min(begin["machine"].values()) > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("way", "dtype"), sorted({(way, dtype) for way, _, dtype in CASES}))
 def test_every_way_runs_on_the_cpu(way: str, dtype: str, tmp_path: Path) -> None:
