@@ -6,10 +6,10 @@
 Every contender runs in its own process with the default settings of its library, so that peak memory is measured
 separately. Contenders take turns (A B C C B A ...), so that a machine that slows down slows all of them. Their logits
 are compared first; no ratio is reported if they differ. An epoch is a forward pass, the loss, a backward pass and a
-step of Adam. The first rounds warm up and do not count. With --fanout an epoch consists of sampled mini-batches from each
-library's data loader, while logits are compared on the whole graph. --operations lists the operations of weft's epoch,
-from further epochs under PyTorch's profiler. The contender weft-measured uses the dense kernels that were fastest in
---machine, a profile from `weft probe`.
+step of Adam. The first rounds warm up and do not count. With --fanout an epoch consists of sampled mini-batches from
+each library's data loader, while logits are compared on the whole graph. --operations lists the operations of weft's
+epoch, from further epochs under PyTorch's profiler. The contender weft-measured uses the dense kernels that were
+fastest in --machine, a profile from `weft probe`.
 """
 
 from __future__ import annotations

@@ -1,14 +1,17 @@
-"""Runs the tests of GPUs, then measures weft's kernels and epochs on one beside PyTorch's and PyG's.
+"""Run the GPU tests, then compare weft's kernels and epochs with those of PyTorch and PyG on one GPU.
 
-    make gpu OUT=gpu-NAME                           builds weft first, with what is there and what lies in .whl/
-    python benchmarks/gpu.py --out gpu-NAME         writes results/gpu-NAME.json and gpu-NAME.txt, the table
+    make gpu OUT=gpu-NAME                       builds weft first, with installed packages and the wheels in .whl/
+    python benchmarks/gpu.py --out gpu-NAME     writes results/gpu-NAME.json and gpu-NAME.txt, the table
 
-Each part is a process of its own with a share of the time and writes each row as soon as it has it, so one that fails,
-hangs, or spoils the GPU costs no other. Seconds are medians of times between events. Results are compared first; what
-differs, or does not fit into memory, has no ratio. Contenders: `cusparse` is torch.sparse with matrix and transpose
-made beforehand, `pyg-edges` gathers and scatters, `pyg-csr` is PyG's product of a CSR matrix. `aims` are weft's own.
+Each part runs in its own process with a time limit and writes each row at once, so that a part that fails, hangs or
+leaves the GPU unusable does not affect the others. Seconds are medians of times between CUDA events. Results are
+compared first; a contender whose result differs, or that runs out of memory, has no ratio. The contenders: `cusparse`
+is torch.sparse with the matrix and its transpose built beforehand, `pyg-edges` gathers and scatters, `pyg-csr` is PyG's
+product with a CSR matrix. `aims` compares the ratios with the speed that weft should reach.
 
-    python benchmarks/gpu.py --device cpu --graphs 300/2000 --epoch-graph rmat:... --parts products   shows that it runs
+To test the script without a GPU:
+
+    python benchmarks/gpu.py --device cpu --graphs 300/2000 --epoch-graph rmat:... --parts products
 """
 
 from __future__ import annotations
@@ -40,11 +43,11 @@ from weft.kernels import Scale, attend, ops, spmm, spmm_transposed
 from weft.training.cuda_graph import MAX_EDGES
 from weft.utils.units import format_bytes
 
-TOLERANCE = 1e-3  # of the largest entry: float32 sums of up to a million numbers, whatever their order
+TOLERANCE = 1e-3  # relative to the largest entry: float32 sums of up to a million numbers in any order
 HEADS = 4
-QUADRANTS = (0.57, 0.19, 0.19)  # of R-MAT, as in weft.data.io.generate
+QUADRANTS = (0.57, 0.19, 0.19)  # probabilities of R-MAT, as in weft.data.io.generate
 SECONDS = {"tests": 240, "rates": 15, "products": 70, "attention": 90, "epochs": 70, "offload": 25}
-"""How long each part may take: together, and with the build before them, below nine minutes."""
+"""Time limit of each part; all parts and the build before them stay below nine minutes."""
 CORA = "sbm:vertices=2708,degree=4,features=1433,classes=7"
 ROUNDS, WARMUPS = 7, 2
 
@@ -55,7 +58,7 @@ Emit = Callable[..., None]
 def main() -> int:
     options = parse()
     if options.device == "cuda" and not torch.cuda.is_available():
-        print("no GPU here: nothing is measured")
+        print("this machine has no CUDA device: nothing is measured (--device cpu tests the script)")
         return 2
     if options.part:
         return run_part(options)
@@ -76,33 +79,33 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default=",".join(SECONDS), help=f"of {', '.join(SECONDS)}")
-    parser.add_argument("--device", default="cuda", help="cpu: to show that all runs, on small graphs")
-    parser.add_argument("--graphs", default="300000/15500000,2400000/124000000", help="R-MAT: vertices/edges")
+    parser.add_argument("--parts", default=",".join(SECONDS), help=f"parts to run, out of {', '.join(SECONDS)}")
+    parser.add_argument("--device", default="cuda", help="cuda, or cpu to test the script on small graphs")
+    parser.add_argument(
+        "--graphs", default="300000/15500000,2400000/124000000", help="sizes of R-MAT graphs: vertices/edges"
+    )
     parser.add_argument("--widths", default="16,64,128,256")
     parser.add_argument("--epoch-graph", default="rmat:vertices=200k,edges=4.65m,features=128,classes=40")
-    parser.add_argument("--rows", type=int, default=4_000_000, help="of the host's table, 64 float32 each")
-    parser.add_argument(
-        "--workers", type=int, default=12, help="processes of the tests, most of whose time is compiling"
-    )
-    parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json and NAME.txt")
+    parser.add_argument("--rows", type=int, default=4_000_000, help="rows of the table in host memory, 64 float32 each")
+    parser.add_argument("--workers", type=int, default=12, help="number of test processes (tests mostly compile)")
+    parser.add_argument("--out", help="write the results to benchmarks/results/NAME.json and NAME.txt")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def in_a_process(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """The rows of a part, what it said last, and how it ended."""
-    given = {"device": options.device, "graphs": options.graphs, "widths": options.widths, "rows": options.rows}
-    given |= {"epoch-graph": options.epoch_graph, "workers": options.workers, "part": name}
-    given["until"] = time.time() + 0.9 * SECONDS[name]
-    command = [sys.executable, __file__, *(f"--{key}={value}" for key, value in given.items())]
+    """Run a part in a new process, and return its rows, its exit code, its seconds and the end of its errors."""
+    arguments = {"device": options.device, "graphs": options.graphs, "widths": options.widths, "rows": options.rows}
+    arguments |= {"epoch-graph": options.epoch_graph, "workers": options.workers, "part": name}
+    arguments["until"] = time.time() + 0.9 * SECONDS[name]
+    command = [sys.executable, __file__, *(f"--{key}={value}" for key, value in arguments.items())]
     begin = time.perf_counter()
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS[name], check=False)
         out, errors, code = ended.stdout, ended.stderr, str(ended.returncode)
-    except subprocess.TimeoutExpired as late:
-        out, errors = ((text or b"").decode(errors="replace") for text in (late.stdout, late.stderr))  # type: ignore[union-attr]
+    except subprocess.TimeoutExpired as timeout:
+        out, errors = ((text or b"").decode(errors="replace") for text in (timeout.stdout, timeout.stderr))  # type: ignore[union-attr]
         code = "out of time"
     lines = out.splitlines()
     rows = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
@@ -111,7 +114,7 @@ def in_a_process(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_part(options: argparse.Namespace) -> int:
-    """Prints a JSON object for each row."""
+    """Run a part in this process, and print each row as a JSON object."""
 
     def emit(**row: Any) -> None:
         print(json.dumps({"part": options.part, **row}), flush=True)
@@ -129,9 +132,11 @@ Steps = Iterator[tuple[str, Work]]
 
 
 def tests(options: argparse.Namespace, emit: Emit) -> Steps:
+    """Yield a run of the tests that need a GPU."""
+
     def run() -> None:
         command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", f"--numprocesses={options.workers}", "tests"]
-        # pytest-benchmark, where it is installed, warns that it is switched off beside xdist, and warnings are errors.
+        # pytest-benchmark, if it is installed, warns that xdist disables it, and warnings are errors.
         command += ["-p", "no:benchmark"]
         root = Path(__file__).parent.parent
         ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root)
@@ -141,17 +146,17 @@ def tests(options: argparse.Namespace, emit: Emit) -> Steps:
 
 
 def rates(options: argparse.Namespace, emit: Emit) -> Steps:
-    """What memory and the bus do at best, in bytes a second."""
+    """Yield copies that measure the bandwidth of device memory and of the bus, in bytes per second."""
     size = options.rows * 64
 
     def copies() -> None:
-        one = torch.rand(size, device=options.device)
-        other = torch.empty_like(one)
+        source = torch.rand(size, device=options.device)
+        target = torch.empty_like(source)
         host = pinned(torch.rand(size), options.device)
         for name, work, num_bytes in (
-            ("device copy", lambda: other.copy_(one), 8 * size),
-            ("host to device", lambda: one.copy_(host, non_blocking=True), 4 * size),
-            ("device to host", lambda: host.copy_(one, non_blocking=True), 4 * size),
+            ("device copy", lambda: target.copy_(source), 8 * size),
+            ("host to device", lambda: source.copy_(host, non_blocking=True), 4 * size),
+            ("device to host", lambda: host.copy_(source, non_blocking=True), 4 * size),
         ):
             emit(what=name, contender="torch", rate=num_bytes / seconds_of(work, options.device))
 
@@ -159,7 +164,7 @@ def rates(options: argparse.Namespace, emit: Emit) -> Steps:
 
 
 def products(options: argparse.Namespace, emit: Emit) -> Steps:
-    """Sums of neighbours' rows, forward and backward, and GCN's with its factors and loops."""
+    """Yield sums of neighbours' rows, forward and backward, and the sums of GCN with its factors and self-loops."""
     for name in options.graphs.split(","):
         adj = rmat(*map(int, name.split("/")), options.device)
         for width in map(int, options.widths.split(",")):
@@ -196,7 +201,7 @@ def sums(adj: Adjacency, width: int, emit: Emit, device: str) -> None:
 
 
 def scaled_sums(adj: Adjacency, width: int, emit: Emit, device: str) -> None:
-    """weft scales and adds loops in the kernel; cuSPARSE's matrix has the factors, and its loops are added behind."""
+    """Compare the aggregate of GCN: weft's kernel scales and adds loops, cuSPARSE has the factors in its matrix."""
     x = torch.rand(adj.num_sources, width, device=device)
     root = (adj.degree + 1).float().rsqrt()
     scale = Scale(source=root, target=root, loop=root * root)
@@ -213,7 +218,7 @@ def scaled_sums(adj: Adjacency, width: int, emit: Emit, device: str) -> None:
 
 
 def attention(options: argparse.Namespace, emit: Emit) -> Steps:
-    """GAT's aggregate of four heads, forward, and forward and backward."""
+    """Yield the aggregate of GAT with four heads: forward, and forward with backward."""
     for name in options.graphs.split(","):
         adj = rmat(*map(int, name.split("/")), options.device)
         for width in map(int, options.widths.split(",")):
@@ -232,8 +237,8 @@ def attentions(adj: Adjacency, width: int, emit: Emit, device: str) -> None:
         logits = torch.nn.functional.leaky_relu(left[source] + right[target], 0.2)
         alpha = pyg().softmax(logits, target, num_nodes=adj.num_targets)
         rows = h.view(-1, HEADS, width // HEADS)[source] * alpha[:, :, None]
-        found: Tensor = pyg().scatter(rows, target, dim_size=adj.num_targets)
-        return found.view(-1, width)
+        sums: Tensor = pyg().scatter(rows, target, dim_size=adj.num_targets)
+        return sums.view(-1, width)
 
     ways = {"weft": lambda: attend(adj, *inputs, bounds=bounds), "pyg-edges": theirs}
 
@@ -242,7 +247,7 @@ def attentions(adj: Adjacency, width: int, emit: Emit, device: str) -> None:
             return way()
 
     def both(way: Callable[[], Tensor]) -> Tensor:
-        return torch.cat([found.flatten() for found in torch.autograd.grad(way(), inputs, grad)])
+        return torch.cat([gradient.flatten() for gradient in torch.autograd.grad(way(), inputs, grad)])
 
     truth = forward(ways["weft"])
     contest("attention", {name: partial(forward, way) for name, way in ways.items()}, emit, device, truth)
@@ -251,7 +256,10 @@ def attentions(adj: Adjacency, width: int, emit: Emit, device: str) -> None:
 
 
 def epochs(options: argparse.Namespace, emit: Emit) -> Steps:
-    """Training epochs with weft's weights in every contender; and of a graph as large as Cora, where launches count."""
+    """Yield training epochs with the same weights in every contender.
+
+    The second graph is as small as Cora: there, the time to launch kernels dominates.
+    """
     for graph_name, models in ((options.epoch_graph, ("gcn", "sage", "gat")), (CORA, ("gcn", "gat"))):
         graph = load(graph_name)
         for kind in models:
@@ -263,13 +271,13 @@ def train(graph: weft.Graph, kind: str, emit: Emit, device: str) -> None:
     torch.manual_seed(0)
     model = weft.nn.make_model(kind, graph.num_features, graph.num_classes, dropout=0.0, hidden=256, heads=HEADS)
     makers = {
-        "weft": lambda own: loop("single", graph, own, Optimisations(), device),
-        "pyg-edges": lambda own: run_pyg(graph, own, "pyg-edges", device),
+        "weft": lambda net: loop("single", graph, net, Optimisations(), device),
+        "pyg-edges": lambda net: run_pyg(graph, net, "pyg-edges", device),
     }
-    if kind != "gat":  # PyG's attention has no product of a CSR matrix
-        makers["pyg-csr"] = lambda own: run_pyg(graph, own, "pyg-csr", device)
-    if graph.num_edges <= MAX_EDGES:  # larger ones are not captured
-        makers["weft-without-capture"] = lambda own: loop("single", graph, own, Optimisations(capture=False), device)
+    if kind != "gat":  # PyG's attention does not support CSR matrices
+        makers["pyg-csr"] = lambda net: run_pyg(graph, net, "pyg-csr", device)
+    if graph.num_edges <= MAX_EDGES:  # weft captures no larger graphs in a CUDA graph
+        makers["weft-without-capture"] = lambda net: loop("single", graph, net, Optimisations(capture=False), device)
     truth: Tensor | None = None
     for name, make in makers.items():
         with row_of(emit, contender=name) as row:
@@ -277,9 +285,9 @@ def train(graph: weft.Graph, kind: str, emit: Emit, device: str) -> None:
                 torch.cuda.reset_peak_memory_stats()
             epoch, logits = make(copy.deepcopy(model))
             with torch.no_grad():
-                found = logits().detach()
-            truth = found if truth is None else truth
-            if (differ := error(found, truth)) > TOLERANCE:
+                actual = logits().detach()
+            truth = actual if truth is None else truth
+            if (differ := error(actual, truth)) > TOLERANCE:
                 row["differs"] = differ
             row["seconds"] = seconds_of(epoch, device)
             if device == "cuda":
@@ -287,7 +295,7 @@ def train(graph: weft.Graph, kind: str, emit: Emit, device: str) -> None:
 
 
 def offload(options: argparse.Namespace, emit: Emit) -> Steps:
-    """Rows of a host's table to a GPU's slots: as offload brings them today, and read over the bus by the kernel."""
+    """Yield the loading of rows from host memory into GPU slots: as `offload` does it, and by a kernel over the bus."""
 
     def gathers() -> None:
         from weft.runtime.streams import Staging, streams_of
@@ -298,10 +306,10 @@ def offload(options: argparse.Namespace, emit: Emit) -> Steps:
         table = MemoryRows(options.rows, width, torch.float32, torch.device("cpu"), Staging(streams_of(device)))
         table.tensor().uniform_()
         rows = torch.randperm(options.rows)[:count].sort().values
-        out, there = torch.empty(count, width, device=device), rows.to(device)
+        out, rows_on_device = torch.empty(count, width, device=device), rows.to(device)
         ways: dict[str, Work] = {"as today": lambda: table.gather(rows, out)}
         if device.type == "cuda" and (kernels := ops.triton_backend()) is not None:
-            ways["kernel"] = lambda: kernels.gather_rows(table.tensor(), there, out)  # type: ignore[attr-defined]
+            ways["kernel"] = lambda: kernels.gather_rows(table.tensor(), rows_on_device, out)  # type: ignore[attr-defined]
         for name, way in ways.items():
             out.zero_()
             way()
@@ -325,7 +333,15 @@ PARTS: dict[str, Callable[[argparse.Namespace, Emit], Steps]] = {
 def contest(
     what: str, contenders: dict[str, Callable[[], Tensor]], emit: Emit, device: str, truth: Tensor | None
 ) -> None:
-    """A row for each: its seconds, and how much it differs from the truth; what does not fit has none."""
+    """Emit a row for each contender: its seconds, and its error if that exceeds `TOLERANCE`.
+
+    Args:
+        what: Name of the operation.
+        contenders: Functions that compute it, by contender.
+        emit: Prints a row.
+        device: "cuda" or "cpu".
+        truth: Expected result. None: do not compare.
+    """
     for name, work in contenders.items():
         with row_of(emit, what=what, contender=name) as row:
             if truth is not None and (differ := error(work(), truth)) > TOLERANCE:
@@ -335,7 +351,7 @@ def contest(
 
 @contextmanager
 def row_of(emit: Emit, **row: Any) -> Iterator[dict[str, Any]]:
-    """A row that is filled; what fails says why, and the next one goes on."""
+    """Context manager that emits a row after the `with` has filled it; an exception is recorded as `missing`."""
     try:
         yield row
     except Exception as wrong:
@@ -349,13 +365,13 @@ def row_of(emit: Emit, **row: Any) -> Iterator[dict[str, Any]]:
 
 
 def seconds_of(work: Work, device: str) -> float:
-    """The median of some rounds after others that warm up, by events on a GPU."""
-    found = []
+    """Return the median seconds of a function over `ROUNDS` calls after `WARMUPS` calls, by CUDA events on a GPU."""
+    samples = []
     for number in range(WARMUPS + ROUNDS):
         seconds = by_events(work) if device == "cuda" else by_clock(work)
         if number >= WARMUPS:
-            found.append(seconds)
-    return statistics.median(found)
+            samples.append(seconds)
+    return statistics.median(samples)
 
 
 def by_events(work: Work) -> float:
@@ -374,7 +390,7 @@ def by_clock(work: Work) -> float:
 
 
 def pyg() -> Any:
-    """PyG's functions, whose own layers use them."""
+    """Return torch_geometric.utils, imported when first needed."""
     import torch_geometric.utils
 
     return torch_geometric.utils
@@ -385,22 +401,22 @@ def pinned(rows: Tensor, device: str) -> Tensor:
 
 
 def rmat(vertices: int, edges: int, device: str) -> Adjacency:
-    """An R-MAT graph, drawn where it is to be."""
+    """Generate an R-MAT graph directly on a device."""
     generator = torch.Generator(device).manual_seed(0)
-    kept, missing = [], edges
+    keys, missing = [], edges
     while missing > 0:
         size = min(2 * missing, 1 << 26)
         source = torch.zeros(size, dtype=torch.int64, device=device)
         target = torch.zeros_like(source)
         for _ in range((vertices - 1).bit_length()):
-            drawn = torch.rand(size, generator=generator, device=device)
+            random = torch.rand(size, generator=generator, device=device)
             a, ab, abc = QUADRANTS[0], sum(QUADRANTS[:2]), sum(QUADRANTS)
-            target = target * 2 + (drawn >= ab)
-            source = source * 2 + (((drawn >= a) & (drawn < ab)) | (drawn >= abc))
-        there = (source < vertices) & (target < vertices)
-        kept.append((target * vertices + source)[there][:missing])
-        missing -= len(kept[-1])
-    key = torch.cat(kept).sort().values
+            target = target * 2 + (random >= ab)
+            source = source * 2 + (((random >= a) & (random < ab)) | (random >= abc))
+        in_range = (source < vertices) & (target < vertices)
+        keys.append((target * vertices + source)[in_range][:missing])
+        missing -= len(keys[-1])
+    key = torch.cat(keys).sort().values
     begins = torch.arange(vertices + 1, device=device) * vertices
     indices = (key % vertices).int()
     return Adjacency(indptr=torch.searchsorted(key, begins), indices=indices, num_sources=vertices)
@@ -416,31 +432,39 @@ AIMS: tuple[tuple[str, str, str, str, float], ...] = (
     ("an epoch of GCN, small", "small epoch gcn", "weft", "pyg-csr", 3.0),
     ("an epoch of GAT, small", "small epoch gat", "weft", "pyg-edges", 3.0),
 )
-"""What is to be at least so many times as fast as what."""
+"""Name of an aim, operation, contender, rival, and how many times as fast as the rival it should be."""
 
 
 def aims(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How each aim is met wherever both contenders were measured and do not differ."""
-    found = []
+    """Return the ratio of each aim, and whether it is met, for each graph and width where both contenders are right."""
+    results = []
     for name, what, ours, theirs, least in AIMS:
-        for one, ratio in ratios(rows, what, what, ours, theirs):
-            found.append({"aim": name, **one, "least": least, "ratio": ratio, "met": ratio >= least})
-    for one, ratio in ratios(rows, "attention and backward", "attention", "weft", "weft"):
-        found.append({"aim": "backward by forward, at most", **one, "least": 1.5, "ratio": 1 / ratio - 1})
-        found[-1]["met"] = found[-1]["ratio"] <= 1.5
+        for where, ratio in ratios(rows, what, what, ours, theirs):
+            results.append({"aim": name, **where, "least": least, "ratio": ratio, "met": ratio >= least})
+    for where, ratio in ratios(rows, "attention and backward", "attention", "weft", "weft"):
+        results.append({"aim": "backward by forward, at most", **where, "least": 1.5, "ratio": 1 / ratio - 1})
+        results[-1]["met"] = results[-1]["ratio"] <= 1.5
     bus = [row["rate"] for row in rows if row["what"] == "host to device"]
     for row in rows:
         if row["what"] == "rows to slots" and bus and "rate" in row:
             share = row["rate"] / bus[0]
             aim = f"offload's share of the bus, {row['contender']}"
-            found.append({"aim": aim, "least": 0.8, "ratio": share, "met": share >= 0.8})
-    return found
+            results.append({"aim": aim, "least": 0.8, "ratio": share, "met": share >= 0.8})
+    return results
 
 
 def ratios(
     rows: Sequence[dict[str, Any]], of: str, to: str, ours: str, theirs: str
 ) -> Iterator[tuple[dict[str, Any], float]]:
-    """Their seconds by ours, of rows of the same graph and width."""
+    """Yield graph and width, and the rival's seconds divided by ours.
+
+    Args:
+        rows: All rows.
+        of: Operation of our row.
+        to: Operation of the rival's row.
+        ours: Our contender.
+        theirs: The rival.
+    """
     timed = {
         (row["what"], row["contender"], row.get("graph"), row.get("width")): row["seconds"]
         for row in rows
@@ -452,7 +476,7 @@ def ratios(
 
 
 def table(results: dict[str, Any], met: list[dict[str, Any]]) -> Iterator[str]:
-    """All rows, then the aims."""
+    """Yield the lines of the printed table: all rows, then the aims."""
     copies = [row["rate"] for part in results.values() for row in part["rows"] if row["what"] == "device copy"]
     for name, result in results.items():
         yield f"== {name} ({result['seconds']:.0f} s, exit code {result['exit_code']})"
@@ -464,26 +488,26 @@ def table(results: dict[str, Any], met: list[dict[str, Any]]) -> Iterator[str]:
             if "rate" in row:
                 text += f" {format_bytes(int(row['rate']))}/s"
             if "seconds" in row and "gathered_bytes" in row and copies:
-                text += f" {row['gathered_bytes'] / row['seconds'] / copies[0]:6.2f} of a copy's rate"
+                text += f" {row['gathered_bytes'] / row['seconds'] / copies[0]:6.2f} of the copy rate"
             for key in ("differs", "missing", "passed"):
                 text += f" {key}: {row[key]}" if key in row else ""
             yield text
     yield "== aims"
     for aim in met:
         about = " ".join(str(aim[key]) for key in ("graph", "width") if aim.get(key) is not None)
-        said = "met" if aim["met"] else "NOT met"
-        yield f"{aim['aim']:<36} {about:<50} {aim['ratio']:7.2f} (aim {aim['least']}) {said}"
+        verdict = "met" if aim["met"] else "NOT met"
+        yield f"{aim['aim']:<36} {about:<50} {aim['ratio']:7.2f} (aim {aim['least']}) {verdict}"
 
 
 def gpu(device: str) -> dict[str, Any]:
-    """What it is."""
+    """Return the name, memory and software of the GPU."""
     if device != "cuda":
         return {"name": "none"}
-    known = torch.cuda.get_device_properties(0)
+    properties = torch.cuda.get_device_properties(0)
     backend = ops.backend_of(torch.zeros(1, device=device))
     return {
-        "name": known.name,
-        "bytes": known.total_memory,
+        "name": properties.name,
+        "bytes": properties.total_memory,
         "cuda": torch.version.cuda,
         "kernels": str(getattr(backend, "__name__", backend)),
         **machine(),

@@ -3,7 +3,7 @@
     python benchmarks/growth.py --model gcn --edges 4m,40m --out NAME
 
 The graphs are R-MAT graphs of one mean degree, so that vertices (and the dense work) grow with the edges. Self-loops
-and repeated edges are removed; the edges that remain are counted. Each size runs in its own process, and they take turns.
+and repeated edges are removed; the edges that remain are counted. Each size runs in its own process; they take turns.
 """
 
 from __future__ import annotations

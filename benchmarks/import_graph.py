@@ -1,11 +1,11 @@
-"""Times the way of a binary edge list into a graph folder, and the memory that it takes.
+"""Measure the time and the memory for converting a binary edge list into a stored graph.
 
     python benchmarks/import_graph.py --edges 50m --vertices 5m --out NAME
 
-One process writes the edges (.npy) and takes their checksum, which does not depend on their order. In every round a new
-process loads, transposes, saves and opens as a person would, with the file still in the page cache; its peak memory
-counts everything, Python, PyTorch and mapped files included. The stored edges are then compared with the file's, both
-ways, and nothing is reported where they differ.
+One process writes the edges (.npy) and computes a checksum that does not depend on their order. In every round a new
+process loads the file, transposes, saves and opens the graph, with the file in the page cache. Its peak memory includes
+Python, PyTorch and mapped files. Then the checksums of the stored edges, in both directions, are compared with the
+file's; if one differs, the script stops without a result.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from weft.data.io.generate import number, rmat_block
 from weft.runtime.memory import peak_memory_bytes
 
 BLOCK_EDGES = 1 << 20
-TARGET_SECONDS, TARGET_RATIO = 15, 3  # for 50 million edges; of peak memory to the stored graph
+TARGET_SECONDS, TARGET_RATIO = 15, 3  # for 50 million edges; peak memory relative to the stored graph
 MIX = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # splitmix64: Steele, Lea, Flood 2014
 
 
@@ -47,9 +47,9 @@ def main() -> None:
         for turn in range(options.rounds):
             store = Path(folder, f"round-{turn}")
             rounds.append(start(import_edges, edges, store, options.threads).recv())
-            found = ask(sums, store)
-            if found != expected:
-                sys.exit(f"NO RESULT: the stored graph is not the file's: {found}, not {expected}")
+            actual = ask(sums, store)
+            if actual != expected:
+                sys.exit(f"NO RESULT: the stored edges differ from those of the file: {actual}, expected {expected}")
     report(options, rounds)
 
 
@@ -61,18 +61,25 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dtype", default="int32", choices=("int32", "int64"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json")
+    parser.add_argument("--out", help="write the results to benchmarks/results/NAME.json")
     return parser.parse_args()
 
 
 def import_edges(path: Path, store: Path, threads: int, pipe: Connection) -> None:
-    """One round: seconds of each step and the peak memory after it, and the size of the stored graph."""
+    """Import the edges once, and send the seconds and the peak memory of each step, and the size of the stored graph.
+
+    Args:
+        path: File of the edges.
+        store: Folder to write the graph to.
+        threads: Number of threads.
+        pipe: Connection to the parent.
+    """
     torch.set_num_threads(threads)
     idle, steps = peak_memory_bytes(), {}
 
-    def step(name: str, work: Callable[..., Any], *given: Any) -> Any:
+    def step(name: str, work: Callable[..., Any], *arguments: Any) -> Any:
         begin = time.perf_counter()
-        result = work(*given)
+        result = work(*arguments)
         steps[name] = {"seconds": time.perf_counter() - begin, "peak_bytes": peak_memory_bytes()}
         return result
 
@@ -87,7 +94,13 @@ def import_edges(path: Path, store: Path, threads: int, pipe: Connection) -> Non
 
 
 def write_and_check(options: dict[str, Any], path: Path, pipe: Connection) -> None:
-    """Writes the edges, then answers with their checks; then for each store it is told of, with those of its edges."""
+    """Write random edges and send their checksums; then send the checksums of each graph whose folder is received.
+
+    Args:
+        options: The command line options.
+        path: File to write.
+        pipe: Connection to the parent.
+    """
     num_edges, num_vertices = (round(number("import", key, options[key])) for key in ("edges", "vertices"))
     edges = np.lib.format.open_memmap(path, mode="w+", dtype=options["dtype"], shape=(2, num_edges))
     total = filled = 0
@@ -104,17 +117,17 @@ def write_and_check(options: dict[str, Any], path: Path, pipe: Connection) -> No
             graph = Graph.open(pipe.recv(), verify=False)
         except EOFError:
             return
-        there, back = graph.in_edges, graph.in_edges.transpose
+        forward, back = graph.in_edges, graph.in_edges.transpose
         pipe.send(
             {
-                "in-edges": check_rows(there.indptr, there.indices, backwards=False),
+                "in-edges": check_rows(forward.indptr, forward.indices, backwards=False),
                 "transpose": check_rows(back.indptr, back.indices, backwards=True),
             }
         )
 
 
 def draw(kind: str, num_vertices: int) -> Iterator[NDArray[Any]]:
-    """Blocks of random edges, sources and targets [2, some], without end."""
+    """Yield blocks of random edges without end: sources and targets, [2, edges of the block]."""
     random = np.random.default_rng(0)
     levels = (num_vertices - 1).bit_length()
     while True:
@@ -126,7 +139,13 @@ def draw(kind: str, num_vertices: int) -> Iterator[NDArray[Any]]:
 
 
 def check_rows(indptr: Tensor, indices: Tensor, *, backwards: bool) -> tuple[int, int]:
-    """The number of edges and their checksum, -1 where a row does not ascend; a block of edges at a time."""
+    """Return the number of edges and their checksum, or -1 if the indices of a row do not ascend.
+
+    Args:
+        indptr: Start of each row, [n + 1].
+        indices: Columns of the entries, [E].
+        backwards: Whether rows are sources (the transpose), not targets.
+    """
     pointers, columns, total = indptr.numpy(), indices.numpy(), 0
     for begin in range(0, len(columns), BLOCK_EDGES):
         ends = columns[begin : begin + BLOCK_EDGES].astype(np.int64)
@@ -138,7 +157,7 @@ def check_rows(indptr: Tensor, indices: Tensor, *, backwards: bool) -> tuple[int
 
 
 def checksum(source: NDArray[Any], target: NDArray[Any]) -> int:
-    """The sum of a hash of every edge: equal for equal edges in any order, and hardly otherwise."""
+    """Return the sum of a hash of every edge, which does not depend on the order of the edges."""
     bits = (source.astype(np.uint64) << np.uint64(32)) ^ target.astype(np.uint64)
     for factor, shift in zip(MIX, (30, 27), strict=True):
         bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
@@ -146,19 +165,19 @@ def checksum(source: NDArray[Any], target: NDArray[Any]) -> int:
 
 
 def report(options: argparse.Namespace, rounds: list[dict[str, Any]]) -> None:
-    """Prints and, if asked, writes seconds and memory of each step."""
+    """Print the seconds and the peak memory of each step; write them to a file if --out is set."""
     kind = f"{options.kind} edges as {options.dtype}"
     print(f"{options.edges} {kind}, {options.vertices} vertices, {options.threads} threads")
     for name in rounds[0]["steps"]:
-        steps = [one["steps"][name] for one in rounds]
+        steps = [turn["steps"][name] for turn in rounds]
         peak = statistics.median(step["peak_bytes"] for step in steps)
-        print(f"{name:>10} {spread([step['seconds'] for step in steps])} s  {peak / 1e9:6.2f} GB at most so far")
-    totals = [sum(step["seconds"] for step in one["steps"].values()) for one in rounds]
-    print(f"{'total':>10} {spread(totals)} s  wanted for 50m edges: {TARGET_SECONDS} s")
-    ratios = [one["peak_bytes"] / one["stored_bytes"] for one in rounds]
+        print(f"{name:>10} {spread([step['seconds'] for step in steps])} s  {peak / 1e9:6.2f} GB peak so far")
+    totals = [sum(step["seconds"] for step in turn["steps"].values()) for turn in rounds]
+    print(f"{'total':>10} {spread(totals)} s  target for 50m edges: {TARGET_SECONDS} s")
+    ratios = [turn["peak_bytes"] / turn["stored_bytes"] for turn in rounds]
     print(f"{'stored':>10} {rounds[0]['stored_bytes'] / 1e9:8.3f} GB")
     print(f"{'idle':>10} {rounds[0]['idle_bytes'] / 1e9:8.3f} GB before the load")
-    print(f"{'peak':>10} {spread(ratios)} times the stored graph  wanted: {TARGET_RATIO}")
+    print(f"{'peak':>10} {spread(ratios)} times the stored graph  target: {TARGET_RATIO}")
     if options.out:
         save(options.out, {"options": vars(options), "target": [TARGET_SECONDS, TARGET_RATIO], "rounds": rounds})
 

@@ -1,14 +1,14 @@
-"""Times weft's kernels against PyTorch's sparse products, and DGL's where it is installed: one graph, one process.
+"""Time weft's kernels against the sparse products of PyTorch and (if installed) DGL, on one graph in one process.
 
     python benchmarks/kernels.py --graph rmat:vertices=233k,edges=19m --widths 16,64,256 --out kernels-NAME
 
-Contenders take turns (A B C A B C ...), so that a machine that slows down slows all of them. Results are compared
-with a float64 product first, and no ratio is reported where one differs. `gather` copies the same rows, by
-`index_select` a block at a time, and adds nothing.
+Contenders take turns (A B C A B C ...), so that a machine that slows down slows all of them. Results are first compared
+with a float64 product; no ratio is reported if one differs. `gather` only copies the same rows, with `index_select`,
+one block at a time: the time that reading the rows takes.
 
     python benchmarks/kernels.py --alone --shuffle --widths 4,8,12,16,20,24,28,32 --rounds 15 --out kernels-widths-NAME
 
-takes turns between the widths instead, of weft's sum by itself, of rows as maps lay them out for it.
+times only weft's sum, at several widths in turns, on rows with the alignment that dense layers give to their results.
 """
 
 from __future__ import annotations
@@ -35,24 +35,26 @@ from weft.kernels import Scale, attend, spmm
 from weft.runtime.alignment import empty_aligned, needs_padding
 from weft.runtime.native import _native
 
-GATHER_ROWS = 1 << 14  # copied at a time: the copy stays in cache, only the reads count
-TOLERANCE = 1e-4  # of the largest entry: float32 sums of up to 100,000 numbers, whatever their order
+GATHER_ROWS = 1 << 14  # rows per copy: the copy stays in the cache, so only the reads take time
+TOLERANCE = 1e-4  # relative to the largest entry: float32 sums of up to 100,000 numbers in any order
 
 Product = Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
 class Contest:
-    """Contenders, and what their products should be, in float64, where that is known."""
+    """Contenders that compute the same product."""
 
     contenders: dict[str, Product]
+    """Functions that compute the product, by contender."""
     truth: Tensor | None = None
+    """Expected product in float64. None: do not compare."""
 
 
 def main() -> None:
     options = parse()
     torch.set_num_threads(options.threads)
-    if options.huge_pages:  # for every contender: it is PyTorch that reads this, when it makes its first tensor
+    if options.huge_pages:  # affects every contender: PyTorch reads it with the first tensor
         os.environ["THP_MEM_ALLOC_ENABLE"] = "1"
     graph = load_graph(options.graph, options.shuffle)
     print(
@@ -75,16 +77,22 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--graph", default="rmat:vertices=233k,edges=19m", help="what weft.load takes")
-    parser.add_argument("--shuffle", action="store_true", help="renumber the vertices at random: no locality is left")
-    parser.add_argument("--huge-pages", action="store_true", help="for every contender's tensors, by PyTorch")
+    parser.add_argument("--graph", default="rmat:vertices=233k,edges=19m", help="any graph that weft.load accepts")
+    parser.add_argument(
+        "--shuffle", action="store_true", help="renumber the vertices at random, which removes locality"
+    )
+    parser.add_argument("--huge-pages", action="store_true", help="use huge pages for the tensors of every contender")
     parser.add_argument("--widths", default="16,64,256")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--products", default="sum,scaled,weighted,backward,attend", help=f"of {', '.join(PRODUCTS)}")
-    which.add_argument("--alone", action="store_true", help="weft's sum by itself, the widths in turns")
+    which.add_argument(
+        "--products",
+        default="sum,scaled,weighted,backward,attend",
+        help=f"products to time, out of {', '.join(PRODUCTS)}",
+    )
+    which.add_argument("--alone", action="store_true", help="time only weft's sum, at all widths in turns")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json")
+    parser.add_argument("--out", help="write the results to benchmarks/results/NAME.json")
     return parser.parse_args()
 
 
@@ -111,7 +119,7 @@ def weighted(adj: Adjacency, width: int) -> Contest:
 
 
 def scaled(adj: Adjacency, width: int) -> Contest:
-    """The mean's or GCN's factors: ours by vertex, PyTorch's multiplied into the edges beforehand."""
+    """Compare sums with the factors of GCN: weft scales by vertex, PyTorch gets the factors as edge weights."""
     factor = adj.degree.clamp(min=1).float().rsqrt()
     source, target = adj.edges()
     return products(adj, width, factor[source] * factor[target], Scale(source=factor, target=factor), weighted=False)
@@ -127,7 +135,7 @@ def products(adj: Adjacency, width: int, values: Tensor, scale: Scale, *, weight
 
 
 def backward(adj: Adjacency, width: int) -> Contest:
-    """The gradient of a sum; PyTorch is given the transpose ready-made, which its own backward would build again."""
+    """Compare the gradient of a sum; PyTorch gets the transpose, which its own backward pass would build every time."""
     edges = adj.transpose
     x = torch.rand(adj.num_sources, width, requires_grad=True)
     grad = torch.rand(adj.num_targets, width, generator=torch.Generator().manual_seed(3))
@@ -138,7 +146,7 @@ def backward(adj: Adjacency, width: int) -> Contest:
 
 
 def attention(adj: Adjacency, width: int) -> Contest:
-    """Four heads, forward; then forward and backward. PyTorch has no product to compare with."""
+    """Time attention with four heads, forward, and forward with backward; PyTorch has no such product."""
     generator = torch.Generator().manual_seed(4)
     h, logit_src, logit_dst = (torch.randn(adj.num_sources, size, generator=generator) for size in (width, 4, 4))
     bounds = [width * head // 4 for head in range(5)]
@@ -161,7 +169,7 @@ def torch_products(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor) -
 
 
 def exact(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor) -> Tensor:
-    """The product in float64, by PyTorch."""
+    """Return the product in float64, computed by PyTorch."""
     return torch.sparse.mm(csr(indptr, indices, values.double(), len(x), torch.int64), x.double())
 
 
@@ -192,7 +200,14 @@ def gather(adj: Adjacency, x: Tensor) -> Tensor:
 
 
 def measure(kind: str, width: int, contest: Contest, rounds: int) -> dict[str, Any]:
-    """Warms up, compares, then times the contenders in turn."""
+    """Compare the results of the contenders, which warms up, then time them in turns, and return the row.
+
+    Args:
+        kind: Name of the product.
+        width: Columns of the rows.
+        contest: The contenders.
+        rounds: Number of rounds.
+    """
     contenders, wrong = contest.contenders, []
     for name, product in contenders.items():
         y = product()
@@ -214,35 +229,40 @@ def measure(kind: str, width: int, contest: Contest, rounds: int) -> dict[str, A
 
 
 def by_width(adj: Adjacency, widths: list[int], rounds: int) -> list[dict[str, Any]]:
-    """weft's sum by width, of rows that lie as a map lays them out for it, and of rows side by side where they do not.
+    """Time weft's sum at each width, on padded rows and, if the width needs padding, on rows without padding.
 
-    They are made anew in each round: where they come to lie changes its time by a tenth.
+    The rows are allocated anew in each round, since their address changes the time by up to a tenth.
+
+    Args:
+        adj: The graph.
+        widths: Numbers of columns.
+        rounds: Number of rounds.
     """
     rows: list[dict[str, Any]] = []
     for width in widths:
-        x = torch.randint(8, (adj.num_sources, width)).float()  # whole numbers, whose sums are exact
+        x = torch.randint(8, (adj.num_sources, width)).float()  # whole numbers: their sums are exact
         truth = exact(adj.indptr, adj.indices, torch.ones(adj.num_edges), x)
         layouts = ["weft", "side by side"] if needs_padding(x, width) else ["weft"]
         wrong = [layout for layout in layouts if not torch.equal(spmm(adj, laid(x, layout)).double(), truth)]
         seconds: dict[str, list[float]] = {layout: [] for layout in layouts}
         rows.append({"product": "sum", "width": width, "seconds": seconds, "differ": wrong})
     for row in rows * rounds:
-        for layout, found in row["seconds"].items():
+        for layout, samples in row["seconds"].items():
             x = laid(torch.rand(adj.num_sources, row["width"]), layout)
             spmm(adj, x)
             start = time.perf_counter()
             spmm(adj, x)
-            found.append(time.perf_counter() - start)
+            samples.append(time.perf_counter() - start)
     return rows
 
 
 def laid(x: Tensor, layout: str) -> Tensor:
-    """The rows as a map lays them out, or side by side, as they are."""
+    """Return the rows with the padding of dense layers ("weft"), or as they are ("side by side")."""
     return empty_aligned(x, *x.shape).copy_(x) if layout == "weft" else x
 
 
 def error(y: Tensor, truth: Tensor) -> float:
-    """The largest difference, as a part of the largest entry."""
+    """Return the largest difference, relative to the largest entry."""
     return float((y - truth).abs().max() / truth.abs().max())
 
 
@@ -257,7 +277,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 def save(name: str, content: dict[str, Any]) -> None:
-    """Writes results/NAME.json: the machine and what was measured on it."""
+    """Write benchmarks/results/NAME.json with a description of this machine and the measurements."""
     path = Path(__file__).parent / "results" / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({"machine": machine(), **content}, indent=1) + "\n")

@@ -1,4 +1,7 @@
-"""What each rank of `cluster.py --measure` runs: link_rates.py BYTES, which leave or reach a rank in one round."""
+"""Measure the rates between ranks; each rank of `cluster.py --measure` runs this script.
+
+Usage: link_rates.py BYTES, the bytes that leave or reach a rank in one round.
+"""
 
 from __future__ import annotations
 

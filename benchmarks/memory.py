@@ -1,8 +1,9 @@
-"""Memory of a training step: foreseen by the plan, and seen alive while it runs, of the rank that has most.
+"""Compare the memory of a training step, as the plan estimates it, with the peak of the live tensors.
 
     WEFT_DATA=shared/data python benchmarks/memory.py --graph coauthor_physics --ranks 1,2,4 --out NAME
 
-What counts is what a step makes, the gradients with it, until Adam's step; what is there from epoch to epoch is not.
+The memory of a step is that of all tensors which it creates, with the gradients, until the step of Adam. Tensors that
+live from epoch to epoch do not count. Each row is of the rank that uses most.
 """
 
 from __future__ import annotations
@@ -29,28 +30,28 @@ from weft.strategies import STRATEGIES, ResidentPlan, get_strategy
 from weft.training.tasks.metrics import NodeTask
 
 STEPS = 5
-"""The first makes what is kept from epoch to epoch; stale exchanges in the last."""
+"""Number of training steps: the first one creates what is kept between epochs, `stale` exchanges in the last one."""
 RESIDENT = tuple(name for name, plan in STRATEGIES.items() if issubclass(plan, ResidentPlan))
 
 
 def main() -> int:
     options = parse()
     rows = []
-    print(f"{'strategy':14} {'model':6} {'ranks':>5} {'foreseen':>14} {'seen':>14} {'ratio':>6}")
+    print(f"{'strategy':14} {'model':6} {'ranks':>5} {'estimated':>14} {'measured':>14} {'ratio':>6}")
     for size in map(int, options.ranks.split(",")):
-        found = on_ranks(size, options)
-        for each in zip(*found, strict=True):  # what each of the ranks says of one case
-            row = max(each, key=lambda one: one["seen"])
+        ranks = on_ranks(size, options)
+        for case_rows in zip(*ranks, strict=True):  # the rows of all ranks for one strategy and model
+            row = max(case_rows, key=lambda rank_row: rank_row["seen"])
             rows.append(row | {"ranks": size, "ratio": row["foreseen"] / row["seen"]})
-            said = f"{row['foreseen']:14,} {row['seen']:14,} {rows[-1]['ratio']:6.3f}"
-            print(f"{row['strategy']:14} {row['model']:6} {size:5} {said}", flush=True)
+            memory = f"{row['foreseen']:14,} {row['seen']:14,} {rows[-1]['ratio']:6.3f}"
+            print(f"{row['strategy']:14} {row['model']:6} {size:5} {memory}", flush=True)
     if options.out:
         save(options.out, {"options": vars(options), "rows": rows})
     return 0
 
 
 def on_ranks(size: int, options: argparse.Namespace) -> list[list[dict]]:
-    """What every rank says."""
+    """Measure all cases on `size` ranks and return the rows of each rank."""
     if size == 1:
         return [list(cases(Group(), options))]
     with tempfile.TemporaryDirectory() as folder:
@@ -76,18 +77,18 @@ def cases(group: Group, options: argparse.Namespace) -> Iterator[dict]:
         for model in options.models.split(","):
             torch.manual_seed(0)
             widths = {"hidden": options.hidden, "layers": options.layers}
-            made = make_model(model, graph.num_features, graph.num_classes, **widths)
-            plan = make_plan(strategy, Workload(made, graph), group.size)
+            net = make_model(model, graph.num_features, graph.num_classes, **widths)
+            plan = make_plan(strategy, Workload(net, graph), group.size)
             placed = plan.place(group)
             task = NodeTask(graph, placed.rows, group, placed.empty_rows, placed.rows_device)
-            seen = []
+            peaks = []
             for epoch in range(STEPS):
                 placed.model.zero_grad()
                 with TensorPeak() as peak:
                     train_step(placed, task, whole_step(placed, epoch))
-                seen.append(peak.most)
-            foreseen = plan.memory(group.rank)
-            yield {"strategy": strategy, "model": model, "foreseen": foreseen, "seen": max(seen[1:])}
+                peaks.append(peak.most)
+            estimate = plan.memory(group.rank)
+            yield {"strategy": strategy, "model": model, "foreseen": estimate, "seen": max(peaks[1:])}
 
 
 def parse() -> argparse.Namespace:
@@ -98,7 +99,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--models", default="gcn,sage,gat,gatv2")
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--out", default="")
+    parser.add_argument("--out", default="", help="write the results to benchmarks/results/NAME.json")
     return parser.parse_args()
 
 

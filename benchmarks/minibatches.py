@@ -1,10 +1,11 @@
-"""What splitting a mini-batch saves (GSplit, tables 1, 2, 4 and 5): rows loaded, edges computed, balance, seconds.
+"""Measure what split mini-batches save: rows loaded, edges computed, balance, seconds (GSplit, tables 1, 2, 4 and 5).
 
     python benchmarks/minibatches.py --graphs "topo_dblp-2010;tolokers" --batch-sizes 1024,4096 --out NAME
 
-Batches are drawn for all ranks in one process, without a network. `sampled`: a micro-batch of each rank; `split`: one
-mini-batch by owners, as `split` finds them or by --partition. Caches are those of --cache-memory. Seconds are of one
-thread, of all ranks together; split's also of one rank alone.
+One process samples the batches for all ranks, without a network. `sampled` has a micro-batch for each rank; `split` has
+one mini-batch, divided by the owners of the vertices, which `split` chooses itself or --partition gives. Rows loaded
+are counted for caches of several sizes, as --cache-memory would allow them. Seconds are those of one thread for all
+ranks together, and for `split` also for one rank.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from weft.strategies.split.plan import BatchOptions, MiniBatchPlan, SampledPlan,
 from weft.strategies.split.sampler import SampledBatch, exchange_requests_locally
 
 SHARES = (0.0, 0.1, 0.25)
+"""Cache sizes, as fractions of all rows."""
 
 
 def main() -> int:
@@ -51,57 +53,71 @@ def main() -> int:
 
 
 def measure(graph: Graph, batch_size: int, options: argparse.Namespace) -> dict[str, Any]:
-    """One line of each table."""
+    """Return the measurements of a graph and a batch size."""
     model = make_model("sage", graph.num_features, graph.num_classes, layers=options.fanout.count(",") + 1)
     work, ranks = Workload(model, graph), options.ranks
     part = make_book(graph, ranks, method=options.partition).part if options.partition else None
-    given = BatchOptions(batch_size=str(batch_size), fanout=options.fanout, sampling=options.sampling)
-    split = SplitPlan(work, ranks, replace(given, partition=part))
-    plans = {"split": split, "sampled": SampledPlan(work, ranks, given), "one rank": SplitPlan(work, 1, given)}
-    found: dict[str, Any] = {"batch_size": batch_size, "training": len(split.sampler.training_vertices)}
+    batch_options = BatchOptions(batch_size=str(batch_size), fanout=options.fanout, sampling=options.sampling)
+    split = SplitPlan(work, ranks, replace(batch_options, partition=part))
+    plans = {
+        "split": split,
+        "sampled": SampledPlan(work, ranks, batch_options),
+        "one rank": SplitPlan(work, 1, batch_options),
+    }
+    counts: dict[str, Any] = {"batch_size": batch_size, "training": len(split.sampler.training_vertices)}
     for name, plan in plans.items():
         start = time.perf_counter()
-        batches = draw(plan, options.batches)
-        found[f"{name}: seconds"] = time.perf_counter() - start
-        found[f"{name}: edges"] = sum(edges(one) for batch in batches for one in batch)
+        batches = sample(plan, options.batches)
+        counts[f"{name}: seconds"] = time.perf_counter() - start
+        counts[f"{name}: edges"] = sum(edges(rank_batch) for batch in batches for rank_batch in batch)
         for share in SHARES:
-            found[f"{name}: rows at {share:.0%}"] = rows_missed(plan, batches, share)
+            counts[f"{name}: rows at {share:.0%}"] = rows_missed(plan, batches, share)
         if name == "split":
-            found |= balance(batches)
-    return found
+            counts |= balance(batches)
+    return counts
 
 
-def draw(plan: MiniBatchPlan, most: int) -> list[list[Dependencies]]:
-    """An epoch's first batches on all ranks."""
+def sample(plan: MiniBatchPlan, most: int) -> list[list[Dependencies]]:
+    """Return the first `most` batches of an epoch, by batch and rank."""
     sampler = plan.sampler
     return [
-        exchange_requests_locally([sampler.draw(vertices, rank, 0, number) for rank in range(plan.size)])
+        exchange_requests_locally([sampler.sample(vertices, rank, 0, number) for rank in range(plan.size)])
         for number, vertices in enumerate(sampler.batches(0)[:most])
     ]
 
 
 def rows_missed(plan: MiniBatchPlan, batches: Sequence[Sequence[Dependencies]], share: float) -> int:
-    """Rows that batches read from the graph, where the cache of each rank may hold a share of all."""
+    """Return the number of rows that the batches load from the graph because the caches lack them.
+
+    Args:
+        plan: The strategy's plan.
+        batches: Batches of all ranks.
+        share: Size of each rank's cache, as a fraction of all rows.
+    """
     graph, group = plan.work.graph, Group()
     memory = round(share * graph.num_vertices) * graph.num_features * plan.work.itemsize
     caching = type(plan)(plan.work, plan.size, replace(plan.options, cache_memory=memory))
     for rank in range(plan.size):
-        held = caching.cached_vertices(rank)
-        cache = FeatureCache(graph.x, held, group.device, plan.work.dtype, group)
+        cached = caching.cached_vertices(rank)
+        cache = FeatureCache(graph.x, cached, group.device, plan.work.dtype, group)
         for batch in batches:
             cache[batch[rank].rows]
     return group.meter.counts.sampled["cache_misses"]
 
 
-def edges(drawn: Dependencies) -> int:
-    return sum(hop.block.num_edges for hop in drawn.hops)
+def edges(batch: Dependencies) -> int:
+    """Return the number of edges of a batch, over all hops."""
+    return sum(hop.block.num_edges for hop in batch.hops)
 
 
 def balance(batches: Sequence[Sequence[SampledBatch]]) -> dict[str, float]:
-    """Edge skew, the mean over batches of (most - least) / mean of the ranks' edges; and the share of local edges."""
-    loads = torch.tensor([[edges(one) for one in batch] for batch in batches], dtype=torch.float64)
+    """Return the edge skew and the fraction of local edges.
+
+    The skew is the mean over batches of (most - least) / mean of the ranks' edges.
+    """
+    loads = torch.tensor([[edges(rank_batch) for rank_batch in batch] for batch in batches], dtype=torch.float64)
     skew = ((loads.amax(1) - loads.amin(1)) / loads.mean(1)).mean().item()
-    hops = [hop for batch in batches for one in batch for hop in one.hops]
+    hops = [hop for batch in batches for rank_batch in batch for hop in rank_batch.hops]
     local = sum(int((hop.block.indices < hop.num_inputs).sum()) for hop in hops)
     return {"edge skew": skew, "local edges": local / loads.sum().item()}
 
@@ -114,7 +130,7 @@ def report(row: dict[str, Any]) -> None:
     print(
         f"  batch {row['batch_size']:>6}  edges of micro-batches {row['sampled: edges'] / row['split: edges']:.2f}x"
         f"  rows loaded by cache {loaded}  skew {row['edge skew']:.3f}  local {row['local edges']:.2f}"
-        f"  drawing {row['sampled: seconds']:.2f} s sampled, {row['split: seconds']:.2f} s split, "
+        f"  sampling {row['sampled: seconds']:.2f} s sampled, {row['split: seconds']:.2f} s split, "
         f"{row['one rank: seconds']:.2f} s one rank",
         flush=True,
     )
@@ -122,14 +138,16 @@ def report(row: dict[str, Any]) -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--graphs", default="topo_dblp-2010", help="separated by semicolons")
+    parser.add_argument("--graphs", default="topo_dblp-2010", help="graphs to sample from, separated by semicolons")
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--partition", default="", help="a method of weft partition; none: as split makes it")
-    parser.add_argument("--fanout", default="15,10,5", help="from the batch outward")
+    parser.add_argument(
+        "--partition", default="", help="method of weft partition; empty: the partition that split chooses"
+    )
+    parser.add_argument("--fanout", default="15,10,5", help="in-edges to sample per vertex, from the batch outward")
     parser.add_argument("--sampling", default="uniform")
     parser.add_argument("--batch-sizes", default="1024,4096")
-    parser.add_argument("--batches", type=int, default=40, help="of an epoch, at most")
-    parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json")
+    parser.add_argument("--batches", type=int, default=40, help="largest number of batches per epoch")
+    parser.add_argument("--out", help="write the results to benchmarks/results/NAME.json")
     return parser.parse_args()
 
 

@@ -1,4 +1,4 @@
-"""Network namespaces whose names tell the process they belong to, so that what a killed one left is known as such."""
+"""Network namespaces named after the process that owns them, so that those of killed processes can be removed."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import subprocess
 import time
 from pathlib import Path
 
-NAME = re.compile(r"weft-((\d+)-\d+)-\d+-(switch|r\d+)")  # a namespace: the owner's pid and start, a number, its part
+NAME = re.compile(r"weft-((\d+)-\d+)-\d+-(switch|r\d+)")  # process id and start time of the owner, a number, the role
 
 
 class Unavailable(RuntimeError):
-    """This machine cannot emulate a cluster; says what is missing."""
+    """This machine cannot emulate a cluster; the message says what is missing."""
 
 
 def clean() -> list[str]:
-    """Ends and removes what owners left that do not live any more; the names of the namespaces."""
+    """Remove the namespaces whose owners have ended, with the processes in them, and return their names."""
     require()
     owners = {name: NAME.fullmatch(name) for name in namespaces()}
     left = [name for name, owner in owners.items() if owner and living(int(owner[2])) != owner[1]]
@@ -32,13 +32,13 @@ def clean() -> list[str]:
 def require() -> None:
     missing = [tool for tool in ("ip", "tc", "setpriv") if not shutil.which(tool)]
     if missing:
-        raise Unavailable(f"no {' and no '.join(missing)}: install iproute2 and util-linux")
+        raise Unavailable(f"{' and '.join(missing)} not found: install iproute2 and util-linux")
     if os.geteuid():
-        raise Unavailable("not root, who alone may make network namespaces")
+        raise Unavailable("creating network namespaces needs root")
 
 
 def do(*words: str) -> str:
-    """What a command writes; Unavailable if it fails."""
+    """Run a command and return its output; raise Unavailable if it fails."""
     done = subprocess.run(" ".join(words).split(), capture_output=True, text=True, check=False)
     if done.returncode:
         raise Unavailable(f"`{' '.join(words)}` failed: {' '.join(done.stderr.split())}")
@@ -46,7 +46,7 @@ def do(*words: str) -> str:
 
 
 def mine() -> str:
-    """How the names of the namespaces of one more cluster of this process begin."""
+    """Return an unused prefix for the namespaces of another cluster of this process."""
     existing, owner = " ".join(namespaces()), living(os.getpid())
     stems = (f"weft-{owner}-{number}-" for number in itertools.count())
     return next(stem for stem in stems if stem not in existing)
@@ -57,7 +57,7 @@ def namespaces() -> list[str]:
 
 
 def living(pid: int) -> str | None:
-    """A process's id and start, which no other process ever has; None if it has ended."""
+    """Return the id and start time of a process, which are unique together; None if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -67,12 +67,12 @@ def living(pid: int) -> str | None:
 
 def remove(namespace: str) -> None:
     kill_all(namespace)
-    with contextlib.suppress(Unavailable):  # never made, or another start was faster
+    with contextlib.suppress(Unavailable):  # it was never created, or another process has removed it
         do("ip netns delete", namespace)
 
 
 def kill_all(namespace: str) -> None:
-    """Kills the processes in a namespace of ours, also those that start meanwhile."""
+    """Kill the processes in a namespace, also those that start meanwhile."""
     with contextlib.suppress(Unavailable):
         for _ in range(1000):
             if not (pids := do("ip netns pids", namespace).split()):

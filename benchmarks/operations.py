@@ -1,4 +1,4 @@
-"""What an epoch consists of: PyTorch's profiler, its names put into groups that a person asks about."""
+"""Profile an epoch with PyTorch's profiler, with the operations in groups such as "dense products"."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ import torch
 from torch.autograd.profiler_util import FunctionEvent
 
 EPOCHS = 10
-LISTED_SHARE = 0.01  # of an epoch: names above it are listed with their group
+LISTED_SHARE = 0.01  # of the epoch: an operation above it is listed by name within its group
 
-# Everything that runs within these is theirs, whatever it is called.
+# All operations that run inside of these events belong to the phase, whatever their group.
 PHASES = {"loss": r"loss", "optimiser": r"Optimizer\..*"}
 
-# Names without what PyTorch puts in front (aten::, autograd::engine::evaluate_function:). The first that fits counts.
+# Patterns of names without the prefixes of PyTorch (aten::, autograd::engine::evaluate_function:). The first match
+# counts. Kernels appear under the names of the functions in weft/kernels/autograd.py.
 GROUPS = {
-    "sparse product, forward": r"Spmm(Max)?",
-    "sparse product, backward": r"Spmm(Max)?Backward",
-    "attention, forward": r"Attend",
-    "attention, backward": r"AttendBackward",
+    "sparse product, forward": r"Spmm(Max)?Function",
+    "sparse product, backward": r"Spmm(Max)?FunctionBackward",
+    "attention, forward": r"Attend(Edges)?Function",
+    "attention, backward": r"Attend(Edges)?FunctionBackward",
     "activation and dropout": r"_?(relu|threshold|elu|leaky_relu|clamp_min)\w*|\w+Dropout(Backward)?"
     r"|(Relu|Elu|LeakyRelu)Backward\d",
     "dense products": r"(add)?mm|(add)?bmm|matmul|linear|conv2d|_?convolution\w*|\w*mkldnn\w*(::\w+)?"
@@ -36,15 +37,22 @@ PREFIX = re.compile(r"^(autograd::engine::evaluate_function: )?(torch::autograd:
 
 
 def profile(epoch: Callable[[], object]) -> dict[str, Any]:
-    """Seconds of an epoch under the profiler; of each group, the most first, its seconds and calls.
+    """Profile `EPOCHS` epochs, and return the seconds and operations of the fastest one.
 
-    Of the fastest of several epochs: what the profiler allocates in between can cost an epoch new pages of memory.
-    Time counts for the innermost operation. What Python does between operations is a group of its own.
+    The fastest, since the profiler allocates memory between operations, which slows some epochs down. Time counts for
+    the innermost operation. Time in Python between operations is a separate group.
+
+    Args:
+        epoch: Function that trains an epoch.
+
+    Returns:
+        Seconds of the epoch; for each group, the longest first, its name, share, seconds, calls and longest operations.
     """
     return min((profile_once(epoch) for _ in range(EPOCHS)), key=itemgetter("seconds"))
 
 
 def profile_once(epoch: Callable[[], object]) -> dict[str, Any]:
+    """Profile one epoch."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         start = perf_counter()
         epoch()
@@ -74,12 +82,12 @@ def profile_once(epoch: Callable[[], object]) -> dict[str, Any]:
 
 
 def most(seconds: dict[str, float]) -> list[tuple[str, float]]:
-    """Names and seconds, the most first."""
+    """Return names and seconds, the longest first."""
     return sorted(seconds.items(), key=itemgetter(1), reverse=True)
 
 
 def group_of(event: FunctionEvent) -> str:
-    """The outermost phase that an event is in; else the group of the nearest event around it that has one."""
+    """Return the outermost phase around an event; else the group of the innermost event around it that has one."""
     names = [PREFIX.sub("", name) for name in around(event)]
     phases = [phase for name in names for phase, pattern in PHASES.items() if re.fullmatch(pattern, name)]
     groups = [group for name in names for group, pattern in GROUPS.items() if re.fullmatch(pattern, name)]
@@ -87,17 +95,22 @@ def group_of(event: FunctionEvent) -> str:
 
 
 def around(event: FunctionEvent | None) -> Iterator[str]:
-    """The names of an event and of those it runs in, from the inside out."""
+    """Yield the name of an event and of the events around it, from the inside out."""
     while event is not None:
         yield event.name
         event = event.cpu_parent
 
 
-def table(found: dict[str, Any], unprofiled: float) -> str:
-    """A profile as text, beside the seconds of an epoch without the profiler; what is in 'other' by name."""
-    times = f"{found['seconds']:.4f} s under the profiler, the fastest of {EPOCHS}; {unprofiled:.4f} s without"
+def table(measured: dict[str, Any], unprofiled: float) -> str:
+    """Return a profile as text, with the names of the operations in no group.
+
+    Args:
+        measured: Result of `profile`.
+        unprofiled: Seconds of an epoch without the profiler.
+    """
+    times = f"{measured['seconds']:.4f} s under the profiler, the fastest of {EPOCHS}; {unprofiled:.4f} s without"
     lines = [f"weft's epoch: {times}"]
-    for row in found["operations"]:
+    for row in measured["operations"]:
         lines.append(f"{row['name']:26} {row['share']:6.1%} {row['seconds'] * 1e3:10.2f} ms {row['calls']:4} calls")
         if row["name"] == "other":
             lines += [f"    {name} {share:.1%}" for name, share in row["names"].items()]

@@ -1,10 +1,11 @@
-"""The clusters, graphs and results of five papers, as published and as simulated, cell by cell.
+"""Compare published results of five papers with weft's estimates for their clusters and graphs, cell by cell.
 
     python benchmarks/papers.py --tables ../shared/papers/tables --papers neutronstar,hongtu --out NAME
 
-Each system is the strategy that its paper describes, without the optimisations that it lacked. A graph is R-MAT's of
-the paper's numbers, a GPU its datasheet (weft/cost/datasheets.py): nothing is fitted to these tables. Cells with systems
-that weft cannot tell of (sampled mini-batches, CPU clusters, several that are one strategy) are counted apart.
+A cell is one published comparison of systems. Each system is simulated by the strategy that its paper describes,
+without the optimisations that it lacked. Graphs are R-MAT graphs of the published sizes, and GPUs are described by
+their datasheets (weft/cost/datasheets.py); nothing is fitted to these tables. Cells that weft cannot simulate (sampled
+mini-batches, CPU clusters, systems with the same strategy) are counted separately.
 """
 
 from __future__ import annotations
@@ -49,39 +50,42 @@ from weft.training.run import prepared_workload
 
 RESULTS = Path(__file__).parent / "results"
 AIMS = {"order": 0.85, "ratio": 0.7, "memory": 0.9}
-"""The share of cells that are to be right."""
+"""Fraction of the cells that should be right, by kind of comparison."""
 RATIO = 1.5
-"""Within which a ratio is right."""
+"""Factor up to which a simulated ratio may differ from the published one."""
 LACKED = "reach,reuse,sparse,swap"
-"""What no full-graph system of these papers does: all rows are computed, in every step, from dense features."""
+"""Optimisations that no full-graph system of these papers has: they compute all rows in every step, from dense
+features."""
 RAW = f"{LACKED},cover,ring,overlap"
+"""Optimisations to disable for systems without optimised communication."""
 BY_EDGE = ("Sum", "Max", "Attend", "AttendEdges")
-"""Tables of kernels that work edge by edge."""
+"""Price tables of kernels whose time depends on the edges."""
 EDGE_SOFTMAX_PASSES = 14
-"""Over numbers by edge and head, forward, as the layers of these systems' time make attention: logits added up (3),
-LeakyReLU (2), the maximum by target (1), what is subtracted (2), exponentials (2), their sum (1), what divides (2), and
-the weights of the sum of rows (1)."""
+"""Passes over arrays with a number for each edge and head, in the forward pass of attention in these systems: sum of
+the logits (3), LeakyReLU (2), maximum by target (1), its subtraction (2), exponentials (2), their sum (1), the division
+by it (2), and reading the weights in the sum of rows (1)."""
 PRINTED_ONCE = ("ogbn-products",)
-"""Undirected graphs whose edges papers count once and systems store both ways (OGB: 61,859,140). Others have the edges
-that are printed, whatever degree stands beside them: Twitter's, twice as large, is of both directions."""
+"""Undirected graphs whose edges papers count once, while systems store both directions (OGB: 61,859,140 edges). For
+other graphs the printed number of edges counts, even if the printed degree disagrees: the degree of Twitter is twice as
+large, since it counts both directions."""
 MODELS = {"GCN": "gcn", "GAT": "gat", "GIN": "gin", "GraphSAGE": "sage"}
 
 
 class System(NamedTuple):
-    """What a paper's system is here."""
+    """A system of a paper, as weft simulates it."""
 
     options: Mapping[str, Any]
-    """Fields of a configuration."""
+    """Fields of the configuration."""
     chunked: bool = False
-    """Whether edges and rows come from the host chunk by chunk, also where the device has room for all."""
+    """Whether edges and rows are loaded chunk by chunk from the host even if all of them fit on the device."""
     messages: bool = False
-    """Whether it makes a row of each edge, by a function of edges, before it sums them (NeutronStar, section 4.1)."""
+    """Whether an edge function writes a row for each edge before the rows are summed (NeutronStar, section 4.1)."""
     on_host: bool = False
-    """Whether it keeps these rows on the host until the backward pass (section 5.8), so that it always fits."""
+    """Whether these rows are kept on the host until the backward pass (section 5.8), so that a run always fits."""
     feature_gradients: bool = False
-    """Whether the gradients that it keeps, of every layer, are of the features as well (HongTu, section 1, Table 1)."""
+    """Whether gradients are kept for the features as well as for every layer (HongTu, section 1, Table 1)."""
     unlike: str = ""
-    """What it does otherwise than the strategy."""
+    """Known difference between the system and the simulated strategy."""
 
 
 def vertex(strategy: str, disable: str = f"{LACKED},cover", **options: Any) -> Mapping[str, Any]:
@@ -89,36 +93,36 @@ def vertex(strategy: str, disable: str = f"{LACKED},cover", **options: Any) -> M
 
 
 def neutronstar(strategy: str, disable: str) -> System:
-    """As its own paper has it: chunks of edges and rows come to the GPU one by one (section 4.3)."""
-    unlike = "parts are cut from R-MAT, whose cut is not the real graph's"
+    """Return a system of the NeutronStar paper, which loads chunks of edges and rows one by one (section 4.3)."""
+    unlike = "the partition is that of an R-MAT graph, whose cut differs from the real graph's"
     return System(vertex(strategy, disable), messages=True, on_host=True, unlike=unlike)
 
 
 @register
 class SancusPlan(CommunicatedPlan):
-    """All rows of a rank go to all others, whoever needs them (NeutronTP, section 5.2), in every epoch."""
+    """Plan of Sancus: every rank sends all its rows to all others in every epoch (NeutronTP, section 5.2)."""
 
     name = "sancus"
 
     def block(self, rank: int, op: GraphOperation, number: int) -> BlockStats:
-        own = [len(one.owned) for one in self.all_dependencies]
-        others = sum(own) - own[rank]
-        return replace(super().block(rank, op, number), num_sent=own[rank] * (len(own) - 1), num_received=others)
+        owned = [len(part.owned) for part in self.all_dependencies]
+        others = sum(owned) - owned[rank]
+        return replace(super().block(rank, op, number), num_sent=owned[rank] * (len(owned) - 1), num_received=others)
 
 
 SANCUS = System(
-    vertex(SancusPlan.name, RAW, partition="metis"), unlike="how often Sancus skips a broadcast is not in the tables"
+    vertex(SancusPlan.name, RAW, partition="metis"), unlike="the paper does not say how often Sancus skips a broadcast"
 )
 SYSTEMS: Mapping[tuple[str, str], System] = {
     ("neutrontp", "NeutronTP"): System(
         {"strategy": "tensor", "decoupled": True, "disable": LACKED},
         chunked=True,
-        unlike="NeutronTP maps rows on the CPU",
+        unlike="NeutronTP transforms rows on the CPU",
     ),
     ("neutrontp", "NeutronStar"): System(
         vertex("hybrid"),
         messages=True,
-        unlike="NeutronStar's parts, of range chunks of the real graph, cut more than R-MAT's",
+        unlike="NeutronStar partitions the real graph by ranges, which cut more edges than in an R-MAT graph",
     ),
     ("neutrontp", "Sancus"): SANCUS,
     ("neutronstar", "DepCache"): neutronstar("cached", RAW),
@@ -130,12 +134,12 @@ SYSTEMS: Mapping[tuple[str, str], System] = {
     ("hongtu", "HongTu"): System(
         {"strategy": "offload", "disable": LACKED, "partition": "metis"},
         chunked=True,
-        unlike="weft's rows are pinned in blocks of a power of two; Table 1's formula is beyond 512 GB as well",
+        unlike="weft pins rows in blocks whose size is a power of two; the formula of Table 1 also exceeds 512 GB",
     ),
     ("hongtu", "without deduplication"): System(
         {"strategy": "offload", "disable": f"{LACKED},share,keep,reorder", "partition": "metis"},
         chunked=True,
-        unlike="R-MAT has less locality than the real graph",
+        unlike="an R-MAT graph has less locality than the real graph",
     ),
     ("hongtu", "HongTu-IM"): System(vertex("communicated", RAW, partition="metis"), feature_gradients=True),
     ("hongtu", "DGL"): System({"strategy": "single", "disable": LACKED}),
@@ -145,7 +149,7 @@ SYSTEMS: Mapping[tuple[str, str], System] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A comparison as it was published."""
+    """A published comparison of systems on one graph."""
 
     name: str
     paper: str
@@ -154,23 +158,28 @@ class Cell:
     model: str
     layers: int
     seconds: Mapping[str, float]
-    """Of an epoch, or relative, by system."""
+    """Published seconds of an epoch by system, or relative times."""
     too_large: Sequence[str]
     """Systems that ran out of memory."""
     hidden: int = 0
-    """0: the dataset's."""
+    """Width of the hidden layers. 0: the value of the dataset."""
     links: bool = False
-    """Whether it is of link prediction."""
+    """Whether the task is link prediction."""
 
 
 class Judged(NamedTuple):
-    """A cell as simulated: pairs of systems in the right order, ratios and memory that are right, and how many."""
+    """The result of a simulated cell. Each pair of numbers counts the right comparisons and all comparisons."""
 
     lines: list[str]
+    """Text of each comparison."""
     order: tuple[int, int]
+    """Pairs of systems: the faster one is also faster in the simulation."""
     ratio: tuple[int, int]
+    """Pairs of systems: the ratio of their times is right within the factor `RATIO`."""
     memory: tuple[int, int]
+    """Systems: they fit into memory in the simulation if and only if they did in the paper."""
     causes: list[str]
+    """Known reasons for comparisons that are wrong."""
 
 
 def main() -> int:
@@ -178,44 +187,46 @@ def main() -> int:
     torch.set_num_threads(1)
     tables = options.tables
     rows = list(csv.DictReader((tables / "cells.csv").read_text().splitlines()))
-    asked = [row for row in rows if row["paper"] in options.papers.split(",")]
-    read = {row["cell"]: read_cell(row) for row in asked}
+    selected = [row for row in rows if row["paper"] in options.papers.split(",")]
+    read = {row["cell"]: read_cell(row) for row in selected}
     skipped = Counter(why for why in read.values() if isinstance(why, str))
     for name, why in read.items():
         if isinstance(why, str):
             print(f"{name}: not simulated: {why}", flush=True)
-    found = known_cells(options.out)
+    judged_cells = read_record(options.out)
     for name, cell in read.items():
         if isinstance(cell, str):
             continue
-        judged = found[name] = found[name] if name in found else judge(cell, tables)
+        if name not in judged_cells:
+            judged_cells[name] = judge(cell, tables)
+        judged = judged_cells[name]
         print(f"{name} {cell.testbed} {cell.dataset} {cell.model} {cell.layers}", *judged.lines, sep="\n  ", flush=True)
         if judged.causes:
-            print(f"  misses: {'; '.join(judged.causes)}", flush=True)
+            print(f"  wrong: {'; '.join(judged.causes)}", flush=True)
         if options.out:
-            save(options.out, record(found, skipped))
-    told = f"{len(found)} of {len(asked)} cells simulated; not: "
-    print(told + "; ".join(f"{count} {why}" for why, count in skipped.items()))
-    totals: dict[str, dict[str, int]] = record(found, skipped)["totals"]
-    for what, one in totals.items():
-        share = f"{one['cells_right'] / max(one['cells'], 1):.0%} of {one['cells']} cells (aim {AIMS[what]:.0%})"
-        print(f"{what}: right in {share}, and in {one['right']} of {one['of']} comparisons")
+            save(options.out, record(judged_cells, skipped))
+    counts = f"{len(judged_cells)} of {len(selected)} cells simulated; not simulated: "
+    print(counts + "; ".join(f"{count} {why}" for why, count in skipped.items()))
+    totals: dict[str, dict[str, int]] = record(judged_cells, skipped)["totals"]
+    for what, total in totals.items():
+        share = f"{total['cells_right'] / max(total['cells'], 1):.0%} of {total['cells']} cells (aim {AIMS[what]:.0%})"
+        print(f"{what}: right in {share}, and in {total['right']} of {total['of']} comparisons")
     return 0
 
 
-def known_cells(name: str | None) -> dict[str, Judged]:
-    """Those that are in a record already, from where a run goes on."""
+def read_record(name: str | None) -> dict[str, Judged]:
+    """Return the cells that an earlier run has written to a record; none if there is no such record."""
     path = RESULTS / f"{name}.json"
     if not name or not path.exists():
         return {}
-    return {cell: Judged(**told) for cell, told in json.loads(path.read_text())["cells"].items()}
+    return {cell: Judged(**fields) for cell, fields in json.loads(path.read_text())["cells"].items()}
 
 
-def record(found: Mapping[str, Judged], skipped: Mapping[str, int]) -> dict[str, Any]:
-    """The cells so far and their totals: a cell is right where all of its comparisons are."""
+def record(judged: Mapping[str, Judged], skipped: Mapping[str, int]) -> dict[str, Any]:
+    """Return the cells so far and their totals, for JSON; a cell is right if all of its comparisons are."""
     totals = {}
     for what in AIMS:
-        right = [getattr(one, what) for one in found.values()]
+        right = [getattr(cell, what) for cell in judged.values()]
         cells = [good == count for good, count in right if count]
         totals[what] = {
             "cells_right": sum(cells),
@@ -225,7 +236,7 @@ def record(found: Mapping[str, Judged], skipped: Mapping[str, int]) -> dict[str,
         }
     return {
         "totals": totals,
-        "cells": {name: one._asdict() for name, one in found.items()},
+        "cells": {name: cell._asdict() for name, cell in judged.items()},
         "not_simulated": dict(skipped),
     }
 
@@ -233,9 +244,16 @@ def record(found: Mapping[str, Judged], skipped: Mapping[str, int]) -> dict[str,
 def parse() -> argparse.Namespace:
     command = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = Path(os.environ.get("WEFT_PAPERS", "../shared/papers/tables"))
-    command.add_argument("--tables", type=Path, default=default, help="folder of the papers' numbers ($WEFT_PAPERS)")
-    command.add_argument("--papers", default="neutrontp,neutronstar,g3,gsplit,hongtu")
-    command.add_argument("--out", help="name of the record in benchmarks/results, which goes on where it ended")
+    command.add_argument(
+        "--tables", type=Path, default=default, help="folder with the numbers of the papers (default: $WEFT_PAPERS)"
+    )
+    command.add_argument(
+        "--papers", default="neutrontp,neutronstar,g3,gsplit,hongtu", help="papers, separated by commas"
+    )
+    command.add_argument(
+        "--out",
+        help="write the results to benchmarks/results/NAME.json; cells that it contains are not simulated again",
+    )
     return command.parse_args()
 
 
@@ -245,21 +263,21 @@ BARE = re.compile(r"([^\[\],]+?) \[")
 
 
 def read_cell(row: Mapping[str, str]) -> Cell | str:
-    """A cell, or why it cannot be simulated."""
+    """Return the cell of a row of cells.csv, or the reason why it cannot be simulated."""
     testbed = row["testbed"].split(" ")[0]
     if row["kind"] not in ("order", "ratio"):
-        return f"a cell of kind {row['kind']}"
+        return f"of kind {row['kind']}"
     if not row["layers"].isdigit() or row["model"] not in MODELS or "," in row["dataset"] or " " in row["dataset"]:
-        return "of several graphs, models or layers"
+        return "with several graphs, models or numbers of layers"
     timed = {match["system"].strip(): float(match["value"]) for match in TIMED.finditer(row["order"].split(";")[0])}
     if not timed and (match := FASTER.fullmatch(row["order"])) and re.fullmatch(r"[\d.]+", row["ratios"]):
         timed = {match["first"]: 1.0, match["second"]: float(row["ratios"])}
-    known = {name: value for name, value in timed.items() if (row["paper"], name) in SYSTEMS}
+    seconds = {name: value for name, value in timed.items() if (row["paper"], name) in SYSTEMS}
     too_large = [name.strip() for name in BARE.findall(row["oom"])] if row["oom"] not in ("", "none") else []
     too_large = [name for name in too_large if (row["paper"], name) in SYSTEMS]
-    strategies = {SYSTEMS[row["paper"], name].options["strategy"] for name in known}
-    if len(strategies) < 2 and not too_large and len(known) < 2:
-        return "whose systems are sampled, on CPUs, or one strategy"
+    strategies = {SYSTEMS[row["paper"], name].options["strategy"] for name in seconds}
+    if len(strategies) < 2 and not too_large and len(seconds) < 2:
+        return "with systems that sample, run on CPUs, or have the same strategy"
     hidden = re.search(r"hidden (\d+)", row["setting"])
     return Cell(
         name=row["cell"],
@@ -268,7 +286,7 @@ def read_cell(row: Mapping[str, str]) -> Cell | str:
         dataset=row["dataset"],
         model=row["model"],
         layers=int(row["layers"]),
-        seconds=known,
+        seconds=seconds,
         too_large=too_large,
         hidden=int(hidden[1]) if hidden else 0,
         links="link prediction" in row["setting"],
@@ -276,36 +294,50 @@ def read_cell(row: Mapping[str, str]) -> Cell | str:
 
 
 def judge(cell: Cell, tables: Path) -> Judged:
-    """A cell as simulated."""
+    """Simulate the systems of a cell and compare them with the published numbers.
+
+    Args:
+        cell: The published comparison.
+        tables: Folder with the numbers of the papers.
+    """
     simulated = {name: simulate(cell, name, tables) for name in (*cell.seconds, *cell.too_large)}
     lines, causes = [], set[str]()
     order, ratio, memory = [0, 0], [0, 0], [0, 0]
-    for name, one in simulated.items():
+    for name, estimate in simulated.items():
         published = f"{cell.seconds[name]:.4g}" if name in cell.seconds else "OOM"
-        told = f"{one.epoch_seconds:.4g} s" + ("" if one.fits else f", {one.reason}")
-        lines.append(f"{name} [{one.strategy}]: published {published}, simulated {told}")
-        right = one.fits == (name in cell.seconds)
+        result = f"{estimate.epoch_seconds:.4g} s" + ("" if estimate.fits else f", {estimate.reason}")
+        lines.append(f"{name} [{estimate.strategy}]: published {published}, simulated {result}")
+        right = estimate.fits == (name in cell.seconds)
         memory = [memory[0] + right, memory[1] + 1]
         if not right:
-            causes.add(f"memory of {name}: " + (SYSTEMS[cell.paper, name].unlike or "weft's footprint is not its own"))
+            causes.add(
+                f"memory of {name}: "
+                + (SYSTEMS[cell.paper, name].unlike or "weft and the system use different amounts of memory")
+            )
     ranked = sorted(cell.seconds, key=lambda name: cell.seconds[name])
-    for place, first in enumerate(ranked):
-        for second in ranked[place + 1 :]:
+    for index, first in enumerate(ranked):
+        for second in ranked[index + 1 :]:
             if not (simulated[first].epoch_seconds and simulated[second].epoch_seconds):
                 continue
-            published = cell.seconds[second] / cell.seconds[first]
-            told = simulated[second].epoch_seconds / simulated[first].epoch_seconds
-            order_right, ratio_right = told >= 1 or published == 1, 1 / RATIO <= told / published <= RATIO
+            expected = cell.seconds[second] / cell.seconds[first]
+            actual = simulated[second].epoch_seconds / simulated[first].epoch_seconds
+            order_right, ratio_right = actual >= 1 or expected == 1, 1 / RATIO <= actual / expected <= RATIO
             order, ratio = [order[0] + order_right, order[1] + 1], [ratio[0] + ratio_right, ratio[1] + 1]
-            lines.append(f"{second}/{first}: published {published:.2f}, simulated {told:.2f}")
+            lines.append(f"{second}/{first}: published {expected:.2f}, simulated {actual:.2f}")
             if not (order_right and ratio_right):
-                said = dict.fromkeys(SYSTEMS[cell.paper, name].unlike for name in (first, second))
-                causes |= {f"{second}/{first}: {' and '.join(filter(None, said)) or 'not known'}"}
+                reasons = dict.fromkeys(SYSTEMS[cell.paper, name].unlike for name in (first, second))
+                causes |= {f"{second}/{first}: {' and '.join(filter(None, reasons)) or 'unknown cause'}"}
     return Judged(lines, (order[0], order[1]), (ratio[0], ratio[1]), (memory[0], memory[1]), sorted(causes))
 
 
 def simulate(cell: Cell, name: str, tables: Path) -> StrategyEstimate:
-    """What a system takes in a cell."""
+    """Estimate the time and the memory of a system in a cell.
+
+    Args:
+        cell: The published comparison.
+        name: Name of the system.
+        tables: Folder with the numbers of the papers.
+    """
     system, graph = SYSTEMS[cell.paper, name], dataset(tables, cell.paper, cell.dataset)
     config = Config(
         graph=cell.dataset,
@@ -322,35 +354,36 @@ def simulate(cell: Cell, name: str, tables: Path) -> StrategyEstimate:
     (cluster,) = map(with_edge_softmax, clusters_on([machines], Config(), None))
     if system.messages:
         cluster = with_messages(cluster, on_host=system.on_host)
-    asked = replace(config, workers=cluster.ranks)
+    requested = replace(config, workers=cluster.ranks)
     subject = described(tables, cell.paper, cell.dataset, replace(config, strategy="single", partition=""))
-    whole, *in_chunks = candidate_configs(asked, subject, cluster)
+    whole, *in_chunks = candidate_configs(requested, subject, cluster)
     if system.on_host:
-        found = estimate_config(whole, asked, subject, cluster)
-        found = replace(found, fits=True) if found.epoch_seconds else found
+        estimate = estimate_config(whole, requested, subject, cluster)
+        estimate = replace(estimate, fits=True) if estimate.epoch_seconds else estimate
     else:
-        found = first_fitting(in_chunks if system.chunked else [whole, *in_chunks], asked, subject, cluster)
-    if system.feature_gradients and found.fits:
+        estimate = first_fitting(in_chunks if system.chunked else [whole, *in_chunks], requested, subject, cluster)
+    if system.feature_gradients and estimate.fits:
         more_bytes = NUMBER_BYTES * int(graph["vertices"]) * int(graph["features"]) // cluster.ranks
-        held = MemoryUse(found.device_bytes + more_bytes, found.host_bytes, found.disk_bytes)
-        reason = misfit_reason(held, whole, cluster)
-        found = replace(found, device_bytes=held.device, fits=not reason, reason=reason)
-    more = scoring_seconds(graph, cluster) if cell.links and found.epoch_seconds else 0.0
-    return replace(found, epoch_seconds=found.epoch_seconds + more)
+        memory = MemoryUse(estimate.device_bytes + more_bytes, estimate.host_bytes, estimate.disk_bytes)
+        reason = misfit_reason(memory, whole, cluster)
+        estimate = replace(estimate, device_bytes=memory.device, fits=not reason, reason=reason)
+    scoring = scoring_seconds(graph, cluster) if cell.links and estimate.epoch_seconds else 0.0
+    return replace(estimate, epoch_seconds=estimate.epoch_seconds + scoring)
 
 
 def scoring_seconds(graph: Mapping[str, str], cluster: Cluster) -> float:
-    """What link prediction takes beside the model: a rank scores its share of the edges, and as many pairs by chance.
+    """Return the seconds that link prediction adds to an epoch.
 
-    A score is the product of two rows as wide as there are classes. Ends are anybody's, so all rows go to all ranks,
-    and their gradients back. Drawing pairs is left out, since hosts do it, of which no datasheet tells.
+    Each rank scores its share of the edges, and as many random pairs. A score is the product of two rows whose width is
+    the number of classes. Endpoints belong to any rank, so all ranks get all rows and send the gradients back. The
+    sampling of pairs is not counted: hosts do it, and no datasheet has its time.
     """
     (prices,), network = cluster.profile.prices, cluster.profile.network_of(cluster.ranks, cluster.hosts)
     row = NUMBER_BYTES * int(graph["classes"])
     ends = 2 * 2 * int(graph["edges"]) // cluster.ranks
     calls = [
-        KernelCall("gather", (ends, row), 2),  # brought, and gradients added up
-        KernelCall("pass", (ends * row,), 3),  # multiplied; gradients read and written
+        KernelCall("gather", (ends, row), 2),  # rows gathered, gradients accumulated
+        KernelCall("pass", (ends * row,), 3),  # multiplication; gradients read and written
         KernelCall("loss", (ends // 2, 1)),
     ]
     fetched = int(graph["vertices"]) * (cluster.ranks - 1) // cluster.ranks * row
@@ -358,12 +391,13 @@ def scoring_seconds(graph: Mapping[str, str], cluster: Cluster) -> float:
 
 
 def with_edge_softmax(cluster: Cluster) -> Cluster:
-    """A cluster where attention is made by several kernels over numbers by edge and head, see EDGE_SOFTMAX_PASSES."""
+    """Return the cluster with prices of attention by separate kernels over edges and heads (`EDGE_SOFTMAX_PASSES`)."""
     (prices,) = cluster.profile.prices
     gathered = prices.tables["pass"].at((BYTES[-1],)) * STREAM_EFFICIENCY / GATHER_EFFICIENCY
     tables = dict(prices.tables)
     for name, table in prices.tables.items():
         if name.startswith("Attend"):
+            # A pass reads or writes `heads` numbers per edge: `heads / width` of the bytes of an edge's row.
             passes = (EDGE_SOFTMAX_PASSES - PASSES_PER_HEAD) * (1 + name.endswith("_backward"))
             added = (passes * heads / width * NUMBER_BYTES * gathered for *_, width, heads in product(*table.axes))
             tables[name] = replace(table, seconds=tuple(map(sum, zip(table.seconds, added, strict=True))))
@@ -371,15 +405,19 @@ def with_edge_softmax(cluster: Cluster) -> Cluster:
 
 
 def with_messages(cluster: Cluster, *, on_host: bool) -> Cluster:
-    """A cluster where each edge's row is written for a function of edges, read by it, written again, and read.
+    """Return the cluster with prices for an edge function, which moves the row of each edge four times.
 
-    on_host: and goes to the host, from where it comes back for the backward pass.
+    The row is written for the function, read by it, written as its result, and read for the sum.
+
+    Args:
+        cluster: The cluster.
+        on_host: Whether the row also goes to the host, until the backward pass.
     """
     (prices,) = cluster.profile.prices
     moved = 4 * prices.tables["pass"].at((BYTES[-1],)) + on_host * prices.link_seconds
     added = NUMBER_BYTES * moved
     tables = {
-        name: replace(table, seconds=tuple(one + added for one in table.seconds))
+        name: replace(table, seconds=tuple(seconds + added for seconds in table.seconds))
         if name.removesuffix("_backward") in BY_EDGE
         else table
         for name, table in prices.tables.items()
@@ -389,7 +427,14 @@ def with_messages(cluster: Cluster, *, on_host: bool) -> Cluster:
 
 @cache
 def described(tables: Path, paper: str, name: str, config: Config) -> DescribedSubject:
-    """A paper's graph, of which R-MAT's usual skew is assumed."""
+    """Describe a paper's graph as an R-MAT graph of the same size.
+
+    Args:
+        tables: Folder with the numbers of the papers.
+        paper: Name of the paper.
+        name: Name of the dataset.
+        config: Configuration whose model runs on the graph.
+    """
     row = dataset(tables, paper, name)
     graph = DescribedGraph(
         num_vertices=int(row["vertices"]),
@@ -406,23 +451,25 @@ def _workload(config: Config, graph: Any) -> Any:
 
 @cache
 def dataset(tables: Path, paper: str, name: str) -> Mapping[str, str]:
-    """The row of a paper's graph."""
+    """Return the row of a graph in the datasets.csv of a paper."""
     rows = csv.DictReader((tables / paper / "datasets.csv").read_text().splitlines())
     return next(row for row in rows if row["dataset"].lower() == name.lower())
 
 
 @cache
 def testbed(tables: Path, paper: str, name: str) -> Machines:
-    """A paper's machines."""
+    """Return the machines of a paper's testbed."""
     beds = tomllib.loads((tables / paper / "hardware.toml").read_text())["testbed"]
-    bed = next(one for one in beds if one["id"] == name.removesuffix(" (one GPU)"))
-    said = bed.get("datasheet", {}).get("gpu", bed["gpu"])
-    gpu = re.sub(r"NVIDIA|GeForce|Tesla|80GB|\s", "", said)
-    one = name.endswith("(one GPU)")
+    bed = next(entry for entry in beds if entry["id"] == name.removesuffix(" (one GPU)"))
+    model = bed.get("datasheet", {}).get("gpu", bed["gpu"])
+    gpu = re.sub(r"NVIDIA|GeForce|Tesla|80GB|\s", "", model)
+    is_single = name.endswith("(one GPU)")
     hosts = int(bed["nodes"])
     network = f"{bed['network_Gbps']}gbit" if hosts > 1 else ""
     memory = f"{bed['ram_GB']}GB" if "ram_GB" in bed else ""
-    return Machines(hosts=hosts, gpu=gpu, gpus=1 if one else int(bed["gpus_per_node"]), memory=memory, network=network)
+    return Machines(
+        hosts=hosts, gpu=gpu, gpus=1 if is_single else int(bed["gpus_per_node"]), memory=memory, network=network
+    )
 
 
 if __name__ == "__main__":

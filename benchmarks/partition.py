@@ -1,9 +1,10 @@
-"""Divides graphs by every method, and holds `balanced` against METIS.
+"""Partition graphs by every method, and compare `balanced` with METIS.
 
     python benchmarks/partition.py --graphs rmat:vertices=60k,edges=1m --parts 4,8 --out NAME
 
-Vertices, in-edges and remote vertices are told as least/most over the parts and as the largest distance from the mean;
-cut and remote vertices also as multiples of METIS's. Seconds are those of the method alone.
+Each line has the vertices, in-edges and remote vertices as least/most over the parts, and their largest deviation from
+the mean. The cut and the number of remote vertices are also given as multiples of those of METIS. Seconds are those of
+the method.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from kernels import save
 import weft
 from weft.partition import METHODS, PartitionOptions, Quality, make_book
 
-REMOTE_TARGET, LOAD_TARGET, CUT_TARGET = 0.95, 0.05, 1.3  # least/most; distance from the mean; multiple of METIS's
+REMOTE_TARGET, LOAD_TARGET, CUT_TARGET = 0.95, 0.05, 1.3  # least/most; deviation from the mean; multiple of METIS
 
 
 def main() -> None:
@@ -26,16 +27,16 @@ def main() -> None:
         graph = weft.load(name)
         for num_parts in map(int, options.parts.split(",")):
             print(f"{name}: {graph.num_vertices:,} vertices, {graph.num_edges:,} edges, {num_parts} parts", flush=True)
-            found = {
+            qualities = {
                 method: make_book(graph, num_parts, method=method, options=PartitionOptions(seed=options.seed)).quality
                 for method in options.methods.split(",")
             }
-            for method, quality in found.items():
-                print(line(method, quality, found.get("metis", quality)), flush=True)
+            for method, quality in qualities.items():
+                print(line(method, quality, qualities.get("metis", quality)), flush=True)
                 rows.append({"graph": name, "parts": num_parts, "method": method, "quality": quality.record()})
     print(
-        f"wanted of balanced: remote least/most above {REMOTE_TARGET}, vertices and in-edges within {LOAD_TARGET:.0%}, "
-        f"at most {CUT_TARGET} times the cut of metis"
+        f"targets of balanced: remote least/most above {REMOTE_TARGET}, vertices and in-edges within "
+        f"{LOAD_TARGET:.0%}, at most {CUT_TARGET} times the cut of metis"
     )
     if options.out:
         save(options.out, {"options": vars(options), "rows": rows})
@@ -43,11 +44,13 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--graphs", default="rmat:vertices=60k,edges=1m", help="separated by semicolons")
+    parser.add_argument(
+        "--graphs", default="rmat:vertices=60k,edges=1m", help="graphs to partition, separated by semicolons"
+    )
     parser.add_argument("--parts", default="4,8", help="numbers of parts, separated by commas")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json")
+    parser.add_argument("--out", help="write the results to benchmarks/results/NAME.json")
     return parser.parse_args()
 
 
@@ -66,7 +69,7 @@ def least_to_most(load: tuple[int, ...]) -> float:
 
 
 def distance(load: tuple[int, ...]) -> float:
-    """The largest distance from the mean, as a fraction of it."""
+    """Return the largest deviation from the mean, relative to the mean."""
     mean = sum(load) / len(load)
     return max(abs(value - mean) for value in load) / mean if mean else 0.0
 

@@ -1,4 +1,4 @@
-"""Contenders in processes of their own, which take turns."""
+"""Contenders that run in separate processes and take turns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from typing import Any
 
 
 def start(target: Callable[..., None], *arguments: Any, **environment: str) -> Connection:
-    """A process of its own for `target(*arguments, pipe)`, and the pipe to it: it breaks where the process ends."""
+    """Start a new process that runs `target(*arguments, pipe)`, and return the connection to it.
+
+    Args:
+        target: Function to run; its last argument is its end of the connection.
+        *arguments: Its other arguments.
+        **environment: Environment variables to set in the new process.
+    """
     context = multiprocessing.get_context("spawn")
     pipe, child = context.Pipe()
     before = dict(os.environ)
@@ -23,15 +29,20 @@ def start(target: Callable[..., None], *arguments: Any, **environment: str) -> C
 
 
 def ask(pipe: Connection, question: Any) -> Any:
-    """A process's answer."""
+    """Send a request to a process and return its answer."""
     pipe.send(question)
     return pipe.recv()
 
 
 def take_turns(pipes: dict[str, Connection], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each process's epochs, one process after the other, there and back: A B C C B A ...
+    """Run an epoch of each process per round, and return the seconds by process and round.
 
-    What follows one that heats the processor, or leaves its caches full, takes a few percent longer.
+    Every other round is in reverse order (A B C C B A ...): a process that follows one that heats the processor, or
+    fills its caches, takes a few percent longer.
+
+    Args:
+        pipes: Connections to the processes, by name.
+        rounds: Number of rounds.
     """
     names = list(pipes)
     turns = [{name: ask(pipes[name], "epoch") for name in names[:: -1 if turn % 2 else 1]} for turn in range(rounds)]

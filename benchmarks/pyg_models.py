@@ -1,4 +1,4 @@
-"""Models as people write them for PyG, in the ways that its examples do."""
+"""PyG models in the style of PyG's examples, for benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from torch.nn import functional as F
 
 
 class Widths(NamedTuple):
-    """Columns of rows; hidden: a multiple of 2."""
+    """Widths of the rows of a model."""
 
     features: int
+    """Number of features."""
     hidden: int
+    """Width of the hidden layers, a multiple of 2."""
     classes: int
+    """Number of classes."""
 
 
 SMALL = Widths(7, 8, 5)
@@ -48,7 +51,7 @@ class GAT(nn.Module):
 
 
 class SAGE(nn.Module):
-    """With `data`, batch norm and in-place activations; the last rows through log_softmax."""
+    """GraphSAGE that takes a `Data` object, with batch norm and in-place activations; it returns log-probabilities."""
 
     def __init__(self, widths: Widths = SMALL, **options: Any) -> None:
         super().__init__()
@@ -109,7 +112,7 @@ class APPNP(nn.Module):
 
 
 class JK(nn.Module):
-    """A residual beside jumping knowledge."""
+    """GCN with a residual connection and jumping knowledge."""
 
     def __init__(self, widths: Widths = SMALL, mode: str = "cat") -> None:
         super().__init__()
@@ -129,7 +132,7 @@ class JK(nn.Module):
 
 
 class RGCN(nn.Module):
-    """Over the relations of a graph whose edges have types."""
+    """R-GCN, for a graph with edge types."""
 
     def __init__(self, widths: Widths = SMALL, relations: int = 5, **options: Any) -> None:
         super().__init__()
@@ -145,11 +148,11 @@ class RGCN(nn.Module):
 
 FORWARD = (("a", "r0", "a"), ("b", "r1", "a"), ("c", "r2", "a"), ("a", "r3", "c"), ("b", "r4", "c"))
 RELATIONS = (*FORWARD, *((target, f"rev_{name}", source) for source, name, target in FORWARD))
-"""Of vertices of three types."""
+"""Relations between three vertex types: (source type, name, target type), in both directions."""
 
 
 class Hetero(nn.Module):
-    """Convolutions by relation over dicts, in a graph where all types have features, or where c has none."""
+    """HeteroConv model that takes dicts. Vertices of type c may have no features: `features` then lacks this type."""
 
     def __init__(self, widths: Widths = SMALL, features: dict[str, int] | None = None, aggr: str = "sum") -> None:
         super().__init__()
@@ -157,8 +160,8 @@ class Hetero(nn.Module):
         self.maps = nn.ModuleDict({name: nn.Linear(width, widths.hidden) for name, width in features.items()})
         hidden, self.convs = widths.hidden, nn.ModuleList()
         for _ in range(2):
-            known = [one for one in RELATIONS if {one[0], one[2]} <= features.keys()]
-            convs = {one: self.conv(number, hidden) for number, one in enumerate(known)}
+            relations = [relation for relation in RELATIONS if {relation[0], relation[2]} <= features.keys()]
+            convs = {relation: self.conv(number, hidden) for number, relation in enumerate(relations)}
             self.convs.append(pyg.HeteroConv(convs, aggr=aggr))
         self.norms = nn.ModuleDict({name: nn.LayerNorm(hidden) for name in "abc"})
         self.out = nn.Linear(hidden, widths.classes)
@@ -170,13 +173,13 @@ class Hetero(nn.Module):
     def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> Tensor:
         x_dict = {name: self.maps[name](x).relu_() for name, x in x_dict.items()}
         for conv in self.convs:
-            found = {name: self.norms[name](x) for name, x in conv(x_dict, edge_index_dict).items()}
-            x_dict = x_dict | {name: F.dropout(x.relu(), 0.4, self.training) for name, x in found.items()}
+            rows = {name: self.norms[name](x) for name, x in conv(x_dict, edge_index_dict).items()}
+            x_dict = x_dict | {name: F.dropout(x.relu(), 0.4, self.training) for name, x in rows.items()}
         return self.out(x_dict["a"])
 
 
 class Homogeneous(nn.Module):
-    """What `to_hetero` makes a model by types of."""
+    """Model for one vertex and edge type, which `to_hetero` turns into a heterogeneous model."""
 
     def __init__(self, widths: Widths) -> None:
         super().__init__()
@@ -191,7 +194,7 @@ class Homogeneous(nn.Module):
 
 
 def to_hetero(widths: Widths = SMALL, aggr: str = "mean") -> nn.Module:
-    """With sums by relation, and logits of several types."""
+    """Return `Homogeneous` as a heterogeneous model, with logits for several vertex types."""
     return pyg.to_hetero(Homogeneous(widths), (["a", "b", "c"], [*RELATIONS]), aggr=aggr)
 
 
@@ -239,7 +242,7 @@ class DeeperGCN(nn.Module):
 
 
 class EdgeMessage(pyg.MessagePassing):
-    """A layer of somebody's own, which takes x alone."""
+    """A custom layer whose forward takes only x and edge_index."""
 
     def __init__(self, in_width: int, out_width: int) -> None:
         super().__init__(aggr="max")
@@ -262,7 +265,7 @@ class Custom(nn.Module):
 
 
 class EdgeFeatures(pyg.MessagePassing):
-    """A custom layer called with edge_attr, whose width no attribute of the layer tells."""
+    """A custom layer that takes edge_attr; no attribute of the layer says how wide edge_attr is."""
 
     def __init__(self, in_width: int, out_width: int, edge_width: int) -> None:
         super().__init__(aggr="mean")
@@ -277,7 +280,7 @@ class EdgeFeatures(pyg.MessagePassing):
 
 
 class OwnEdges(nn.Module):
-    """Two `EdgeFeatures` layers, between which some rows are computed without gradients."""
+    """Two `EdgeFeatures` layers; between them, some rows are computed without gradients."""
 
     def __init__(self, widths: Widths = SMALL) -> None:
         super().__init__()
@@ -292,7 +295,7 @@ class OwnEdges(nn.Module):
 
 
 class ConstantFirst(nn.Module):
-    """Two GCNConvs, the first of which runs under torch.no_grad and so is not trained."""
+    """Two GCNConv layers; the first one runs under torch.no_grad, so it is not trained."""
 
     def __init__(self, widths: Widths = SMALL) -> None:
         super().__init__()
@@ -305,7 +308,7 @@ class ConstantFirst(nn.Module):
 
 
 def mixed(widths: Widths = SMALL) -> nn.Module:
-    """PyG's Sequential, and convolutions that share their weights."""
+    """Return a pyg.Sequential in which two convolutions share their weights."""
     shared = pyg.GraphConv(widths.hidden, widths.hidden, aggr="mean")
     return pyg.Sequential(
         "x, edge_index",
@@ -321,7 +324,7 @@ def mixed(widths: Widths = SMALL) -> nn.Module:
 
 
 def basic(widths: Widths = SMALL) -> nn.Module:
-    """One of PyG's own models."""
+    """Return a model from torch_geometric.nn.models."""
     return pyg.GraphSAGE(*widths[:2], 3, widths.classes, dropout=0.4, norm="batch_norm", jk="cat")
 
 
@@ -345,20 +348,20 @@ NATIVE: dict[str, Any] = {
     "pyg-basic": basic,
     "pyg-constant": ConstantFirst,
 }
-"""Those that become weft's aggregates."""
+"""Models that weft converts to its own aggregates."""
 TYPED: dict[str, Any] = {
     "pyg-rgcn": RGCN,
     "pyg-rgcn-bases": partial(RGCN, num_bases=3, root_weight=False, bias=False),
     "pyg-rgcn-blocks": partial(RGCN, num_blocks=2),
 }
-"""Those that become weft's relation means, over edges of five types."""
+"""Models that weft converts to means by relation, for edges of five types."""
 BY_TYPE: dict[str, Any] = {
     "pyg-hetero": Hetero,
     "pyg-hetero-max": partial(Hetero, aggr="max"),
     "pyg-hetero-some": partial(Hetero, features={"a": 4, "b": 3}, aggr="mean"),
     "pyg-to-hetero": to_hetero,
 }
-"""Those over x_dict and edge_index_dict, of a graph of three vertex types."""
+"""Models that take x_dict and edge_index_dict, for a graph with three vertex types."""
 BY_BLOCKS: dict[str, Any] = {
     "pyg-pna": PNA,
     "pyg-transformer": Transformer,
@@ -366,5 +369,5 @@ BY_BLOCKS: dict[str, Any] = {
     "pyg-custom": Custom,
     "pyg-own-edges": OwnEdges,
 }
-"""Those with convolutions that run as they are."""
+"""Models with convolutions that weft runs unchanged."""
 PYG_MODELS = NATIVE | TYPED | BY_TYPE | BY_BLOCKS

@@ -1,11 +1,12 @@
-"""What leaving out the rows saves that no training vertex's loss depends on (`--disable reach` reads all of them).
+"""Measure what is saved by training only on the receptive field of the labelled vertices (`reach`).
 
     WEFT_DATA=shared/data python benchmarks/reach.py --graphs "cora;rmat:vertices=2m,edges=40m,features=64,classes=16" \
         --labelled 0,0.01 --out NAME
 
-Strategies run on one rank (`dependencies.py --labelled 0.01 --contenders hybrid,hybrid-reach` has several).
-Losses and gradients are compared first; then steps with and without take turns. Rows and edges are those of a training
-step, of all levels and hops together. Memory is what a step makes, as foreseen.
+The optimisation `reach` skips every row that no training vertex's loss depends on; `--disable reach` computes all rows.
+Strategies run on one rank; for several ranks, use `dependencies.py --labelled 0.01 --contenders hybrid,hybrid-reach`.
+Losses and gradients are compared first; then steps with and without the optimisation take turns. Rows and edges are
+those of a training step, summed over the layers. Memory is the estimate for a step.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from weft.strategies.offload.plan import OffloadPlan
 from weft.training.tasks.metrics import NodeTask
 from weft.training.tasks.task import make_task
 
-TOLERANCE = 1e-3  # of float32 losses and gradients, relative to the largest: sums have another order
+TOLERANCE = 1e-3  # of float32 losses and gradients, relative to the largest: sums in another order
 
 
 def main() -> int:
@@ -45,11 +46,11 @@ def main() -> int:
     for name, share in zip(graphs, labelled if len(labelled) > 1 else labelled * len(graphs), strict=True):
         graph = with_labels(load(name, options.features), share)
         for strategy in options.strategies.split(","):
-            found = measure(graph, strategy, options)
-            if isinstance(found, str):
-                print(f"{name}, {strategy}: nothing is left out: {found}", flush=True)
+            measured = measure(graph, strategy, options)
+            if isinstance(measured, str):
+                print(f"{name}, {strategy}: reach skips nothing: {measured}", flush=True)
             else:
-                rows.append({"graph": name, "labelled": share, "strategy": strategy, **found})
+                rows.append({"graph": name, "labelled": share, "strategy": strategy, **measured})
                 report(rows[-1])
     if options.out:
         save(options.out, {"options": vars(options), "rows": rows})
@@ -57,7 +58,7 @@ def main() -> int:
 
 
 class Runner:
-    """A strategy with or without the optimisation."""
+    """A strategy with or without the optimisation: its plan, its placed model, and the seconds of its steps."""
 
     def __init__(self, graph: Graph, strategy: str, without: str, options: argparse.Namespace) -> None:
         torch.manual_seed(0)
@@ -74,7 +75,7 @@ class Runner:
         self.seconds: list[float] = []
 
     def step(self, epoch: int) -> float:
-        """A training step; its seconds."""
+        """Run a training step and return its seconds."""
         start = time.perf_counter()
         self.optimizer.zero_grad()
         train_step(self.placed, self.task, whole_step(self.placed, epoch))
@@ -82,7 +83,7 @@ class Runner:
         return time.perf_counter() - start
 
     def first(self) -> list[torch.Tensor]:
-        """The loss and the gradients of a step that is not taken."""
+        """Return the loss and the gradients of the first step, without updating the parameters."""
         (step,) = self.placed.steps(0)
         logits = self.placed.forward(step)
         loss, grad = self.task.loss(logits, step)
@@ -91,17 +92,17 @@ class Runner:
 
 
 def measure(graph: Graph, strategy: str, options: argparse.Namespace) -> dict[str, Any] | str:
-    """What both ways take, and what one leaves out; or why that is nothing."""
-    plan = Runner(graph, strategy, "", options).plan  # and PyTorch has loaded what it loads late
+    """Return the measurements with and without the optimisation, or the reason why it skips nothing."""
+    plan = Runner(graph, strategy, "", options).plan  # also loads what PyTorch imports lazily, before steps are timed
     assert isinstance(plan, ResidentPlan | OffloadPlan)
-    reach = plan.receptive_field if isinstance(plan, OffloadPlan) else plan.receptive_fields[True]
-    if not isinstance(reach, ReceptiveField):
-        return reach or "that would save little"
+    field = plan.receptive_field if isinstance(plan, OffloadPlan) else plan.receptive_fields[True]
+    if not isinstance(field, ReceptiveField):
+        return field or "it would save little"
     runners = {without: Runner(graph, strategy, without, options) for without in ("", "reach")}
-    for one, other in zip(*(runner.first() for runner in runners.values()), strict=True):
-        apart = float((one - other).abs().max() / other.abs().max().clamp(min=1e-30))
-        if not apart <= TOLERANCE:
-            raise SystemExit(f"{strategy}: losses or gradients differ by {apart:.1e} of the largest")
+    for actual, expected in zip(*(runner.first() for runner in runners.values()), strict=True):
+        difference = float((actual - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
+        if not difference <= TOLERANCE:
+            raise SystemExit(f"{strategy}: losses or gradients differ by {difference:.1e} of the largest")
     for epoch in range(1, options.rounds + 2):
         for runner in runners.values():
             runner.seconds.append(runner.step(epoch))
@@ -109,18 +110,18 @@ def measure(graph: Graph, strategy: str, options: argparse.Namespace) -> dict[st
     return {
         "vertices": graph.num_vertices,
         "training": runners[""].task.num_labelled["train"],
-        "rows": [sum(reach.rows), len(reach.rows) * graph.num_vertices],
-        "edges": [sum(reach.edges), len(reach.edges) * graph.num_edges],
-        "edges_x_width": [one.trace(training=True).edges for one in plans],
-        "flops": [one.trace(training=True).flops for one in plans],
-        "step_bytes": [one.memory() for one in plans if isinstance(one, ResidentPlan)],
+        "rows": [sum(field.rows), len(field.rows) * graph.num_vertices],
+        "edges": [sum(field.edges), len(field.edges) * graph.num_edges],
+        "edges_x_width": [plan.trace(training=True).edges for plan in plans],
+        "flops": [plan.trace(training=True).flops for plan in plans],
+        "step_bytes": [plan.memory() for plan in plans if isinstance(plan, ResidentPlan)],
         "setup_seconds": [runner.setup_seconds for runner in runners.values()],
         "seconds": [runner.seconds[1:] for runner in runners.values()],
     }
 
 
 def report(row: dict[str, Any]) -> None:
-    """One line."""
+    """Print the line of a graph and a strategy."""
     with_it, without = row["seconds"]
     ratio = statistics.median(slow / fast for fast, slow in zip(with_it, without, strict=True))
     shares = ", ".join(
@@ -131,7 +132,7 @@ def report(row: dict[str, Any]) -> None:
         f"{row['graph']} ({row['vertices']:,} vertices, {row['training']:,} to train on), {row['strategy']}: "
         f"{statistics.median(with_it):.4f} s ({min(with_it):.4f} to {max(with_it):.4f}) against "
         f"{statistics.median(without):.4f} s ({min(without):.4f} to {max(without):.4f}): {ratio:.2f}x  "
-        f"has {shares}  {f'a step makes {memory}  ' if memory else ''}"
+        f"computes {shares}  {f'memory of a step {memory}  ' if memory else ''}"
         f"setup {row['setup_seconds'][0]:.2f} against {row['setup_seconds'][1]:.2f} s",
         flush=True,
     )
@@ -139,16 +140,20 @@ def report(row: dict[str, Any]) -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--graphs", default="cora", help="separated by semicolons")
-    parser.add_argument("--labelled", default="0", help="the share to train on, of all graphs or each; 0: their own")
+    parser.add_argument("--graphs", default="cora", help="graphs to train on, separated by semicolons")
+    parser.add_argument(
+        "--labelled",
+        default="0",
+        help="fraction of the vertices to train on, one for all graphs or one for each (0: the graph's split)",
+    )
     parser.add_argument("--strategies", default="single")
     parser.add_argument("--model", default="gcn")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--features", type=int, default=64)
-    parser.add_argument("--threads", type=int, default=0, help="0: all cores")
+    parser.add_argument("--threads", type=int, default=0, help="number of threads (0: one for each core)")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json")
+    parser.add_argument("--out", help="write the results to benchmarks/results/NAME.json")
     return parser.parse_args()
 
 

@@ -97,10 +97,10 @@ def table_parts(table: Row) -> Iterator[str]:
 
 def rows_of(path: Path, data: Row, place: str) -> Iterator[Row]:
     """Yield the rows of a file, flat, with the fields of its options; an object of objects has a row for each."""
-    found: Any = data
+    section: Any = data
     for key in place.split("."):
-        found = found[key]
-    items = found if isinstance(found, list) else [{"name": name} | item for name, item in found.items()]
+        section = section[key]
+    items = section if isinstance(section, list) else [{"name": name} | item for name, item in section.items()]
     for item in items:
         options = data.get("options", {}) | {"machine": processor(path, data)}
         yield options | dict(flat(item)) if not item.get("absent") else {}
@@ -195,7 +195,7 @@ def contender_words(text: str) -> str:
 
 
 MARKS = {"@": "cached fraction {}", "#": "{} chunks", ":": "{} partition", "+": "{}"}
-"""What follows a strategy's name in a contender of benchmarks/dependencies.py."""
+"""Marks that follow a strategy's name in a contender of benchmarks/dependencies.py, and their meaning."""
 
 
 def summary(numbers: list[float], form: Callable[[float], str]) -> str:
@@ -221,7 +221,7 @@ def digits(number: float) -> str:
 def error(ratios: list[float]) -> str:
     """Return how far ratios of estimates to measurements are from 1."""
     errors = [abs(ratio - 1) for ratio in ratios]
-    near = sum(one <= 0.2 for one in errors) / len(errors)
+    near = sum(each <= 0.2 for each in errors) / len(errors)
     return f"median {statistics.median(errors):.1%}, largest {max(errors):.0%}, {near:.0%} of cells within 20%"
 
 
@@ -245,10 +245,12 @@ FORMATS: dict[str, Callable[[list[float]], str]] = {
 def common_settings(files: list[Row], shown: list[str]) -> str:
     """Return the options that all files of a table share and no column shows."""
     options = [data.get("options", {}) for data in files]
-    full_graph = any(not one.get("fanout") or not (one.get("batch_size") or one.get("batch_sizes")) for one in options)
+    full_graph = any(
+        not file.get("fanout") or not (file.get("batch_size") or file.get("batch_sizes")) for file in options
+    )
     parts = []
     for name, title in SPEC["settings"].items():
-        values = {str(one.get(name, "")) for one in options}
+        values = {str(file.get(name, "")) for file in options}
         value = values.pop() if len(values) == 1 and name not in shown else ""
         unused = value in ("", "None", "0", "0.0", "auto") or (full_graph and name in ("fanout", "batch_size"))
         if not unused and ";" not in value:
@@ -259,8 +261,8 @@ def common_settings(files: list[Row], shown: list[str]) -> str:
 def processor(path: Path, data: Row) -> str:
     """Return the name of the processor, or of the GPU."""
     device = data.get("gpu", {}).get("name")
-    known = (name for pattern, name in PROCESSORS.items() if re.search(pattern, path.name))
-    return str(device or next(known, data["machine"]["processor"])).replace("Intel(R) Xeon(R) Processor", "Intel Xeon")
+    names = (name for pattern, name in PROCESSORS.items() if re.search(pattern, path.name))
+    return str(device or next(names, data["machine"]["processor"])).replace("Intel(R) Xeon(R) Processor", "Intel Xeon")
 
 
 def hardware(path: Path, data: Row) -> str:

@@ -1,4 +1,4 @@
-"""Epochs of PyG and DGL with weft's weights, as their examples write them."""
+"""Epochs of PyG and DGL with weft's weights, in the style of their examples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ Forward = Callable[[], Tensor]
 def train(
     model: nn.Module, forward: Forward, graph: Graph, device: str = "cpu"
 ) -> tuple[Callable[[], object], Forward]:
-    """The loop that a PyG or DGL example writes."""
+    """Prepare a full-graph training loop, and return functions that train an epoch and compute logits.
+
+    Args:
+        model: Module with the parameters.
+        forward: Function that computes the logits.
+        graph: The graph.
+        device: Device of the model.
+    """
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     assert graph.train_mask is not None
     assert graph.y is not None
@@ -33,7 +40,17 @@ def train(
 
 
 def run_pyg(graph: Graph, model: nn.Module, name: str, device: str = "cpu") -> tuple[Callable[[], object], Forward]:
-    """PyG's layers with weft's weights; its CSR product where it has one, the normalisation made beforehand."""
+    """Prepare epochs of PyG's layers with weft's weights, with the normalization computed beforehand.
+
+    Args:
+        graph: The graph.
+        model: weft's model.
+        name: "pyg-csr" for products with a CSR matrix, otherwise edge_index is used.
+        device: Device of the model.
+
+    Raises:
+        ImportError: PyG has no such form of the model.
+    """
     from torch_geometric import nn as pyg
     from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
@@ -59,14 +76,14 @@ def run_pyg(graph: Graph, model: nn.Module, name: str, device: str = "cpu") -> t
         edges, weight = gcn_norm(edges, None, graph.num_vertices, dtype=torch.float32)
     if name == "pyg-csr":
         if gat:
-            raise ImportError("PyG's attention has no CSR form")
+            raise ImportError("PyG's attention does not support CSR matrices")
         size = (graph.num_vertices, graph.num_vertices)
         values = torch.ones(edges.shape[1], device=device) if weight is None else weight
         edges, weight = torch.sparse_coo_tensor(edges.flip(0), values, size).coalesce().to_sparse_csr(), None
     activation = nn.functional.elu if gat else torch.relu
     assert graph.x is not None
-    x, made = graph.x.to(device), nn.ModuleList(layers).to(device)
-    return train(made, lambda: pyg_forward(layers, x, edges, weight, activation), graph, device)
+    x, modules = graph.x.to(device), nn.ModuleList(layers).to(device)
+    return train(modules, lambda: pyg_forward(layers, x, edges, weight, activation), graph, device)
 
 
 def pyg_forward(
@@ -79,17 +96,17 @@ def pyg_forward(
 
 
 def dgl_graph(graph: Graph, *, loops: bool) -> Any:
-    """DGL's form of a graph. loops: with a loop at each vertex."""
+    """Return a graph as a DGL graph; with `loops`, each vertex gets a self-loop."""
     import dgl
 
-    made = dgl.graph(graph.in_edges.edges(), num_nodes=graph.num_vertices)
-    made = dgl.add_self_loop(dgl.remove_self_loop(made)) if loops else made
-    made.create_formats_()
-    return made
+    result = dgl.graph(graph.in_edges.edges(), num_nodes=graph.num_vertices)
+    result = dgl.add_self_loop(dgl.remove_self_loop(result)) if loops else result
+    result.create_formats_()
+    return result
 
 
 def dgl_sage(model: nn.Module) -> nn.ModuleList:
-    """DGL's layers with weft's weights."""
+    """Return DGL's GraphSAGE layers with the weights of weft's model."""
     from dgl import nn as dgl_nn
 
     layers = []
@@ -109,7 +126,7 @@ def run_dgl_batches(
     fanouts: tuple[Fanout, ...],
     batch_size: int,
 ) -> tuple[Callable[[], object], Forward]:
-    """DGL's loader, which draws between steps, and layers with weft's weights."""
+    """Prepare epochs of DGL's data loader, which samples between steps, and DGL's layers with weft's weights."""
     import dgl
 
     assert graph.x is not None
@@ -142,7 +159,7 @@ def run_dgl_batches(
 
 
 def run_dgl(graph: Graph, model: nn.Module, name: str) -> tuple[Callable[[], object], Forward]:  # noqa: ARG001
-    """DGL's layers with weft's weights."""
+    """Prepare full-graph epochs of DGL's layers with weft's weights."""
     from dgl import nn as dgl_nn
 
     sage = getattr(model.layers[0], "weight_self", None) is not None

@@ -1,11 +1,11 @@
-"""Test scores over seeds, trained by weft and by the loop that a PyG script writes.
+"""Compare test scores over several seeds between weft and a plain PyG training loop.
 
     WEFT_DATA=shared/data python benchmarks/seeds.py --graphs "cora;citeseer" --models gcn,sage,gin,gat,gatv2 --out NAME
     WEFT_DATA=shared/data python benchmarks/seeds.py --graphs tolokers --models pyg-gcn,pyg-sage-max --metric roc_auc
 
-A family of weft (gcn, ...) is set beside the two convolutions of PyG that a script would take for it, each from its own
-start; a model of pyg_models.py is trained by both as it is. Options, splits and seeds are the same: Adam, and the test
-score where the validation score was best.
+A model of weft (gcn, ...) is compared with a PyG model of two such convolutions; both have their own initial weights. A
+model of pyg_models.py is trained unchanged by both. Options, splits and seeds are the same; the optimizer is Adam, and
+the test score is that of the epoch with the best validation score.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def gin_conv(a: int, b: int, *, last: bool = False) -> nn.Module:  # noqa: ARG00
 
 def attention_conv(kind: Any) -> Callable[..., nn.Module]:
     def make(a: int, b: int, *, last: bool = False) -> nn.Module:
-        made: nn.Module = kind(a, b if last else b // HEADS, heads=HEADS, concat=not last)
-        return made
+        conv: nn.Module = kind(a, b if last else b // HEADS, heads=HEADS, concat=not last)
+        return conv
 
     return make
 
@@ -99,14 +99,21 @@ def make_pyg(name: str, graph: weft.Graph, options: argparse.Namespace) -> nn.Mo
     if name in FAMILIES:
         make, activation = FAMILIES[name]
         return Plain(make, widths, activation)
-    made: nn.Module = PYG_MODELS[name](widths)
-    return made
+    model: nn.Module = PYG_MODELS[name](widths)
+    return model
 
 
 def train_pyg(model: nn.Module, name: str, graph: weft.Graph, options: argparse.Namespace) -> float:
-    """The test score of a loop as a script writes it."""
+    """Train a PyG model by a plain loop, and return its test score.
+
+    Args:
+        model: The model.
+        name: Its name: models named pyg-sage take a data object.
+        graph: The graph.
+        options: The command line options.
+    """
     data = SimpleNamespace(x=graph.x, edge_index=torch.stack(graph.in_edges.edges()))
-    called = (data,) if name.startswith("pyg-sage") else (data.x, data.edge_index)
+    inputs = (data,) if name.startswith("pyg-sage") else (data.x, data.edge_index)
     masks = {split: graph.labelled(split) for split in ("train", "val", "test")}
     y = graph.y
     assert y is not None
@@ -115,16 +122,16 @@ def train_pyg(model: nn.Module, name: str, graph: weft.Graph, options: argparse.
     for epoch in range(options.epochs):
         model.train()
         optimizer.zero_grad()
-        functional.cross_entropy(model(*called)[masks["train"]], y[masks["train"]]).backward()
+        functional.cross_entropy(model(*inputs)[masks["train"]], y[masks["train"]]).backward()
         optimizer.step()
         if (epoch + 1) % options.eval_every and epoch + 1 < options.epochs:
             continue
         model.eval()
         with torch.no_grad():
-            logits = model(*called)
-        found = score(logits[masks["val"]], y[masks["val"]], options.metric)
-        if found > best:
-            best, test = found, score(logits[masks["test"]], y[masks["test"]], options.metric)
+            logits = model(*inputs)
+        validation = score(logits[masks["val"]], y[masks["val"]], options.metric)
+        if validation > best:
+            best, test = validation, score(logits[masks["test"]], y[masks["test"]], options.metric)
     return test
 
 
@@ -135,7 +142,7 @@ def score(logits: Tensor, y: Tensor, metric: str) -> float:
 
 
 def train_weft(name: str, graph: weft.Graph, seed: int, options: argparse.Namespace) -> float:
-    """The test score of weft.train."""
+    """Train by weft.train, and return the test score."""
     torch.manual_seed(seed)
     families = {"hidden": options.hidden, "heads": HEADS, "dropout": DROPOUT} if name in FAMILIES else {}
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
@@ -156,24 +163,26 @@ def train_weft(name: str, graph: weft.Graph, seed: int, options: argparse.Namesp
 
 
 def report(row: dict[str, Any]) -> None:
-    """One line: means, standard deviations, and how far the means are apart in standard errors of that."""
+    """Print means, standard deviations, and the difference of the means, also in standard errors."""
     means = {name: statistics.fmean(row[name]) for name in ("pyg", "weft")}
     spread = {name: statistics.stdev(row[name]) if len(row[name]) > 1 else 0.0 for name in means}
     error = math.sqrt(sum(each**2 for each in spread.values()) / len(row["pyg"]))
-    apart = means["weft"] - means["pyg"]
+    difference = means["weft"] - means["pyg"]
     print(
         f"{row['graph']:18} {row['model']:14}"
         + "".join(f" {name} {means[name]:.4f} +- {spread[name]:.4f} " for name in means)
-        + f" apart {apart:+.4f}"
-        + (f" ({apart / error:+.1f} standard errors)" if error else ""),
+        + f" difference {difference:+.4f}"
+        + (f" ({difference / error:+.1f} standard errors)" if error else ""),
         flush=True,
     )
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--graphs", default="cora", help="separated by semicolons")
-    parser.add_argument("--models", default=",".join(FAMILIES), help="families, or models of pyg_models.py")
+    parser.add_argument("--graphs", default="cora", help="graphs to train on, separated by semicolons")
+    parser.add_argument(
+        "--models", default=",".join(FAMILIES), help="models of weft or of pyg_models.py, separated by commas"
+    )
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--eval-every", type=int, default=2)
@@ -182,7 +191,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--weight-decay", type=float, default=5e-4)
     parser.add_argument("--metric", default="accuracy", choices=("accuracy", "roc_auc"))
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json")
+    parser.add_argument("--out", help="write the results to benchmarks/results/NAME.json")
     return parser.parse_args()
 
 

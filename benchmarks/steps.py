@@ -1,4 +1,4 @@
-"""Plans and training steps of weft's strategies, as benchmarks make them."""
+"""Plans and training steps of weft's strategies, for the other benchmarks."""
 
 from __future__ import annotations
 
@@ -13,20 +13,27 @@ from weft.training.tasks.metrics import Task
 
 
 def make_plan(strategy: str, work: Workload, size: int = 1, **options: Any) -> Plan:
-    """A strategy's plan on `size` ranks, with those of the options that it has."""
+    """Return the plan of a strategy.
+
+    Args:
+        strategy: Name of the strategy.
+        work: The model and the graph.
+        size: Number of ranks.
+        **options: Options of any strategies; those that this strategy lacks are ignored.
+    """
     kind = get_strategy(strategy)
-    known = {spec.name for spec in fields(kind.options_type)}
-    return kind(work, size, kind.options_type(**{name: value for name, value in options.items() if name in known}))
+    names = {spec.name for spec in fields(kind.options_type)}
+    return kind(work, size, kind.options_type(**{name: value for name, value in options.items() if name in names}))
 
 
 def whole_step(placed: Placed, epoch: int) -> Step:
-    """The step of an epoch on the whole graph."""
+    """Return the only step of an epoch on the full graph."""
     (step,) = placed.steps(epoch)
     return step
 
 
 def train_step(placed: Placed, task: Task, step: Step) -> None:
-    """A training step but for the optimiser's: adds to the parameters' gradients."""
+    """Run a training step without the optimizer: the gradients are added to those of the parameters."""
     logits = placed.forward(step)
     with record_function("loss"):
         _, grad = task.loss(logits, step)

@@ -1,9 +1,10 @@
-"""Rows that come from the host in one pass of a layer, in units of the vertices: what sharing, keeping and order save.
+"""Count the rows that `offload` loads from the host per layer, and what sharing, reuse and chunk order save.
 
     python benchmarks/transfers.py --graphs "topo_cnr-2000;topo_dblp-2010" --ranks 4 --chunks 32,128 --out NAME
 
-The chunks are those of all ranks together, as in table 8 of HongTu; parts by METIS. For the time that reordering takes
-(table 9), also trains a GCN on one rank in as many chunks, and gives it as a share of 100 epochs.
+Counts are relative to the number of vertices. --chunks are those of all ranks together, as in table 8 of HongTu;
+partitions are made by METIS. For table 9, the script also trains a GCN on one rank in as many chunks, and prints the
+time of reordering as a fraction of 100 epochs.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from weft.strategies.offload.options import OffloadOptions
 from weft.strategies.offload.plan import OffloadPlan
 
 NO_LIMIT = 1 << 50
-"""Bytes of device memory: rows come from the host all the same."""
+"""Bytes of device memory: large enough for everything; rows come from the host nevertheless."""
 
 
 def main() -> int:
     options = parse()
     rows = []
     heads = ("none", "+ranks", "+reuse", "+order")
-    print(f"{'graph':24} {'chunks':>6} " + " ".join(f"{one:>7}" for one in heads) + "   gone  order s  of 100 epochs")
+    print(f"{'graph':24} {'chunks':>6} " + " ".join(f"{head:>7}" for head in heads) + "  saved  order s  of 100 epochs")
     for name in options.graphs.split(";"):
         graph = weft.load(name, random_features=64, random_classes=8, order=options.order)
         for chunks in map(int, options.chunks.split(",")):
@@ -48,10 +49,10 @@ def main() -> int:
 
 
 def volumes(graph: Graph, ranks: int, chunks: int) -> dict[str, object]:
-    """Rows that move with the chunks as they are cut, and reordered, and what reordering them takes."""
+    """Count the rows to load with chunks in their first order and reordered, and time the planning of both."""
     part = make_book(graph, ranks, method="metis").part if ranks > 1 else None
     model = make_model("gcn", graph.num_features, graph.num_classes)
-    found: dict[str, object] = {}
+    counts: dict[str, object] = {}
     for name in ("given", "reordered"):
         options = OffloadOptions(partition=part, device_memory=NO_LIMIT)
         (cutter,) = OffloadPlan(Workload(model, graph), ranks, options).cutters
@@ -59,13 +60,13 @@ def volumes(graph: Graph, ranks: int, chunks: int) -> dict[str, object]:
         bounds = cutter.bounds(chunks)
         orders = cutter.choose_orders(bounds, NOMINAL_RATES) if name == "reordered" else None
         (planned, *_) = cutter.cut(0, bounds, orders).schedules
-        found[name] = planned.volumes.as_record()
-        found[f"{name}_seconds"] = time.perf_counter() - start
-    return found
+        counts[name] = planned.volumes.as_record()
+        counts[f"{name}_seconds"] = time.perf_counter() - start
+    return counts
 
 
 def epoch(graph: Graph, chunks: int, epochs: int) -> float:
-    """Seconds of an epoch of a GCN on one rank in so many chunks."""
+    """Return the median seconds of an epoch of a GCN on one rank in `chunks` chunks."""
     with tempfile.TemporaryDirectory() as folder:
         options = {
             "strategy": "offload",
@@ -75,18 +76,18 @@ def epoch(graph: Graph, chunks: int, epochs: int) -> float:
             "eval_every": epochs + 1,
         }
         run = weft.train(graph, "gcn", out=Path(folder) / "run", quiet=True, **options)
-        return statistics.median(one["seconds"] for one in run.records if one["kind"] == "epoch")
+        return statistics.median(record["seconds"] for record in run.records if record["kind"] == "epoch")
 
 
 def line(row: dict, num_vertices: int) -> str:
-    given, best = row["given"], row["reordered"]
-    none, shared, kept = (given[key] / num_vertices for key in ("neighbours", "shared", "kept"))
-    last = best["kept"] / num_vertices
-    gone = (none - last) / max(none - 1, 1e-9)
+    first, reordered = row["given"], row["reordered"]
+    none, shared, reused = (first[key] / num_vertices for key in ("neighbours", "shared", "kept"))
+    last = reordered["kept"] / num_vertices
+    saved = (none - last) / max(none - 1, 1e-9)
     extra = row["reordered_seconds"] - row["given_seconds"]
     share = extra / (100 * row["epoch_seconds"])
     return (
-        f"{row['graph']:24} {row['chunks']:6} {none:7.2f} {shared:7.2f} {kept:7.2f} {last:7.2f} {gone:6.0%}"
+        f"{row['graph']:24} {row['chunks']:6} {none:7.2f} {shared:7.2f} {reused:7.2f} {last:7.2f} {saved:6.0%}"
         f" {extra:8.3f} {share:14.2%}"
     )
 
@@ -98,7 +99,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--chunks", default="32,128")
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--out", default="")
+    parser.add_argument("--out", default="", help="write the results to benchmarks/results/NAME.json")
     return parser.parse_args()
 
 

@@ -1,10 +1,10 @@
-"""What aggregates chunk by chunk have in memory, counted by us and seen from outside, in a process that is watched.
+"""Compare the counted memory of chunked aggregates with the memory of the process, measured from outside.
 
     python benchmarks/working_set.py --limits 16MB,64MB --work sum,attend
 
-The process makes the aggregates of one training step under tensor on one rank, forward and backward, in chunks; all
-N rows of vertex data are in files, as they are on the host. The watcher reads the process's anonymous memory (RssAnon)
-every millisecond: beyond what it had before the first aggregate, that is the working set.
+A watched process runs the aggregates of one training step under `tensor` on one rank, forward and backward, in chunks.
+All N rows of vertex data are in files. The watcher reads the anonymous memory of the process (RssAnon) every
+millisecond; the working set is the increase over the value before the first aggregate.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from weft.strategies.tensor.plan import TensorOptions, TensorPlan
 from weft.utils.units import parse_bytes
 
 READY, DONE = "ready", "done"
-"""What the watched process says."""
+"""First words of the lines that the watched process prints."""
 WORK = ("sum", "max", "attend", "attend_edges")
 
 
@@ -39,14 +39,16 @@ def main() -> int:
     if options.watched:
         make_products(options)
         return 0
-    print(f"{options.graph}, width {options.width}: bytes of a whole aggregate's rows {rows_bytes(options):,}")
+    print(
+        f"{options.graph}, width {options.width}: bytes of the rows of an unchunked aggregate {rows_bytes(options):,}"
+    )
     for kind in options.work.split(","):
         for limit in options.limits.split(","):
-            counted, chunks, seen = watch(options, kind, limit)
+            counted, chunks, measured = watch(options, kind, limit)
             allowed = parse_bytes(limit, "--limits")
             print(
-                f"{kind:>7} limit {allowed:>13,}  counted {counted:>13,}  seen {seen:>13,}  {chunks:>5} chunks  "
-                f"{'kept' if max(counted, seen) <= allowed else 'NOT KEPT'}",
+                f"{kind:>7} limit {allowed:>13,}  counted {counted:>13,}  measured {measured:>13,}  "
+                f"{chunks:>5} chunks  {'within the limit' if max(counted, measured) <= allowed else 'OVER THE LIMIT'}",
                 flush=True,
             )
     return 0
@@ -58,14 +60,24 @@ def rows_bytes(options: argparse.Namespace) -> int:
 
 
 def watch(options: argparse.Namespace, kind: str, limit: str) -> tuple[int, int, int]:
-    """Bytes counted, number of chunks, and the most anonymous bytes that were seen beyond those before."""
+    """Run a process with one kind of aggregate, and return its counted bytes, number of chunks and measured bytes.
+
+    Args:
+        options: The command line options.
+        kind: Kind of the aggregate, one of `WORK`.
+        limit: Device memory, such as 16MB.
+    """
     command = [sys.executable, __file__, "--graph", options.graph, "--width", str(options.width)]
     command += ["--work", kind, "--limits", limit, "--watched"]
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}  # freed is gone
+    environment = {
+        **os.environ,
+        "MALLOC_MMAP_THRESHOLD_": "65536",
+        "MALLOC_TRIM_THRESHOLD_": "65536",
+    }  # freed memory returns to the system
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout
-        said = process.stdout.readline().split()
-        assert said[0] == READY, said
+        words = process.stdout.readline().split()
+        assert words[0] == READY, words
         before = most = anonymous(process.pid)
         while process.poll() is None:
             most = max(most, anonymous(process.pid))
@@ -75,16 +87,16 @@ def watch(options: argparse.Namespace, kind: str, limit: str) -> tuple[int, int,
 
 
 def anonymous(pid: int) -> int:
-    """The anonymous bytes that a process has resident; 0 once it is gone."""
+    """Return the resident anonymous memory of a process in bytes; 0 if it has ended."""
     try:
-        found = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+        match = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     except OSError:
         return 0
-    return int(found.group(1)) * 1024 if found else 0
+    return int(match.group(1)) * 1024 if match else 0
 
 
 def make_products(options: argparse.Namespace) -> None:
-    """The watched process."""
+    """Run the aggregates in the watched process, once to create what is cached, and once to be measured."""
     torch.set_num_threads(1)
     graph, width, heads = weft.load(options.graph), options.width, 4
     work = Workload(weft.nn.make_model("gcn", graph.num_features, graph.num_classes), graph)
@@ -104,31 +116,33 @@ def make_products(options: argparse.Namespace) -> None:
         attention = plan.attention(op)
         rows_in, op = attention.layout(sums=False), attention.rank_part(op, 0)
         columns = dict(zip((*op.source, *op.target), attention.own_columns(0), strict=True))
-    made = ColumnPass(rounds_of(op, needs), op, columns, rows_in, rows_out)
-    made.activations.shared = {name: torch.ones(width) for name in op.shared}
-    made.activations.arrays = [made.runtime.zeros(graph.num_vertices, port.width) for port in made.activations.segment.live]
-    for rows in made.activations.arrays:
+    column_pass = ColumnPass(rounds_of(op, needs), op, columns, rows_in, rows_out)
+    column_pass.activations.shared = {name: torch.ones(width) for name in op.shared}
+    column_pass.activations.arrays = [
+        column_pass.runtime.zeros(graph.num_vertices, port.width) for port in column_pass.activations.segment.live
+    ]
+    for rows in column_pass.activations.arrays:
         rows.tensor().fill_(1)
-    step(made)  # what is made once: scalings, loops, thread pools
+    step(column_pass)  # creates what is cached: scales, loops, thread pools
     print(READY, flush=True)
     time.sleep(0.2)
-    step(made)
-    print(DONE, made.runtime.num_bytes, len(made.runtime.rounds(0)), flush=True)
+    step(column_pass)
+    print(DONE, column_pass.runtime.num_bytes, len(column_pass.runtime.rounds(0)), flush=True)
 
 
-def step(made: ColumnPass) -> None:
-    """All chunks forward and backward, without what crosses the network."""
-    runtime, table = made.runtime, made.activations
-    y, aggregates = runtime.pool.alloc(runtime.num_results, made.width), ChunkAggregates(runtime, table, 0)
-    for round_, loaded, result in aggregates.results(AggregateStep.forward(table.segment, 0)):
+def step(column_pass: ColumnPass) -> None:
+    """Run all chunks forward and backward, without exchanges between ranks."""
+    runtime, activations = column_pass.runtime, column_pass.activations
+    y, aggregates = runtime.pool.alloc(runtime.num_results, column_pass.width), ChunkAggregates(runtime, activations, 0)
+    for round_, loaded, result in aggregates.results(AggregateStep.forward(activations.segment, 0)):
         y.write(round_.results.start, result)
         del loaded, result
-    found = [runtime.zeros(runtime.num_rows, rows.width) for rows in table.segment.live]
-    back = AggregateStep.backward(table.segment, 0, saved=False, retained=False, on_cpu=True)
-    for round_, loaded, backward in aggregates.backward(back, Gradients(live=dict(enumerate(found)))):
+    gradients = [runtime.zeros(runtime.num_rows, rows.width) for rows in activations.segment.live]
+    back = AggregateStep.backward(activations.segment, 0, saved=False, retained=False, on_cpu=True)
+    for round_, loaded, backward in aggregates.backward(back, Gradients(live=dict(enumerate(gradients)))):
         backward.back(y.read(round_.results.start, round_.results.stop))
         del loaded, backward
-    runtime.pool.free(y, *found)
+    runtime.pool.free(y, *gradients)
 
 
 def parse() -> argparse.Namespace:

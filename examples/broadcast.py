@@ -1,4 +1,8 @@
-"""A strategy of one's own: a rank has a range of vertices with their in-edges, and is sent the rows of all others."""
+"""A custom strategy: each rank stores a range of vertices with their in-edges, and gets the rows of all other ranks.
+
+`BroadcastPlan` lists the operations of each rank, from which weft estimates time and memory. `PlacedRange` and
+`BroadcastExchange` carry them out.
+"""
 
 import torch
 from torch import Tensor
@@ -13,42 +17,47 @@ from weft.strategies import AggregateSize, Exchange, PlacedView, ResidentPlaced,
 
 @register
 class BroadcastPlan(ResidentPlan):
+    """Plan of the strategy: the operations of each rank and the exchange that they need."""
+
     name = "broadcast"
 
     def forward_operations(self, op: GraphOperation, rank: int) -> list[Operation]:
         first, end = even_bounds(self.work.stats.num_vertices, self.size)[rank : rank + 2]
-        num_own, indptr, made = end - first, self.work.graph.in_edges.indptr, list[Operation]()
+        num_own, indptr, operations = end - first, self.work.graph.in_edges.indptr, list[Operation]()
         for step in range(op.steps if op.reads_edges else 0):
             row = (op.width + (0 if step else op.separate_logit_width)) * self.work.itemsize
             sent, received = num_own * (self.size - 1) * row, (len(indptr) - 1 - num_own) * row
             if self.size > 1:
-                made.append(Operation(kind="collective", tag="halo", bytes_sent=sent, bytes_received=received))
+                operations.append(Operation(kind="collective", tag="halo", bytes_sent=sent, bytes_received=received))
             if op.is_aggregate:
                 edges = int(indptr[end] - indptr[first])
-                made.append(aggregate(op, edges, AggregateSize(num_own, len(indptr) - 1)))
-        return made
+                operations.append(aggregate(op, edges, AggregateSize(num_own, len(indptr) - 1)))
+        return operations
 
     def place(self, group: Group, *, seed: int = 0) -> ResidentPlaced:
         return PlacedRange(self, group, self.own_rows(group.rank), seed=seed)
 
 
 class PlacedRange(ResidentPlaced):
+    """The plan on one rank, with its range of vertices."""
+
     def exchange(self, _stage: int) -> Exchange:
         return BroadcastExchange(self.topology, self.rows, self.group)
 
 
 class BroadcastExchange(Exchange):
-    """The rows of all ranks, this rank's first; gradients of the others' rows go back to their ranks."""
+    """Exchange that gathers the rows of all ranks, this rank's first, and sends gradients back to the owners."""
 
-    def __init__(self, whole: Topology, own: slice, group: Group) -> None:
+    def __init__(self, whole: Topology, local: slice, group: Group) -> None:
+        # Sources are numbered with this rank's rows first, as `gather_rows` returns them.
         edges, ids = whole.adjacency, torch.arange(whole.adjacency.num_targets, device=group.device)
-        sources = torch.cat([ids[own], ids[: own.start], ids[own.stop :]])
-        span = slice(int(edges.indptr[own.start]), int(edges.indptr[own.stop]))
-        indptr = edges.indptr[own.start : own.stop + 1] - span.start
+        sources = torch.cat([ids[local], ids[: local.start], ids[local.stop :]])
+        span = slice(int(edges.indptr[local.start]), int(edges.indptr[local.stop]))
+        indptr = edges.indptr[local.start : local.stop + 1] - span.start
         indices = sources.argsort().to(edges.indices.dtype)[edges.indices[span].long()]
         weight = None if edges.weight is None else edges.weight[span]
         block = Adjacency(indptr=indptr, indices=indices, num_sources=len(ids), weight=weight)
-        super().__init__(SubTopology(block, sources, own, whole, span), whole.ids[own], len(ids), group)
+        super().__init__(SubTopology(block, sources, local, whole, span), whole.ids[local], len(ids), group)
         self.topology.edge_type = None if whole.edge_type is None else whole.edge_type[span]
         self.topology.num_relations = whole.num_relations
         received = torch.tensor(even_bounds(len(ids), group.size)).diff().tolist()
@@ -59,18 +68,18 @@ class BroadcastExchange(Exchange):
         self.halo = Halo(route, group, name="broadcast")
 
     def aggregate(self, view: PlacedView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
-        sources = self.bring(torch.cat([rows[name] for name in op.source], 1))
-        brought = (one.contiguous() for one in sources.split([rows[name].shape[1] for name in op.source], 1))
-        op, rows = op.stepwise({**rows, **dict(zip(op.source, brought, strict=True))})
+        sources = self.gather_rows(torch.cat([rows[name] for name in op.source], 1))
+        gathered = (columns.contiguous() for columns in sources.split([rows[name].shape[1] for name in op.source], 1))
+        op, rows = op.stepwise({**rows, **dict(zip(op.source, gathered, strict=True))})
         prepared, x = op.prepare(self.topology, rows), rows[op.first]
         for step in range(steps):
-            x = view.run(op, {**prepared, op.first: self.bring(x) if step else x}, 1, self.topology)
+            x = view.run(op, {**prepared, op.first: self.gather_rows(x) if step else x}, 1, self.topology)
         return x
 
     def block(self, _view: PlacedView, x: Tensor) -> tuple[Tensor, Tensor, int]:
-        return self.bring(x), self.topology.edge_index, self.num_own
+        return self.gather_rows(x), self.topology.edge_index, self.num_own
 
-    def bring(self, x: Tensor) -> Tensor:
+    def gather_rows(self, x: Tensor) -> Tensor:
         return torch.cat([x, self.halo.fetch(x)]) if self.group.size > 1 else x
 
 

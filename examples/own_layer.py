@@ -1,6 +1,7 @@
-"""A layer of your own: written for one device, run on two ranks.
+"""A custom layer: written for one device, run on two ranks.
 
-Row by row (a linear map), an aggregate over in-edges by the view, row by row again (a gate). Nothing here knows a rank.
+The layer has three phases: a linear transform of each row, an aggregate over in-edges through the view, and a gate for
+each row. The code does not depend on the rank.
 """
 
 import torch

@@ -1,6 +1,7 @@
-"""A training loop of your own, on one rank or on those of torchrun: `torchrun --nproc-per-node 2 examples/own_loop.py`.
+"""A custom training loop, on one rank or under torchrun: `torchrun --nproc-per-node 2 examples/own_loop.py`.
 
-What is more than in a loop on one GPU: `place`, and `placed` for what it knows of this rank.
+Two things differ from a loop on one GPU: `weft.place` distributes the model and the graph, and `placed` gives this
+rank's part of the batches, the forward pass and the backward pass.
 """
 
 import torch
@@ -15,14 +16,14 @@ if __name__ == "__main__":
     with weft.place(graph, model, strategy="hybrid") as placed:
         optimizer = torch.optim.AdamW(placed.model.parameters(), lr=0.01)
         for epoch in range(30):
-            for batch in placed.batches(epoch):  # one, unless the strategy has mini-batches
+            for batch in placed.batches(epoch):  # a single batch, unless the strategy samples mini-batches
                 optimizer.zero_grad()
-                logits = placed(batch)  # of this rank's vertices
+                logits = placed(batch)  # for the vertices of this rank
                 loss = cross_entropy(logits[batch.rows], batch.y, label_smoothing=0.1, reduction="sum") / batch.size
                 placed.backward(loss)  # sums the parameters' gradients over the ranks
                 optimizer.step()
         scores = placed.evaluate()
-        logits = placed.gather(placed.logits())  # of all vertices, on rank 0
+        logits = placed.gather(placed.logits())  # of all vertices on rank 0, None on other ranks
         if logits is not None:
             torch.save(placed.model.state_dict(), "own_loop.pt")
-            print(f"test accuracy {scores['test_accuracy']:.3f}, of {len(logits)} vertices")
+            print(f"test accuracy {scores['test_accuracy']:.3f}, {len(logits)} vertices")

@@ -1,4 +1,4 @@
-"""The example notebooks run as they stand; and what cells do that scripts do not."""
+"""The example notebooks run unchanged, and so does what only cells can do, such as the stop button."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SECONDS = 200
 CURSOR = re.compile(r"\x1b\[[0-9;?]*[A-Za-ln-z]|\r(?!\n)")
-"""What moves a cursor, or hides it. Colours, which end with m, a notebook shows."""
+"""Escape sequences that move or hide a cursor. Those of colours, which end with m, are allowed in a notebook."""
 FORKED = "from weft.runtime.forkserver import start_forkserver\nstart_forkserver()"
-"""Has ranks forked, so that their imports are made once; otherwise they start by spawn."""
-OWN = """
+"""Code that has ranks forked, so that they share their imports; otherwise they are spawned."""
+CUSTOM = """
 import os, sys, torch, weft
 from torch import nn
 
@@ -52,8 +52,8 @@ model = weft.nn.Stack([Mean(64, 8), Mean(8, 10)], activation=lambda x: x.relu())
 options = dict(loss=error, metrics=[share], optimizer=lambda weights: torch.optim.SGD(weights, lr=0.1), out="runs/own")
 """
 TRAINED = """
-told = [lambda line: print("epoch", line["epoch"])]
-weft.train(graph, model, strategy="tensor", workers=2, epochs=100_000, callbacks=told, **options)
+callbacks = [lambda line: print("epoch", line["epoch"])]
+weft.train(graph, model, strategy="tensor", workers=2, epochs=100_000, callbacks=callbacks, **options)
 """
 GONE_ON = """
 epochs = len(weft.Run.open("runs/own").history) + 2
@@ -81,7 +81,7 @@ class Cells:
         monkeypatch.setenv("PATH", f"{command.parent}:{os.environ['PATH']}")
         monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
         monkeypatch.delenv("PYTEST_CURRENT_TEST")  # where it is set, a kernel does not show what ranks write
-        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell()])  # the place of each in turn
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell()])  # each cell in turn replaces this one
         place = {"metadata": {"path": str(folder)}}
         self._client = nbclient.NotebookClient(notebook, timeout=SECONDS, allow_errors=True, resources=place)
         self._kernel = self._client.setup_kernel()
@@ -95,26 +95,26 @@ class Cells:
         self._kernel.__exit__(*error)
 
     def run(self, code: str, *, fails: bool = False) -> list[Any]:
-        """The outputs of a cell."""
+        """Run a cell and return its outputs; fails: whether it must raise an error."""
         outputs: list[Any] = self._client.execute_cell(nbformat.v4.new_code_cell(code), 0).outputs
-        errors = [one for one in outputs if one.output_type == "error"]
+        errors = [output for output in outputs if output.output_type == "error"]
         assert bool(errors) == fails, errors
         return outputs
 
     def interrupt(self) -> None:
-        """As the stop button does: the kernel, and what it has started."""
+        """Interrupt the kernel and the processes that it has started, as the stop button does."""
         os.killpg(os.getpgid(self.pid), signal.SIGINT)
 
 
 def text(outputs: list[Any]) -> str:
-    """What a cell has printed, and shown of its last line as text."""
-    printed = "".join(one.text for one in outputs if one.output_type == "stream")
-    return printed + "".join(one.data["text/plain"] for one in outputs if one.output_type == "execute_result")
+    """Return what a cell printed, followed by the value of its last line as text."""
+    printed = "".join(output.text for output in outputs if output.output_type == "stream")
+    return printed + "".join(output.data["text/plain"] for output in outputs if output.output_type == "execute_result")
 
 
 def html(outputs: list[Any]) -> str:
-    """What a cell has shown of its last line."""
-    return "".join(one.data.get("text/html", "") for one in outputs if one.output_type == "execute_result")
+    """Return the value of a cell's last line as HTML."""
+    return "".join(output.data.get("text/html", "") for output in outputs if output.output_type == "execute_result")
 
 
 def test_the_quick_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,40 +129,40 @@ def test_the_quick_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "GatedMean" not in text(two_ranks)
     assert '<td style="text-align: left">2</td>' in html(two_ranks)
     assert re.search(r"stopped by SIGINT; continue with --resume --out \S+\n", text(stopped))
-    assert "stopped after 22 epochs" in html(stopped)  # the callback is called behind the exchange of requests to stop
+    assert "stopped after 22 epochs" in html(stopped)  # the callback is called after the exchange of stop requests
     assert figure(r"^40 epochs, test accuracy (\S+)$", gone_on) > 0.8
-    assert figure(r"^(\S+) of the test vertices are right$", right) > 0.8
+    assert figure(r"^(\S+) of the test vertices are classified correctly$", right) > 0.8
     assert (tmp_path / "report.html").stat().st_size > 100_000
-    assert [found for outputs in shown for found in CURSOR.findall(text(outputs))] == []
+    assert [code for outputs in shown for code in CURSOR.findall(text(outputs))] == []
 
 
 def test_which_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Cells(tmp_path, monkeypatch) as cells:
         cells.run(FORKED)
         shown = [cells.run(code) for code in codes("which_strategy.ipynb")]
-    _, runs, costs, apart, seconds = shown
+    _, runs, costs, difference, seconds = shown
     assert text(runs).count("<Run ") == 3
     assert html(costs).count("<tr") == 4
-    assert figure(r"^losses are at most (\S+) apart", apart) < 1e-9
+    assert figure(r"^losses are at most (\S+) apart", difference) < 1e-9
     assert html(seconds).count("<tr") == 4
 
 
 def codes(name: str) -> list[str]:
-    """The cells of an example, which is kept without what they show."""
+    """Return the code cells of an example, which must be saved without outputs."""
     notebook = nbformat.read(EXAMPLES / name, 4)
-    found = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert not any(cell.outputs or cell.execution_count for cell in found)
-    return [cell.source for cell in found]
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not any(cell.outputs or cell.execution_count for cell in cells)
+    return [cell.source for cell in cells]
 
 
 def figure(pattern: str, outputs: list[Any]) -> float:
-    found = re.search(pattern, text(outputs), re.MULTILINE)
-    assert found, text(outputs)
-    return float(found[1])
+    match = re.search(pattern, text(outputs), re.MULTILINE)
+    assert match, text(outputs)
+    return float(match[1])
 
 
 def test_what_cells_define_on_two_ranks_and_the_stop_button(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A layer, functions and lambdas go to the ranks; the button ends these, and the run and the kernel go on."""
+    """Ranks receive layers, functions and lambdas of cells; the stop button ends them, and the run can be resumed."""
     pytest.importorskip("cloudpickle")
     metrics = tmp_path / "runs" / "own" / "metrics.jsonl"
 
@@ -175,15 +175,17 @@ def test_what_cells_define_on_two_ranks_and_the_stop_button(tmp_path: Path, monk
         cells.interrupt()
 
     with Cells(tmp_path, monkeypatch) as cells:
-        cells.run(OWN)
+        cells.run(CUSTOM)
         button = threading.Thread(target=press)
         button.start()
         outputs = cells.run(TRAINED, fails=True)
         ended.set()
         button.join()
-        (error,) = [one for one in outputs if one.output_type == "error"]
+        (error,) = [output for output in outputs if output.output_type == "error"]
         assert error.traceback == ["weft: stopped by SIGINT; continue with --resume --out runs/own"]
-        assert "epoch 0\nepoch 1\nepoch 2\n" in "".join(one.text for one in outputs if one.get("name") == "stdout")
+        assert "epoch 0\nepoch 1\nepoch 2\n" in "".join(
+            output.text for output in outputs if output.get("name") == "stdout"
+        )
         assert "Traceback" not in text(outputs)
         assert not CURSOR.search(text(outputs))
         commands = [Path(f"/proc/{pid}/cmdline").read_text() for pid in children(cells.pid)]

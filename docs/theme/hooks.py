@@ -1,4 +1,4 @@
-"""What mkdocs does besides: pages that lie beside docs/, a table of all options, drawings in the text's colour."""
+"""MkDocs hooks: pages from the root of the repository, the table of options, inline SVG pictures."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from mkdocs.utils import get_relative_url
 from weft.config.config import Config
 from weft.config.option import help_text
 
-BESIDE = {"CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md", "CHANGELOG.md": "changelog.md"}
-"""Pages in the root of the repository, and where they are on the site."""
+ROOT_PAGES = {"CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md", "CHANGELOG.md": "changelog.md"}
+"""Pages in the root of the repository, and their paths on the site."""
 DRAWING = re.compile(r'<img [^>]*src="(pictures/[\w-]+\.svg)"[^>]*>')
 
 WORKER = "theme/worker.js"
@@ -23,51 +23,59 @@ ELSEWHERE = re.compile(r"""<(?!a\b|meta\b)[^>]*\b(?:src|href)=["']?(?:https?:)?/
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the pages from the root, whose links are from there."""
-    for name, place in BESIDE.items():
+    """Add the pages from the root, with their links changed to the paths on the site."""
+    for name, place in ROOT_PAGES.items():
         text = (Path(config.docs_dir).parent / name).read_text().replace("](docs/", "](")
         files.append(File.generated(config, place, content=text))
     return files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Puts the table of options in its place, and links to the pages from the root where they are here."""
-    for name, place in BESIDE.items():
+    """Insert the table of options, and change links to pages from the root to their paths on the site."""
+    for name, place in ROOT_PAGES.items():
         markdown = markdown.replace(f"](../{name}", f"]({place}")
     return markdown.replace("<!-- options -->", options_table())
 
 
 def on_page_content(html: str, config: Any, **_: Any) -> str:
-    """Puts drawings into the page itself, so that they have its colours and a screen reader reads their title."""
-    return DRAWING.sub(lambda found: (Path(config.docs_dir) / found[1]).read_text().strip(), html)
+    """Inline the SVG pictures, so that they have the page's colours and a screen reader reads their titles."""
+    return DRAWING.sub(lambda match: (Path(config.docs_dir) / match[1]).read_text().strip(), html)
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
-    """A page that asks no other server for anything."""
+    """Return a page that loads nothing from other servers."""
     return self_contained(output, get_relative_url(WORKER, page.url))
 
 
 def on_post_template(output: str, template_name: str, **_: Any) -> str:
-    """The same of pages without a source."""
+    """Return a page without a source file, such as 404.html, that loads nothing from other servers."""
     return self_contained(output, WORKER) if template_name.endswith(".html") else output
 
 
 def self_contained(output: str, worker: str) -> str:
-    """A page with weft's own worker for the theme's. PluginError where it still loads something from elsewhere."""
+    """Return a page with a local copy of the theme's worker script.
+
+    Args:
+        output: HTML of the page.
+        worker: Path of the local script.
+
+    Raises:
+        PluginError: The page still loads something from another server.
+    """
     output = output.replace("https://unpkg.com/iframe-worker/shim", worker)
-    if found := ELSEWHERE.search(output):
-        raise PluginError(f"the site would load from the network: {found[0]}")
+    if match := ELSEWHERE.search(output):
+        raise PluginError(f"the page loads a file from another server: {match[0]}. Use a local copy.")
     return output
 
 
 def options_table() -> str:
-    """The options of a run, section by section, from the one schema."""
+    """Return the Markdown tables of all options of a run, by section."""
     lines: list[str] = []
     section = ""
     for spec in fields(Config):
         if spec.metadata["section"] != section:
             section = spec.metadata["section"]
-            lines += ["", f"## {section}", "", "| option | default | what |", "|---|---|---|"]
+            lines += ["", f"## {section}", "", "| option | default | meaning |", "|---|---|---|"]
         default = "" if spec.default == "" else f"`{spec.default}`"
         lines.append(f"| `{spec.name}` | {default} | {help_text(spec).replace('|', '&#124;')} |")
     return "\n".join(lines)
