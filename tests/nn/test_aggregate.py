@@ -1,4 +1,4 @@
-"""Partial results over disjoint sets of edges combine to the aggregate over all of them, with its gradients."""
+"""Partial aggregates over disjoint sets of edges combine to the aggregate over all edges, with equal gradients."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OPS: list[Aggregate] = [
 
 
 @pytest.mark.parametrize(
-    ("ask", "said"),
+    ("call", "message"),
     [
         (lambda view, x: view.propagate(x, reduce="avg"), "unknown reduce 'avg': choose one of max, mean, sum"),
         (lambda view, x: view.propagate(x, reduce="Mean"), "unknown reduce 'Mean': did you mean 'mean'"),
@@ -51,13 +51,13 @@ OPS: list[Aggregate] = [
         (lambda view, x: view.relate(x, torch.ones(RELATIONS, 1, 6, 6), reduce="max"), "unknown reduce 'max'"),
     ],
 )
-def test_words_without_a_meaning_are_refused(ask: Callable[[GraphView, Tensor], Tensor], said: str) -> None:
+def test_unknown_reductions_and_norms_are_refused(call: Callable[[GraphView, Tensor], Tensor], message: str) -> None:
     topology, x = topology_of(0, 7, 20), torch.ones(7, WIDTH, dtype=torch.float64)
-    with pytest.raises(InputError, match=said):
-        ask(GraphView(topology), x)
+    with pytest.raises(InputError, match=message):
+        call(GraphView(topology), x)
 
 
-def test_a_word_that_is_planned_with_is_refused_as_well() -> None:
+def test_aggregates_refuse_unknown_reductions_and_norms() -> None:
     with pytest.raises(InputError, match="unknown reduce 'median'"):
         ByRelation.reducing("median")
     with pytest.raises(InputError, match="unknown norm 'both'"):
@@ -65,7 +65,7 @@ def test_a_word_that_is_planned_with_is_refused_as_well() -> None:
 
 
 def topology_of(seed: int, num_vertices: int, num_edges: int) -> Topology:
-    """Random edges with weights, features and relations; duplicates, loops and vertices without any."""
+    """Return random edges with weights, features and relations, with duplicates, loops and isolated vertices."""
     random = torch.Generator().manual_seed(seed)
     source, target = (torch.randint(num_vertices, (num_edges,), generator=random) for _ in range(2))
     weight = torch.rand(num_edges, generator=random, dtype=torch.float64) + 0.5
@@ -77,29 +77,29 @@ def topology_of(seed: int, num_vertices: int, num_edges: int) -> Topology:
 
 
 def rows_of(op: Aggregate, num_vertices: int, seed: int) -> Rows:
-    """Tensors of an aggregate; those of a maximum have ties."""
+    """Return random inputs of an aggregate. Inputs of a maximum contain ties."""
     random = torch.Generator().manual_seed(seed)
 
-    def draw(*shape: int) -> Tensor:
+    def sample(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=random, dtype=torch.float64)
 
     if isinstance(op, Max):
         rows = {"x": torch.randint(3, (num_vertices, WIDTH), generator=random).double()}
     else:
-        rows = {name: draw(num_vertices, WIDTH) for name in ("x", "h")}
+        rows = {name: sample(num_vertices, WIDTH) for name in ("x", "h")}
         width = op.logit_width
-        rows |= {name: draw(num_vertices, width) for name in ("logit_src", "logit_dst", "left", "right")}
-        rows |= {"attention": draw(width), "edge_map": draw(FEATURES, width)}
+        rows |= {name: sample(num_vertices, width) for name in ("logit_src", "logit_dst", "left", "right")}
+        rows |= {"attention": sample(width), "edge_map": sample(FEATURES, width)}
     return {name: rows[name].requires_grad_() for name in (*op.source, *op.target, *op.shared)}
 
 
 def split(topology: Topology, count: int, seed: int) -> list[EdgeSubset]:
-    """The edges and loops assigned at random to some parts, of which one has none where there are several."""
+    """Assign edges and loops at random to `count` parts. The last of several parts stays empty."""
     random, adjacency = torch.Generator().manual_seed(seed), topology.adjacency
     used = max(count - 1, 1)
     part = torch.randint(used, (adjacency.num_edges,), generator=random)
     loops = torch.randint(used, (adjacency.num_targets,), generator=random)
-    return [EdgeSubset(topology, (part == one).nonzero().view(-1), loops == one) for one in range(count)]
+    return [EdgeSubset(topology, (part == number).nonzero().view(-1), loops == number) for number in range(count)]
 
 
 def combined(op: Aggregate, topology: Topology, rows: Rows, count: int, seed: int) -> Tensor:
@@ -107,7 +107,7 @@ def combined(op: Aggregate, topology: Topology, rows: Rows, count: int, seed: in
 
 
 def with_gradients(y: Tensor, rows: Rows) -> list[Tensor]:
-    """A result and the gradients of what it was made of."""
+    """Return a result and the gradients of its inputs."""
     random = torch.Generator().manual_seed(0)
     grad = torch.randn(y.shape, generator=random, dtype=y.dtype)
     return [y, *torch.autograd.grad(y, list(rows.values()), grad)]
@@ -118,7 +118,7 @@ def check(op: Aggregate, num_vertices: int, num_edges: int, count: int, seed: in
     whole = with_gradients(op.apply(topology, rows), rows)
     parts = with_gradients(combined(op, topology, rows, count, seed), rows)
     for name, first, second in zip(("result", *rows), whole, parts, strict=True):
-        torch.testing.assert_close(second, first, rtol=1e-12, atol=1e-12, msg=lambda said, name=name: f"{name}: {said}")
+        torch.testing.assert_close(second, first, rtol=1e-12, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}")
 
 
 @pytest.mark.parametrize("op", OPS, ids=str)
@@ -133,14 +133,16 @@ def test_parts_combine_to_the_whole(op: Aggregate, num_vertices: int, num_edges:
     check(op, num_vertices, num_edges, count, seed)
 
 
-@pytest.mark.parametrize("op", [one for one in OPS if isinstance(one, EdgeSoftmax)], ids=str)
+@pytest.mark.parametrize("op", [number for number in OPS if isinstance(number, EdgeSoftmax)], ids=str)
 @pytest.mark.parametrize("count", [1, 3])
 def test_parts_combine_under_dropout(op: EdgeSoftmax, count: int) -> None:
-    """Where edges that join the same ends are of one part."""
+    """Partial aggregates with dropout combine if all edges between the same two vertices are in the same part."""
     topology = topology_of(2, 12, 60)
     op, rows, source = replace(op, dropout=MaskKey(0.5, 9)), rows_of(op, 12, 2), topology.adjacency.edges()[0]
     loops = torch.arange(12) % count
-    parts = [EdgeSubset(topology, (source % count == one).nonzero().view(-1), loops == one) for one in range(count)]
+    parts = [
+        EdgeSubset(topology, (source % count == number).nonzero().view(-1), loops == number) for number in range(count)
+    ]
     whole = with_gradients(op.apply(topology, rows), rows)
     for first, second in zip(
         whole, with_gradients(op.combine([op.partial(p, rows) for p in parts]), rows), strict=True
@@ -157,26 +159,26 @@ def test_large_logits_do_not_overflow() -> None:
 
 
 def without_rescaling(partials: Sequence[Partial], bounds: Sequence[int]) -> Tensor:
-    """Each part counts the same."""
+    """Average the partial results with equal weights (a wrong merge of softmaxes)."""
     del bounds
-    return torch.stack([one.values for one in partials]).mean(0)
+    return torch.stack([partial.values for partial in partials]).mean(0)
 
 
 def by_largest_logit(topology: Topology, logits: Tensor) -> Tensor:
-    """The largest logit in place of the denominator."""
+    """Return the largest logit in place of the softmax denominator (a wrong merge of softmaxes)."""
     largest = logits.new_full((topology.adjacency.num_targets, logits.shape[1]), -torch.inf)
     rows = topology.adjacency.edges()[1][:, None].expand(-1, logits.shape[1])
     return largest.scatter_reduce(0, rows, logits[: len(rows)], "amax")
 
 
 @pytest.mark.parametrize(("name", "wrong"), [("merge_softmaxes", without_rescaling), ("log_sum_exp", by_largest_logit)])
-def test_an_error_in_the_merge_is_seen(monkeypatch: pytest.MonkeyPatch, name: str, wrong: Callable[..., Any]) -> None:
+def test_a_wrong_merge_is_detected(monkeypatch: pytest.MonkeyPatch, name: str, wrong: Callable[..., Any]) -> None:
     monkeypatch.setattr(attention_module, name, wrong)
     with pytest.raises(AssertionError, match="result"):
         check(Attend(**ATTENTION), 9, 60, 3, 0)
 
 
-def test_of_equal_maxima_the_first_edge_has_the_gradient() -> None:
+def test_the_first_of_equal_maxima_gets_the_gradient() -> None:
     edges = Adjacency.from_edges(torch.arange(4), torch.zeros(4).long(), num_sources=4, num_targets=1)
     topology, x = Topology(edges), torch.ones(4, 1, dtype=torch.float64, requires_grad=True)
     parts = [EdgeSubset(topology, torch.tensor(ids), torch.ones(1).bool()) for ids in ([2, 3], [1], [0])]
@@ -185,7 +187,7 @@ def test_of_equal_maxima_the_first_edge_has_the_gradient() -> None:
     assert x.grad.view(-1).tolist() == [1, 0, 0, 0]
 
 
-@pytest.mark.parametrize("op", [one for one in OPS if one.linear], ids=str)
+@pytest.mark.parametrize("op", [op for op in OPS if op.linear], ids=str)
 def test_the_transpose_is_the_gradient(op: Aggregate) -> None:
     topology, rows = topology_of(1, 9, 60), rows_of(op, 9, 1)
     y = op.apply(topology, rows)
@@ -193,49 +195,49 @@ def test_the_transpose_is_the_gradient(op: Aggregate) -> None:
     torch.testing.assert_close(op.transposed(topology, grad), torch.autograd.grad(y, rows["x"], grad)[0])
 
 
-@pytest.mark.parametrize("op", [one for one in OPS if one.can_save and not one.linear], ids=str)
-def test_gradients_go_by_what_is_saved(op: Aggregate) -> None:
+@pytest.mark.parametrize("op", [tensor for tensor in OPS if tensor.can_save and not tensor.linear], ids=str)
+def test_gradients_from_saved_tensors(op: Aggregate) -> None:
     topology, rows = topology_of(1, 9, 60), rows_of(op, 9, 1)
     result, *expected = with_gradients(op.apply(topology, rows), rows)
-    made, saved = op.apply_saving(topology, rows)
-    torch.testing.assert_close(made, result, rtol=0, atol=0)
-    grad = torch.randn(made.shape, generator=torch.Generator().manual_seed(0), dtype=made.dtype)
-    plain = {name: one.detach() for name, one in rows.items()}
-    found = op.gradients(topology, plain, made, saved, grad, {})
+    y, saved = op.apply_saving(topology, rows)
+    torch.testing.assert_close(y, result, rtol=0, atol=0)
+    grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(0), dtype=y.dtype)
+    plain = {name: tensor.detach() for name, tensor in rows.items()}
+    gradients = op.gradients(topology, plain, y, saved, grad, {})
     for name, gradient in zip(rows, expected, strict=True):
-        torch.testing.assert_close(found[name], gradient)
+        torch.testing.assert_close(gradients[name], gradient)
 
 
-@pytest.mark.parametrize("op", [one for one in OPS if one.can_save], ids=str)
+@pytest.mark.parametrize("op", [tensor for tensor in OPS if tensor.can_save], ids=str)
 def test_gradients_of_sources_are_added(op: Aggregate) -> None:
-    """To rows that are given by name; the others are given back."""
+    """Gradients of sources are added to the tensors passed by name; the other gradients are returned."""
     topology, rows = topology_of(1, 9, 60), rows_of(op, 9, 1)
     _, *expected = with_gradients(op.apply(topology, rows), rows)
-    made, saved = op.apply_saving(topology, rows)
-    grad = torch.randn(made.shape, generator=torch.Generator().manual_seed(0), dtype=made.dtype)
-    plain = {name: one.detach() for name, one in rows.items()}
+    y, saved = op.apply_saving(topology, rows)
+    grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(0), dtype=y.dtype)
+    plain = {name: tensor.detach() for name, tensor in rows.items()}
     into = {name: torch.ones_like(plain[name]) for name in op.source}
-    found = op.gradients(topology, plain, made, saved, grad, into)
-    assert not {*found} & {*into}
+    gradients = op.gradients(topology, plain, y, saved, grad, into)
+    assert not {*gradients} & {*into}
     for name, gradient in zip(rows, expected, strict=True):
-        torch.testing.assert_close(into[name] - 1 if name in into else found[name], gradient)
+        torch.testing.assert_close(into[name] - 1 if name in into else gradients[name], gradient)
 
 
 @pytest.mark.parametrize("op", OPS, ids=str)
-def test_a_view_takes_the_value_and_the_words(op: Aggregate) -> None:
-    """Equal values are one aggregate, whatever words made them."""
+def test_equal_aggregates_are_interchangeable(op: Aggregate) -> None:
+    """A copy of an aggregate is equal, has the same hash, and gives the same result in a view."""
     assert replace(op) == op
     assert hash(replace(op)) == hash(op)
     topology, rows = topology_of(2, 9, 60), rows_of(op, 9, 2)
     torch.testing.assert_close(GraphView(topology).aggregate(op, rows), op.apply(topology, rows), rtol=0, atol=0)
 
 
-def test_a_total_is_of_all_rows() -> None:
+def test_a_total_sums_all_rows() -> None:
     x = torch.arange(6.0).view(3, 2)
     assert GraphView(topology_of(0, 3, 0)).aggregate(Total(), {"x": x}).tolist() == [6, 9]
 
 
-def test_weights_that_sum_to_less_than_nothing_have_no_root() -> None:
+def test_gcn_refuses_negative_sums_of_weights() -> None:
     edges = Adjacency.from_dense(torch.tensor([[0.0, 2.0], [-3.0, 1.0]]))
     with pytest.raises(InputError, match=r"weights into vertex 1 sum to -2, and gcn .* weights of at least 0"):
         Topology(edges).scale("gcn", True, torch.float64)

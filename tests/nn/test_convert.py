@@ -1,4 +1,4 @@
-"""Models written for PyG, converted: PyG's numbers on one device, its names, and a line where it cannot be."""
+"""A converted PyG model has the results and parameter names of the original; a failed conversion names the line."""
 
 from __future__ import annotations
 
@@ -33,13 +33,15 @@ NUM_VERTICES = 23
 
 
 class Data(SimpleNamespace):
-    """A graph as PyG hands it over, with one loop at most for each vertex."""
+    """Attributes of a graph in PyG's form, with at most one self-loop per vertex."""
 
     @classmethod
     def make(cls) -> Data:
         graph, random = make_graph(NUM_VERTICES), torch.Generator().manual_seed(1)
         source, target = torch.stack(graph.in_edges.edges()).unique(dim=1)
-        keep = source != target  # PyG gives a loop the mean of the other edges' features, weft has the loop's own
+        keep = (
+            source != target
+        )  # PyG replaces a loop's features by the mean of the other edges' features; weft uses the loop's.
         source, target = torch.cat([source[keep], torch.tensor([])]).long(), torch.cat([target[keep]])
         weight = torch.rand(len(source), generator=random, dtype=torch.float64) + 0.1
         sizes = {"num_sources": NUM_VERTICES, "num_targets": NUM_VERTICES}
@@ -53,12 +55,14 @@ class Data(SimpleNamespace):
             edge_type=torch.randint(0, 5, (len(source),), generator=random),
         )
 
-    def of_pyg(self, model: nn.Module, given: list[str]) -> Tensor:
-        names = [one.name for one in parameters_of(model)]
+    def of_pyg(self, model: nn.Module, edge_inputs: list[str]) -> Tensor:
+        names = [parameter.name for parameter in parameters_of(model)]
         if names == ["data"]:
             return model(self)
-        known = {name: getattr(self, name) for name in names if name in ("edge_index", "edge_type", *given)}
-        return model(self.x, *known.values()) if "Sequential" in type(model).__name__ else model(self.x, **known)
+        arguments = {name: getattr(self, name) for name in names if name in ("edge_index", "edge_type", *edge_inputs)}
+        return (
+            model(self.x, *arguments.values()) if "Sequential" in type(model).__name__ else model(self.x, **arguments)
+        )
 
     def of_weft(self, model: Converted) -> Tensor:
         view = GraphView.of(self.edges, edge_features=self.edge_attr, edge_type=self.edge_type, num_relations=5)
@@ -66,13 +70,13 @@ class Data(SimpleNamespace):
 
 
 def without_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose masks are keyed in weft, and PyTorch's otherwise."""
+    """Disable dropout, because weft and PyTorch generate different masks."""
     monkeypatch.setattr(F, "dropout", lambda x, *_, **__: x)
     monkeypatch.setattr(GraphView, "dropout", lambda _self, x, _p: x)
     monkeypatch.setattr(GraphView, "mask_key", lambda _self, _p: None)
 
 
-def made(name: str) -> nn.Module:
+def make_model(name: str) -> nn.Module:
     torch.manual_seed(3)
     model = PYG_MODELS[name]().double()
     for parameter in model.parameters():
@@ -80,39 +84,39 @@ def made(name: str) -> nn.Module:
     return model
 
 
-def given_of(name: str) -> list[str]:
+def edge_inputs_of(name: str) -> list[str]:
     return ["edge_attr"] if "edges" in name else ["edge_weight"] if name == "pyg-gcn" else []
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_equals_pyg(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logits, gradients, running statistics, and then an evaluation."""
-    data, model, given = Data.make(), made(name), given_of(name)
-    own, converted = copy.deepcopy(model), convert(model, given=given).train()
+    """Logits, gradients, and the logits of a later evaluation (which uses running statistics) equal PyG's."""
+    data, model, edge_inputs = Data.make(), make_model(name), edge_inputs_of(name)
+    original, converted = copy.deepcopy(model), convert(model, given=edge_inputs).train()
     with monkeypatch.context() as patch:
         without_dropout(patch)
-        y, expected = data.of_weft(converted), data.of_pyg(own.train(), given)
+        y, expected = data.of_weft(converted), data.of_pyg(original.train(), edge_inputs)
     torch.testing.assert_close(y, expected, rtol=1e-9, atol=1e-9)
     grad = torch.randn_like(y)
     y.backward(grad)
     expected.backward(grad)
-    found = dict(model.named_parameters())
-    for path, parameter in own.named_parameters():
-        torch.testing.assert_close(found[path].grad, parameter.grad, rtol=1e-9, atol=1e-9, msg=path)
-    y, expected = data.of_weft(converted.eval()), data.of_pyg(own.eval(), given)
+    parameters = dict(model.named_parameters())
+    for path, parameter in original.named_parameters():
+        torch.testing.assert_close(parameters[path].grad, parameter.grad, rtol=1e-9, atol=1e-9, msg=path)
+    y, expected = data.of_weft(converted.eval()), data.of_pyg(original.eval(), edge_inputs)
     torch.testing.assert_close(y, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["pyg-gat-dropout", "pyg-gatv2-dropout", "pyg-gatv2-dropout-edges"])
-def test_dropout_of_attention_equals_pygs_under_the_same_masks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logits and gradients in training; in PyG the loops come behind the edges, as in weft's masks."""
-    data, model, given = Data.make(), made(name), given_of(name)
-    own, converted = copy.deepcopy(model).train(), convert(model, given=given).train()
+def test_attention_dropout_equals_pyg_with_the_same_masks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits and gradients in training equal PyG's. Both have the loops after the edges."""
+    data, model, edge_inputs = Data.make(), make_model(name), edge_inputs_of(name)
+    original, converted = copy.deepcopy(model).train(), convert(model, given=edge_inputs).train()
     ids, num_edges = torch.arange(NUM_VERTICES), data.edges.num_edges
     dropped = []
 
-    def imposed(x: Tensor, p: float, training: bool) -> Tensor:
-        if len(x) == NUM_VERTICES:  # of rows
+    def same_mask(x: Tensor, p: float, training: bool) -> Tensor:
+        if len(x) == NUM_VERTICES:  # dropout of rows
             return x
         assert training
         assert len(x) == num_edges + NUM_VERTICES
@@ -120,8 +124,8 @@ def test_dropout_of_attention_equals_pygs_under_the_same_masks(name: str, monkey
         return reference.dropped(x, data.edges, EdgeDropout(p, key(0, 1), 0, ids, ids))
 
     with monkeypatch.context() as patch:
-        patch.setattr(F, "dropout", imposed)
-        expected = data.of_pyg(own, given)
+        patch.setattr(F, "dropout", same_mask)
+        expected = data.of_pyg(original, edge_inputs)
     with monkeypatch.context() as patch:
         patch.setattr(GraphView, "dropout", lambda _self, x, _p: x)
         y = data.of_weft(converted)
@@ -130,20 +134,20 @@ def test_dropout_of_attention_equals_pygs_under_the_same_masks(name: str, monkey
     grad = torch.randn_like(y)
     y.backward(grad)
     expected.backward(grad)
-    for path, parameter in own.named_parameters():
+    for path, parameter in original.named_parameters():
         torch.testing.assert_close(
             model.get_parameter(path).grad,
             parameter.grad,
             rtol=1e-9,
             atol=1e-9,
-            msg=lambda said, path=path: path + said,
+            msg=lambda text, path=path: path + text,
         )
 
 
 @pytest.mark.parametrize("name", ["pyg-gin", "pyg-transformer", "pyg-basic"])
-def test_weights_go_both_ways(name: str) -> None:
-    model = made(name)
-    converted, other = convert(model), made(name)
+def test_state_dicts_load_in_both_directions(name: str) -> None:
+    model = make_model(name)
+    converted, other = convert(model), make_model(name)
     state = converted.state_dict()
     assert state.keys() == other.state_dict().keys()
     other.load_state_dict(state)
@@ -155,23 +159,23 @@ def test_weights_go_both_ways(name: str) -> None:
         torch.testing.assert_close(parameter, other.get_parameter(path), rtol=0, atol=0)
 
 
-def test_it_reaches_other_processes() -> None:
+def test_converted_models_can_be_pickled() -> None:
     for name in MODELS:
-        converted = convert(made(name))
-        again = pickle.loads(pickle.dumps(converted))
-        torch.testing.assert_close(Data.make().of_weft(again.eval()), Data.make().of_weft(converted.eval()))
+        converted = convert(make_model(name))
+        copied = pickle.loads(pickle.dumps(converted))
+        torch.testing.assert_close(Data.make().of_weft(copied.eval()), Data.make().of_weft(converted.eval()))
 
 
-def test_what_weft_has_runs_in_its_aggregates() -> None:
-    """So `tensor` has it, whose ranks have columns of all rows and no edges."""
+def test_supported_convolutions_become_native_layers() -> None:
+    """The strategy `tensor` needs native layers, because its ranks hold columns of all rows and no edges."""
     for name in MODELS:
-        converted = convert(made(name), given=given_of(name))
+        converted = convert(make_model(name), given=edge_inputs_of(name))
         by_blocks = any(isinstance(part, PyGConv) for part in converted.modules())
         assert by_blocks == (name in BY_BLOCKS), name
 
 
 class Weighing(nn.Module):
-    """A convolution by blocks that is not given the weights which the graph has, or is."""
+    """A convolution without a native layer, with or without the edge weights as an argument."""
 
     def __init__(self, weighs: bool) -> None:
         super().__init__()
@@ -183,30 +187,30 @@ class Weighing(nn.Module):
 
 @pytest.mark.parametrize("aggr", ["max", "median"])
 @pytest.mark.parametrize("weighs", [False, True])
-def test_a_convolution_has_the_weights_that_it_is_given(weighs: bool, aggr: str) -> None:
+def test_a_convolution_uses_edge_weights_only_if_they_are_passed(weighs: bool, aggr: str) -> None:
     data, model = Data.make(), Weighing(weighs).double()
     if aggr == "median":
         model.conv.aggr, model.conv.aggr_module = aggr, pyg.aggr.MedianAggregation()
-    own, converted = copy.deepcopy(model), convert(model)
-    expected = own(data.x, data.edge_index, data.edge_weight)
+    original, converted = copy.deepcopy(model), convert(model)
+    expected = original(data.x, data.edge_index, data.edge_weight)
     torch.testing.assert_close(data.of_weft(converted), expected, rtol=1e-9, atol=1e-9)
 
 
-def test_edge_features_that_a_convolution_was_not_made_for() -> None:
-    """PyG's GATConv without edge_dim leaves them."""
+def test_a_convolution_without_edge_dim_ignores_edge_features() -> None:
+    """PyG's GATConv without edge_dim ignores edge features, and so does its conversion."""
     data, model = Data.make(), GAT().double()
-    own, converted = copy.deepcopy(model), convert(model, given=["edge_attr"])
-    expected = own.eval()(data.x, data.edge_index, data.edge_attr)
+    original, converted = copy.deepcopy(model), convert(model, given=["edge_attr"])
+    expected = original.eval()(data.x, data.edge_index, data.edge_attr)
     torch.testing.assert_close(data.of_weft(converted.eval()), expected, rtol=1e-9, atol=1e-9)
 
 
-def test_relations_that_weft_has_not_are_named() -> None:
+def test_unsupported_relational_aggregations_are_refused() -> None:
     with pytest.raises(InputError, match=r"conv1.*RGCNConv reads edge_type.*RGCNConv with aggr='mean'"):
         convert(RGCN(aggr="max"))
 
 
 class Written(nn.Module):
-    """A model whose forward is somebody's function."""
+    """A model whose forward pass is the given function."""
 
     def __init__(self, forward: Any, **parts: nn.Module) -> None:
         super().__init__()
@@ -230,7 +234,7 @@ def reading_edges(self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
     return self.conv(x[edge_index[0]], edge_index)
 
 
-def drawing(self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
+def adding_noise(self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
     return self.conv(x + torch.rand(x.shape), edge_index)
 
 
@@ -248,7 +252,7 @@ def normalising(self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
     return self.norm(self.conv(x, edge_index))
 
 
-def turning_edges(self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
+def reversing_edges(self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
     return self.conv(x, edge_index.flip(0))
 
 
@@ -256,11 +260,11 @@ def with_loops(self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
     return self.conv(x, add_self_loops(edge_index)[0])
 
 
-def weighing_by_another(self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
+def weighting_by_features(self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
     return self.conv(x, edge_index, x[:, 0])
 
 
-def asking_for_attention(self: Any, x: Tensor, edge_index: Tensor) -> Any:
+def returning_attention(self: Any, x: Tensor, edge_index: Tensor) -> Any:
     return self.gat(x, edge_index, return_attention_weights=True)[0]
 
 
@@ -269,53 +273,53 @@ def two_results(self: Any, x: Tensor, edge_index: Tensor) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("forward", "said"),
+    ("forward", "message"),
     [
         (undropped, r"F\.dropout\(x\).*stays on in evaluation: pass training=self\.training"),
         (branching, r"test_convert.py:\d+ .*x\.sum\(\) > 0.*cannot trace"),
         (reading_edges, r"edge_index\[0\].*the model uses edge_index outside of a convolution"),
-        (drawing, r"rand draws random numbers"),
-        (asking_for_attention, r"GATConv gets return_attention_weights, but"),
-        (turning_edges, r"flip\(0\).*GCNConv gets an edge_index that is not the graph's"),
+        (adding_noise, r"rand draws random numbers"),
+        (returning_attention, r"GATConv gets return_attention_weights, but"),
+        (reversing_edges, r"flip\(0\).*GCNConv gets an edge_index that is not the graph's"),
         (with_loops, r"test_convert.py:\d+ .*add_self_loops.*cannot trace"),
-        (weighing_by_another, r"x\[:, 0\].*GCNConv gets an edge_weight that is not the graph's"),
+        (weighting_by_features, r"x\[:, 0\].*GCNConv gets an edge_weight that is not the graph's"),
         (assigning, r"x\[0\] = 0\.0.*cannot trace"),
         (two_results, "one tensor with a row for each vertex"),
     ],
 )
-def test_what_cannot_be_converted_is_named(forward: Any, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_what_cannot_be_converted_is_refused(forward: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         convert(Written(forward, gat=pyg.GATConv(NUM_FEATURES, NUM_CLASSES)))
 
 
 def test_hooks_run() -> None:
     data, lin = Data.make(), nn.Linear(NUM_FEATURES, NUM_FEATURES)
-    model = Written(alone, gat=pyg.GATConv(NUM_FEATURES, NUM_CLASSES), lin=lin).double()
+    model = Written(linear_then_gat, gat=pyg.GATConv(NUM_FEATURES, NUM_CLASSES), lin=lin).double()
     for part in (lin, model.gat, model.gat.lin):
         part.register_forward_hook(lambda *call: 2 * call[-1])
-    own, converted = copy.deepcopy(model), convert(model)
-    torch.testing.assert_close(data.of_weft(converted), data.of_pyg(own, []), rtol=1e-9, atol=1e-9)
+    original, converted = copy.deepcopy(model), convert(model)
+    torch.testing.assert_close(data.of_weft(converted), data.of_pyg(original, []), rtol=1e-9, atol=1e-9)
 
 
-def alone(self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
+def linear_then_gat(self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
     return self.gat(self.lin(x), edge_index)
 
 
 @pytest.mark.parametrize("norm", ["GraphNorm", "InstanceNorm", "PairNorm", "LayerNorm"])
 def test_a_norm_that_couples_rows_is_refused(norm: str) -> None:
-    made = pyg.PairNorm() if norm == "PairNorm" else getattr(pyg, norm)(NUM_CLASSES)
+    module = pyg.PairNorm() if norm == "PairNorm" else getattr(pyg, norm)(NUM_CLASSES)
     with pytest.raises(InputError, match=r"self\.norm.*normalizes a row by the rows of other vertices.*use BatchNorm"):
-        convert(Written(normalising, norm=made))
+        convert(Written(normalising, norm=module))
 
 
-def test_a_number_of_rows_does_not_cross_an_aggregate() -> None:
+def test_the_number_of_rows_cannot_be_used_after_an_aggregate() -> None:
     converted = convert(Written(counting).double())
     with pytest.raises(InputError, match=r"a value of type int that was computed before this aggregate"):
         Data.make().of_weft(converted)
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "message"),
     [
         (lambda: GAT(conv=pyg.GATConv, dropout=0.3, fill_value=0.0), "GATConv has dropout=0.3, whose masks"),
         (
@@ -326,18 +330,18 @@ def test_a_number_of_rows_does_not_cross_an_aggregate() -> None:
         (lambda: nn.Bilinear(7, 7, 5), "needs input2"),
     ],
 )
-def test_what_weft_has_not_is_named(model: Any, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_unsupported_modules_are_refused(model: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         convert(model())
 
 
-def test_a_given_name_that_there_is_not() -> None:
+def test_an_unknown_edge_input_is_refused() -> None:
     with pytest.raises(InputError, match="edge_size"):
         convert(GCN(), given=["edge_size"])
 
 
 @pytest.mark.parametrize("error", ["a sum for a mean", "a local batch norm", "no dropout"])
-def test_a_planted_error_shows(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_error_is_detected(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name = {"a sum for a mean": "pyg-mixed", "a local batch norm": "pyg-gin", "no dropout": "pyg-gcn"}[error]
     if error == "a sum for a mean":
         monkeypatch.setattr(Aggregated, "begin", planted_sum)
@@ -355,7 +359,7 @@ def planted_sum(self: Aggregated, _model: nn.Module, _view: Any, x: Tensor) -> B
 
 
 def same_without(name: str) -> None:
-    data, converted = Data.make(), convert(made(name), given=given_of(name))
+    data, converted = Data.make(), convert(make_model(name), given=edge_inputs_of(name))
     torch.testing.assert_close(data.of_weft(converted.train()), data.of_weft(converted.eval()))
 
 
@@ -379,19 +383,19 @@ class ChangedUnderNoGrad(UnderAutocast):
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "message"),
     [
         (UnderAutocast, r"self\.conv\(x, edge_index\)`: torch\.autocast cannot be converted"),
         (ChangedUnderNoGrad, r"y\.clamp_\(0\)`: a tensor is changed in place under torch\.no_grad"),
     ],
 )
-def test_contexts_that_cannot_be_followed_are_named(model: type[nn.Module], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_unsupported_contexts_are_refused(model: type[nn.Module], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         convert(model())
 
 
 class ConstantEncoder(nn.Module):
-    """Changes in place, under torch.no_grad, what was made there."""
+    """A model that changes a tensor in place under torch.no_grad, where the tensor was also created."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -405,7 +409,7 @@ class ConstantEncoder(nn.Module):
         return y
 
 
-def test_a_change_in_place_of_what_has_no_gradient_is_followed() -> None:
+def test_in_place_changes_without_gradients_are_converted() -> None:
     data, model = Data.make(), ConstantEncoder().double()
     torch.testing.assert_close(data.of_weft(convert(model)), data.of_pyg(model, []), rtol=1e-9, atol=1e-9)
 
@@ -416,6 +420,6 @@ class TakesEdgeAttr(UnderAutocast):
         return y
 
 
-def test_edge_features_that_became_weights_are_named() -> None:
+def test_a_model_that_takes_edge_features_refuses_edge_weights() -> None:
     with pytest.raises(InputError, match="takes edge_attr, but the graph has edge weights instead"):
         convert(TakesEdgeAttr(), given=["edge_weight"])

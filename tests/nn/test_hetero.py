@@ -1,4 +1,4 @@
-"""Models written for HeteroData, converted: PyG's numbers by vertex type, and a line where it cannot be."""
+"""Converted models of HeteroData have PyG's results for every vertex type; a failed conversion names the line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def graph_of(name: str) -> Graph:
     return make_named_relations(make_typed_graph(23, "some" if "some" in name else "x")).by_type()
 
 
-def made(name: str, **options: Any) -> nn.Module:
+def make_model(name: str, **options: Any) -> nn.Module:
     torch.manual_seed(3)
     model = BY_TYPE[name](**options).double()
     for parameter in model.parameters():
@@ -39,8 +39,8 @@ def made(name: str, **options: Any) -> nn.Module:
 
 def of_pyg(model: nn.Module, graph: Graph) -> dict[str, Tensor]:
     data = graph.to_pyg()
-    found = model({name: x.double() for name, x in data.x_dict.items()}, data.edge_index_dict)
-    return found if isinstance(found, dict) else {"a": found}
+    rows = model({name: x.double() for name, x in data.x_dict.items()}, data.edge_index_dict)
+    return rows if isinstance(rows, dict) else {"a": rows}
 
 
 def of_weft(model: Converted, graph: Graph) -> Tensor:
@@ -52,26 +52,26 @@ def of_weft(model: Converted, graph: Graph) -> Tensor:
 
 @pytest.mark.parametrize("name", BY_TYPE)
 def test_equals_pyg(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logits of every type that the model gives, zero for the others; gradients, and then an evaluation."""
-    graph, model = graph_of(name), made(name)
-    own, converted = copy.deepcopy(model), convert(model, shape=GraphShape.of(graph)).train()
+    """Logits of the vertex types that the model returns, gradients and evaluation equal PyG's; other logits are 0."""
+    graph, model = graph_of(name), make_model(name)
+    original, converted = copy.deepcopy(model), convert(model, shape=GraphShape.of(graph)).train()
     with monkeypatch.context() as patch:
         patch.setattr(F, "dropout", lambda x, *_, **__: x)
         patch.setattr(GraphView, "dropout", lambda _self, x, _p: x)
-        y, expected = of_weft(converted, graph), of_pyg(own.train(), graph)
+        y, expected = of_weft(converted, graph), of_pyg(original.train(), graph)
     check_by_type(graph, y, expected)
     grad = torch.randn_like(y)
     y.backward(grad)
-    ends = [graph.type_range(one) for one in expected]
-    torch.autograd.backward(list(expected.values()), [grad[one.start : one.stop] for one in ends])
-    found = dict(model.named_parameters())
-    for path, parameter in own.named_parameters():
+    ranges = [graph.type_range(vertex_type) for vertex_type in expected]
+    torch.autograd.backward(list(expected.values()), [grad[span.start : span.stop] for span in ranges])
+    parameters = dict(model.named_parameters())
+    for path, parameter in original.named_parameters():
         expected_grad = parameter.grad
-        if expected_grad is None:  # of rows that nothing reads
-            assert found[path].grad is None or not found[path].grad.any(), path
+        if expected_grad is None:  # no row that this parameter computes is read
+            assert parameters[path].grad is None or not parameters[path].grad.any(), path
         else:
-            torch.testing.assert_close(found[path].grad, expected_grad, rtol=1e-9, atol=1e-9, msg=path)
-    check_by_type(graph, of_weft(converted.eval(), graph), of_pyg(own.eval(), graph))
+            torch.testing.assert_close(parameters[path].grad, expected_grad, rtol=1e-9, atol=1e-9, msg=path)
+    check_by_type(graph, of_weft(converted.eval(), graph), of_pyg(original.eval(), graph))
 
 
 def check_by_type(graph: Graph, y: Tensor, expected: dict[str, Tensor]) -> None:
@@ -81,31 +81,31 @@ def check_by_type(graph: Graph, y: Tensor, expected: dict[str, Tensor]) -> None:
         torch.testing.assert_close(rows, expected.get(name, torch.zeros_like(rows)), rtol=1e-9, atol=1e-9)
 
 
-def test_a_layer_is_one_aggregate() -> None:
-    """And one more where it has sums beside means; names are those of the model."""
+def test_a_layer_needs_one_aggregate() -> None:
+    """All relations of a layer share one aggregate. Parameters keep the names of the model."""
     for name, number in (("pyg-hetero", 2), ("pyg-hetero-max", 2), ("pyg-to-hetero", 2)):
-        model = made(name)
+        model = make_model(name)
         converted = convert(model, shape=GraphShape.of(graph_of(name)))
         assert converted.num_stages == number
         assert converted.state_dict().keys() == model.state_dict().keys()
 
 
 @pytest.mark.parametrize("error", ["another kind of rows", "a sum for a mean", "another relation"])
-def test_a_planted_error_shows(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_error_is_detected(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = hetero.JoinedRelations
     if error == "another kind of rows":
         monkeypatch.setattr(hetero, "select_by_type", lambda _kind, _numbers, *parts: parts[0])
     elif error == "a sum for a mean":
         monkeypatch.setattr(hetero, "JoinedRelations", lambda _reduce, *rest: right("sum", *rest))
     else:
-        turned = lambda reduce, slots, *rest: right(reduce, (slots[0]._replace(relation=1), *slots[1:]), *rest)  # noqa: E731
-        monkeypatch.setattr(hetero, "JoinedRelations", turned)
+        wrong = lambda reduce, slots, *rest: right(reduce, (slots[0]._replace(relation=1), *slots[1:]), *rest)  # noqa: E731
+        monkeypatch.setattr(hetero, "JoinedRelations", wrong)
     with pytest.raises(AssertionError):
         test_equals_pyg("pyg-hetero", monkeypatch)
 
 
 class Written(nn.Module):
-    """A model whose forward is somebody's function, and whose convolution over the first relation is given."""
+    """A model whose forward pass, and whose convolution over the first relation, are the given ones."""
 
     def __init__(self, forward: Any, conv: nn.Module | None = None) -> None:
         super().__init__()
@@ -137,8 +137,8 @@ def reading_edges(_self: Any, x_dict: Any, edge_index_dict: Any) -> Any:
     return x_dict["a"] * edge_index_dict["a", "r0", "a"].sum()
 
 
-def turning_edges(self: Any, x_dict: Any, edge_index_dict: Any) -> Any:
-    return self.conv(x_dict, {one: edges.flip(0) for one, edges in edge_index_dict.items()})["a"]
+def reversing_edges(self: Any, x_dict: Any, edge_index_dict: Any) -> Any:
+    return self.conv(x_dict, {relation: edges.flip(0) for relation, edges in edge_index_dict.items()})["a"]
 
 
 def crossing(self: Any, x_dict: Any, edge_index_dict: Any) -> Any:
@@ -146,48 +146,48 @@ def crossing(self: Any, x_dict: Any, edge_index_dict: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("forward", "said"),
+    ("forward", "message"),
     [
         (mixing, r"x_dict\[.b.\].*rows of a and b are combined"),
         (normalising, r"self\.norm.*BatchNorm1d over the rows of a vertex type"),
         (misnaming, "must return the rows of a vertex type"),
         (reading_edges, r"sum\(\).*the model uses \w+ outside of a convolution"),
-        (turning_edges, "SAGEConv gets edges that are not in edge_index_dict"),
+        (reversing_edges, "SAGEConv gets edges that are not in edge_index_dict"),
         (crossing, r"SAGEConv over a\|r0\|a must get rows of a and of a"),
     ],
 )
-def test_what_cannot_be_converted_is_named(forward: Any, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_what_cannot_be_converted_is_refused(forward: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         convert(Written(forward), shape=GraphShape.of(graph_of("x")))
 
 
 @pytest.mark.parametrize(
-    ("conv", "said"),
+    ("conv", "message"),
     [
         (lambda: pyg.GATConv((7, 7), 7, add_self_loops=False), "GATConv cannot be converted on a heterogeneous graph"),
         (lambda: pyg.GCNConv(7, 7), "GCNConv cannot be converted on a heterogeneous graph: use SAGEConv"),
         (lambda: pyg.SAGEConv((7, 7), 7, aggr="max"), "SAGEConv with aggr='max' cannot be converted"),
     ],
 )
-def test_convolutions_that_weft_has_not_are_named(conv: Any, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_unsupported_convolutions_are_refused(conv: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         convert(Written(plain, conv()), shape=GraphShape.of(graph_of("x")))
 
 
-def test_vertices_without_features_have_no_rows() -> None:
-    """In PyG neither; a convolution that is to read or give some is refused."""
+def test_a_convolution_over_vertices_without_features_is_refused() -> None:
+    """Vertex types without features have no input rows, as in PyG, so no convolution can read or return them."""
     with pytest.raises(InputError, match=r"SAGEConv over c\|r2\|a must get rows of c"):
         convert(Hetero(SMALL, {"a": 4, "b": 3, "c": 3}), shape=GraphShape.of(graph_of("some")))
 
 
-def test_weights_without_widths_are_named() -> None:
+def test_uninitialized_lazy_layers_are_refused() -> None:
     with pytest.raises(InputError, match="run one forward pass on your data"):
         convert(Written(plain, pyg.SAGEConv((-1, -1), 7)), shape=GraphShape.of(graph_of("x")))
 
 
-def test_a_graph_without_types_is_named() -> None:
+def test_a_graph_without_vertex_types_is_refused() -> None:
     with pytest.raises(InputError, match="Hetero takes rows by vertex type, but the graph has no vertex types"):
-        convert(made("pyg-hetero"))
+        convert(make_model("pyg-hetero"))
 
 
 class WithEdgeFeatures(Hetero):

@@ -1,4 +1,4 @@
-"""Layers begin as PyG's of the same name do."""
+"""Initial parameters have the distribution of PyG's layers of the same name."""
 
 from __future__ import annotations
 
@@ -51,37 +51,37 @@ PAIRS: dict[str, tuple[Any, Any, dict[str, str]]] = {
 }
 
 
-def drawn(make: Any, name: str, times: int = 30) -> Tensor:
+def samples_of(make: Any, name: str, times: int = 30) -> Tensor:
     return torch.cat([make().get_parameter(name).detach().flatten() for _ in range(times)])
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, (*_, names) in PAIRS.items() for name in names])
-def test_parameters_begin_as_pygs(kind: str, name: str) -> None:
-    """As uniform within the same bounds, by the largest number and the spread of many."""
+def test_initial_parameters_are_distributed_as_in_pyg(kind: str, name: str) -> None:
+    """Many samples have the standard deviation, largest magnitude and mean magnitude of PyG's."""
     torch.manual_seed(0)
-    own, theirs, names = PAIRS[kind]
-    some, others = drawn(own, name), drawn(theirs, names[name])
-    assert some.numel() == others.numel()
-    for measure in (Tensor.std, lambda one: one.abs().max(), lambda one: one.abs().mean()):
-        torch.testing.assert_close(measure(some), measure(others), rtol=0.12, atol=1e-6)
+    make_ours, make_theirs, names = PAIRS[kind]
+    ours, theirs = samples_of(make_ours, name), samples_of(make_theirs, names[name])
+    assert ours.numel() == theirs.numel()
+    for measure in (Tensor.std, lambda x: x.abs().max(), lambda x: x.abs().mean()):
+        torch.testing.assert_close(measure(ours), measure(theirs), rtol=0.12, atol=1e-6)
 
 
 def test_every_parameter_is_compared() -> None:
-    """But those that PyG's GATv2Conv has more: biases of its maps, which begin at zero."""
-    for kind, (own, _, names) in PAIRS.items():
-        left = {name for name, _ in own().named_parameters()} - names.keys()
+    """Only the second bias of GINConv's MLP is not compared."""
+    for kind, (make, _, names) in PAIRS.items():
+        left = {name for name, _ in make().named_parameters()} - names.keys()
         assert left <= ({"mlp.2.bias"} if kind == "GINConv" else set()), kind
 
 
-def test_batch_norm_keeps_pytorchs_statistics() -> None:
+def test_batch_norm_has_the_statistics_of_pytorch() -> None:
     from weft.data import Adjacency
     from weft.nn import BatchNorm, GraphView
 
     none = torch.empty(0, dtype=torch.int64)
     view = GraphView.of(Adjacency.from_edges(none, none, num_sources=9, num_targets=9))
-    own, theirs, x = BatchNorm(4), nn.BatchNorm1d(4), torch.randn(9, 4)
+    ours, theirs, x = BatchNorm(4), nn.BatchNorm1d(4), torch.randn(9, 4)
     for _ in range(3):
-        torch.testing.assert_close(own(view, x), theirs(x))
-    assert own.state_dict().keys() == theirs.state_dict().keys()
+        torch.testing.assert_close(ours(view, x), theirs(x))
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
     for name, value in theirs.state_dict().items():
-        torch.testing.assert_close(own.state_dict()[name], value)
+        torch.testing.assert_close(ours.state_dict()[name], value)

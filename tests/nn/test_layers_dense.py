@@ -1,4 +1,4 @@
-"""Every layer against its formula on a dense matrix, and against PyG's where PyG has the same."""
+"""Every layer equals its formula on a dense adjacency matrix, and the layer of PyG that has the same name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LAYERS: list[Callable[[], nn.Module]] = [
 
 
 def dense(graph: Graph, *, weighted: bool = False) -> Tensor:
-    """A[v, u]: the number, or the weight, of edges u -> v."""
+    """Return the dense adjacency matrix A: A[v, u] is the number, or the total weight, of edges u -> v."""
     matrix = torch.zeros(graph.num_vertices, graph.num_vertices, dtype=torch.float64)
     source, target = graph.in_edges.edges()
     weight = (
@@ -42,12 +42,12 @@ def dense(graph: Graph, *, weighted: bool = False) -> Tensor:
 
 
 def with_loops(matrix: Tensor) -> Tensor:
-    """One loop where there is none."""
+    """Add a loop of weight 1 to every vertex without a loop."""
     return matrix + torch.diag((matrix.diagonal() == 0).double())
 
 
 def propagation(layer: nn.Module, graph: Graph) -> Tensor:
-    """The matrix of a layer's middle phase, attention aside."""
+    """Return the propagation matrix of a layer without attention."""
     if isinstance(layer, GCNConv):
         matrix = with_loops(dense(graph, weighted=True))
         root = matrix.sum(1).rsqrt()
@@ -73,30 +73,30 @@ def expected(layer: nn.Module, graph: Graph, x: Tensor, steps: int) -> Tensor:
 
 
 def attention(layer: GATConv | GATv2Conv, graph: Graph, x: Tensor, steps: int) -> Tensor:
-    """By a list of edges, with a loop where there is none, of which every number is its own."""
+    """Compute an attention layer from a list of edges, one head at a time; vertices without a loop get one."""
     source, target = graph.in_edges.edges()
-    itself = (with_loops(dense(graph)) - dense(graph)).diagonal().nonzero().view(-1)
+    loops = (with_loops(dense(graph)) - dense(graph)).diagonal().nonzero().view(-1)
     features = graph.edge_features.double() if graph.edge_features is not None else x.new_zeros(len(source), 0)
-    means = torch.stack([features[target == v].mean(0) if (target == v).any() else 0 * features[0] for v in itself])
-    source, target = torch.cat([source, itself]), torch.cat([target, itself])
+    means = torch.stack([features[target == v].mean(0) if (target == v).any() else 0 * features[0] for v in loops])
+    source, target = torch.cat([source, loops]), torch.cat([target, loops])
     features = torch.cat([features, means])
 
     h = x if layer.weight is None else x @ layer.weight
     mapped = features @ layer.weight_edge if layer.weight_edge is not None else h.new_zeros(len(features), h.shape[1])
     outputs = []
     for head, columns in enumerate(torch.arange(h.shape[1]).chunk(layer.heads)):
-        own, edge = h[:, columns], mapped[:, columns]
+        rows, edge_terms = h[:, columns], mapped[:, columns]
         if isinstance(layer, GATConv):
-            logits = own[source] @ layer.attention_src[head] + own[target] @ layer.attention_dst[head]
-            logits = logits + edge @ layer.attention_edge[head] if layer.attention_edge is not None else logits
+            logits = rows[source] @ layer.attention_src[head] + rows[target] @ layer.attention_dst[head]
+            logits = logits + edge_terms @ layer.attention_edge[head] if layer.attention_edge is not None else logits
             logits = torch.nn.functional.leaky_relu(logits, layer.slope)
         else:
             right = (x @ layer.weight_right)[:, columns]
-            both = torch.nn.functional.leaky_relu(own[source] + right[target] + edge, layer.slope)
+            both = torch.nn.functional.leaky_relu(rows[source] + right[target] + edge_terms, layer.slope)
             logits = both @ layer.attention[head]
         power = x.new_zeros(len(x), len(x)).index_put((target, source), logits.exp(), accumulate=True)
         alpha = power / power.sum(1, keepdim=True)
-        outputs.append(torch.linalg.matrix_power(alpha, steps) @ own)
+        outputs.append(torch.linalg.matrix_power(alpha, steps) @ rows)
     joined = torch.cat(outputs, 1) if layer.concat else torch.stack(outputs).mean(0)
     return joined + layer.bias
 
@@ -104,7 +104,7 @@ def attention(layer: GATConv | GATv2Conv, graph: Graph, x: Tensor, steps: int) -
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("make", LAYERS)
 @pytest.mark.parametrize("weighted", [False, True])
-def test_equals_its_formula(make: Callable[[], nn.Module], steps: int, weighted: bool) -> None:
+def test_equals_the_dense_formula(make: Callable[[], nn.Module], steps: int, weighted: bool) -> None:
     torch.manual_seed(0)
     graph = make_graph(23, weighted=weighted, edge_features=2)
     layer = make().double()
@@ -125,7 +125,7 @@ def test_equals_its_formula(make: Callable[[], nn.Module], steps: int, weighted:
 
 
 def test_equals_pyg() -> None:
-    """GCN, SAGE, GIN and GAT with PyG's weights give PyG's rows, on a directed graph with single self loops."""
+    """GCN, SAGE, GIN and GAT equal PyG's layers with the same weights, on a directed graph with one self-loop."""
     pyg = pytest.importorskip("torch_geometric.nn")
     torch.manual_seed(0)
     source = torch.randint(0, 20, (60,))
@@ -166,17 +166,18 @@ def test_equals_pyg() -> None:
 @pytest.mark.parametrize("edge_width", [0, 3])
 @pytest.mark.parametrize("kind", ["GATConv", "GATv2Conv"])
 def test_attention_equals_pyg(kind: str, edge_width: int, concat: bool) -> None:
-    """With PyG's weights PyG's rows and gradients, on a graph without loops, whose loops have the mean of features.
+    """Attention layers with PyG's weights have PyG's results and gradients, on a graph without loops.
 
-    (PyG takes the features of loops that are there for that mean; here they keep their own.)
+    The added loops have the mean of the edge features. (With existing loops, results differ: PyG replaces the
+    features of a loop by that mean, weft does not.)
     """
     pyg = pytest.importorskip("torch_geometric.nn")
     torch.manual_seed(0)
-    drawn = make_graph(23, edge_features=3)
-    source, target = drawn.in_edges.edges()
+    sampled = make_graph(23, edge_features=3)
+    source, target = sampled.in_edges.edges()
     keep = source != target
-    assert drawn.edge_features is not None
-    graph = Graph.from_edges(source[keep], target[keep], num_vertices=23, edge_features=drawn.edge_features[keep])
+    assert sampled.edge_features is not None
+    graph = Graph.from_edges(source[keep], target[keep], num_vertices=23, edge_features=sampled.edge_features[keep])
     assert graph.edge_features is not None
     edge_index, features = torch.stack(graph.in_edges.edges()), graph.edge_features.double()
     theirs = getattr(pyg, kind)(7, 4, heads=2, concat=concat, edge_dim=edge_width or None).double()
@@ -195,16 +196,18 @@ def test_attention_equals_pyg(kind: str, edge_width: int, concat: bool) -> None:
     def as_ours(name: str, tensor: Tensor) -> Tensor:
         return tensor[0] if name.startswith("attention") else tensor.t() if name.startswith("weight") else tensor
 
-    known = dict(theirs.named_parameters())
-    ours.load_state_dict({name: as_ours(name, known[other].detach()) for name, other in pairs.items()})
+    parameters = dict(theirs.named_parameters())
+    ours.load_state_dict({name: as_ours(name, parameters[other].detach()) for name, other in pairs.items()})
     x = torch.randn(23, 7, dtype=torch.float64, requires_grad=True)
     y = ours(GraphView.of(graph.in_edges, edge_features=features), x)
-    wanted = theirs(x, edge_index, edge_attr=features if edge_width else None)
-    torch.testing.assert_close(y, wanted)
+    expected_rows = theirs(x, edge_index, edge_attr=features if edge_width else None)
+    torch.testing.assert_close(y, expected_rows)
     grad = torch.randn_like(y)
     names = list(pairs)
-    mine = torch.autograd.grad(y, [x, *(ours.get_parameter(name) for name in names)], grad)
-    true = torch.autograd.grad(wanted, [x, *(known[pairs[name]] for name in names)], grad)
-    torch.testing.assert_close(mine[0], true[0])
-    for name, found, expected_ in zip(names, mine[1:], true[1:], strict=True):
-        torch.testing.assert_close(found, as_ours(name, expected_), msg=lambda text, name=name: f"{name}\n{text}")
+    our_gradients = torch.autograd.grad(y, [x, *(ours.get_parameter(name) for name in names)], grad)
+    their_gradients = torch.autograd.grad(expected_rows, [x, *(parameters[pairs[name]] for name in names)], grad)
+    torch.testing.assert_close(our_gradients[0], their_gradients[0])
+    for name, gradient, expected_gradient in zip(names, our_gradients[1:], their_gradients[1:], strict=True):
+        torch.testing.assert_close(
+            gradient, as_ours(name, expected_gradient), msg=lambda text, name=name: f"{name}\n{text}"
+        )

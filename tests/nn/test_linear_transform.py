@@ -1,4 +1,4 @@
-"""Maps of rows: by oneDNN and by PyTorch's matrix product they are the same map, forward and backward."""
+"""Linear transforms give equal results and gradients with oneDNN and with PyTorch's matrix product."""
 
 from __future__ import annotations
 
@@ -13,37 +13,41 @@ from weft.nn import Linear, linear
 from weft.nn.layers import linear_transform
 from weft.runtime.kernel_selection import DEFAULT, IMPLEMENTATIONS, SizeClasses, select_kernels
 
-MAP = "_LinearFunctionBackward"
-WAYS = [(by, weights_by) for by in IMPLEMENTATIONS["map"][1:] for weights_by in IMPLEMENTATIONS["map_weights"]]
+GRAD_FN = "_LinearFunctionBackward"
+KERNELS = [
+    (kernel, weights_kernel)
+    for kernel in IMPLEMENTATIONS["map"][1:]
+    for weights_kernel in IMPLEMENTATIONS["map_weights"]
+]
 
 
 @pytest.fixture(autouse=True)
-def maps_of_ours() -> Iterator[None]:
-    """Also those of a few rows."""
-    use_everywhere("onednn", "onednn")
+def onednn_for_all_sizes() -> Iterator[None]:
+    """Use oneDNN for all transforms, also for those of a few rows."""
+    select_for_all_sizes("onednn", "onednn")
     yield
     select_kernels(DEFAULT)
 
 
-def use_everywhere(by: str, weights_by: str) -> None:
-    """Has maps of all sizes done so."""
+def select_for_all_sizes(kernel: str, weights_kernel: str) -> None:
+    """Compute transforms of all sizes with `kernel`, and gradients of weights with `weights_kernel`."""
     kinds = {
         kind: SizeClasses(floors=((0,),) * 4, names=(name,))
-        for kind, name in (("map", by), ("map_weights", weights_by))
+        for kind, name in (("map", kernel), ("map_weights", weights_kernel))
     }
     select_kernels(replace(DEFAULT, kinds={**DEFAULT.kinds, **kinds}))
 
 
-@pytest.fixture(params=[(way, threads) for way in (*WAYS, ("no oneDNN", "")) for threads in (1, 2)], ids=str)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Each way in which a map is done."""
-    (way, weights_by), threads = request.param
+@pytest.fixture(params=[(pair, threads) for pair in (*KERNELS, ("no oneDNN", "")) for threads in (1, 2)], ids=str)
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Run a test with every pair of kernels, and without oneDNN, on one and two threads."""
+    (kernel, weights_kernel), threads = request.param
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    if way == "no oneDNN":
+    if kernel == "no oneDNN":
         monkeypatch.setattr(linear_transform, "_inner_product", None)
     else:
-        use_everywhere(way, weights_by)
+        select_for_all_sizes(kernel, weights_kernel)
     yield
     torch.set_num_threads(before)
 
@@ -56,14 +60,14 @@ def example(rows: int, width: int, out_width: int, added: str) -> list[Tensor]:
 
 @pytest.mark.parametrize("added", ["none", "bias", "rows"])
 @pytest.mark.parametrize(("rows", "width", "out_width"), [(300, 33, 17), (1, 5, 3), (50, 1, 4), (50, 4, 1), (0, 4, 3)])
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("kernels")
 def test_equals_float64(rows: int, width: int, out_width: int, added: str) -> None:
-    """In float32, to rounding, and every gradient with it."""
+    """Results and gradients in float32 equal those in float64 up to rounding."""
     tensors = [tensor.requires_grad_() for tensor in example(rows, width, out_width, added)]
     doubles = [tensor.detach().double().requires_grad_() for tensor in tensors]
     y, expected = linear(*tensors), linear(*doubles)
-    assert type(y.grad_fn).__name__ == MAP or not rows
-    assert type(expected.grad_fn).__name__ != MAP
+    assert type(y.grad_fn).__name__ == GRAD_FN or not rows
+    assert type(expected.grad_fn).__name__ != GRAD_FN
     grad = torch.randn(rows, out_width)
     for ours, true in zip(
         (y, *torch.autograd.grad(y, tensors, grad)),
@@ -83,7 +87,7 @@ def test_rows_of_any_layout() -> None:
     torch.testing.assert_close(weight.grad, x.sum(0)[:, None].expand(12, 9))
 
 
-def test_only_the_gradients_asked_for() -> None:
+def test_only_required_gradients_are_computed() -> None:
     x, weight, bias = example(40, 12, 9, "bias")
     linear(x, weight, bias.requires_grad_()).sum().backward()
     assert bias.grad is not None
@@ -91,31 +95,31 @@ def test_only_the_gradients_asked_for() -> None:
     assert weight.grad is None
 
 
-def test_what_is_chosen_serves() -> None:
-    """PyTorch's own map where it is chosen, by the number of multiplications or for all."""
+def test_the_selected_kernel_runs() -> None:
+    """PyTorch's matrix product runs if it is selected, for few multiplications or for all sizes."""
     x, weight = example(40, 12, 9, "none")
     weight.requires_grad_()
-    use_everywhere("torch", "mkl")
-    assert type(linear(x, weight).grad_fn).__name__ != MAP
+    select_for_all_sizes("torch", "mkl")
+    assert type(linear(x, weight).grad_fn).__name__ != GRAD_FN
     select_kernels(DEFAULT)
-    assert type(linear(x, weight).grad_fn).__name__ != MAP
+    assert type(linear(x, weight).grad_fn).__name__ != GRAD_FN
     x, weight = example(256, 64, 16, "none")
     weight.requires_grad_()
-    assert type(linear(x, weight).grad_fn).__name__ == MAP
+    assert type(linear(x, weight).grad_fn).__name__ == GRAD_FN
     select_kernels(DEFAULT.without_onednn())
-    assert type(linear(x, weight).grad_fn).__name__ != MAP
+    assert type(linear(x, weight).grad_fn).__name__ != GRAD_FN
 
 
-def test_the_default_is_what_it_was() -> None:
-    """oneDNN from 2^18 multiplications; for weights from 2^22, on several threads, and from 16 columns."""
-    maps, weights = DEFAULT.kinds["map"], DEFAULT.kinds["map_weights"]
-    assert [maps.at((1, 2**18 - less, 3, 1000)) for less in (0, 1)] == ["onednn", "torch"]
-    wide = (2, 2**22, 16, 16)
-    assert weights.at(wide) == weights.at((64, 2**40, 999, 999)) == "onednn"
-    assert {weights.at((*wide[:place], wide[place] - 1, *wide[place + 1 :])) for place in range(4)} == {"mkl"}
+def test_default_thresholds() -> None:
+    """oneDNN runs from 2^18 multiplications; for gradients of weights from 2^22, 2 threads and 16 columns."""
+    transforms, weights = DEFAULT.kinds["map"], DEFAULT.kinds["map_weights"]
+    assert [transforms.at((1, 2**18 - less, 3, 1000)) for less in (0, 1)] == ["onednn", "torch"]
+    smallest = (2, 2**22, 16, 16)
+    assert weights.at(smallest) == weights.at((64, 2**40, 999, 999)) == "onednn"
+    assert {weights.at((*smallest[:axis], smallest[axis] - 1, *smallest[axis + 1 :])) for axis in range(4)} == {"mkl"}
 
 
-def test_module_is_torchs() -> None:
+def test_the_module_equals_torchs() -> None:
     torch.manual_seed(0)
     ours, theirs, x = Linear(12, 9), torch.nn.Linear(12, 9), torch.randn(40, 12)
     theirs.load_state_dict(ours.state_dict())

@@ -1,4 +1,4 @@
-"""Results without data are those that PyTorch would give."""
+"""Operations on meta tensors have the shapes, dtypes and strides that they have on real tensors."""
 
 from __future__ import annotations
 
@@ -63,17 +63,17 @@ ROWS, ROW, COLUMN, NUMBER = torch.rand(6, 4), torch.rand(4), torch.rand(6, 1), t
         lambda: aten.mean.dim(NUMBER, [0]),
     ],
 )
-def test_as_with_data(make: Callable[[], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    found = make()
+def test_equals_real_tensors(make: Callable[[], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    real = make()
     for name in ("LIKE", "ROWS", "ROW", "COLUMN", "NUMBER"):
         monkeypatch.setitem(globals(), name, globals()[name].to("meta"))
     with torch.device("meta"), FlopCounter():
-        told = make()
-    assert (told.shape, told.dtype, told.stride()) == (found.shape, found.dtype, found.stride())
-    assert told.is_meta
+        meta = make()
+    assert (meta.shape, meta.dtype, meta.stride()) == (real.shape, real.dtype, real.stride())
+    assert meta.is_meta
 
 
-def test_a_wrong_shape_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_wrong_shape_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SHAPES, torch.ops.aten.relu.default, lambda x: x.new_empty(1))
     with FlopCounter():
         assert torch.relu(torch.rand(3, device="meta")).shape == (1,)

@@ -1,4 +1,4 @@
-"""Stacks, normalisations, dropout and the order of a layer's map and aggregate."""
+"""Stacks, normalizations, dropout, and the order of a layer's linear transform and aggregate."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def test_dropout_depends_on_its_key() -> None:
 
 
 @pytest.mark.parametrize(("in_width", "out_width"), [(7, 3), (7, 30)])
-def test_the_narrower_order_is_taken(in_width: int, out_width: int) -> None:
-    """An aggregate on the narrower rows, on none for constant features, and always the same numbers."""
+def test_the_cheaper_order_is_used(in_width: int, out_width: int) -> None:
+    """Aggregates run on the narrower rows, and only once on constant features, with equal results."""
     graph = make_graph(23)
     x = torch.randn(23, in_width, dtype=torch.float64)
     layer = GCNConv(in_width, out_width).double()
@@ -64,9 +64,9 @@ def test_the_narrower_order_is_taken(in_width: int, out_width: int) -> None:
     y = layer(view, x)
     assert view.meter.take("setup").edges == graph.num_edges * min(in_width, out_width)
 
-    kept = GraphView(Topology(graph.in_edges), inputs=Inputs(rows=x))
-    first, again = layer(kept, x), layer(kept, x)
-    assert kept.meter.take("setup").edges == graph.num_edges * in_width
+    cached = GraphView(Topology(graph.in_edges), inputs=Inputs(rows=x))
+    first, again = layer(cached, x), layer(cached, x)
+    assert cached.meter.take("setup").edges == graph.num_edges * in_width
     torch.testing.assert_close(first, y)
     assert torch.equal(first, again)
 
@@ -94,8 +94,8 @@ def test_outline_reads_a_model_without_data() -> None:
 
 @pytest.mark.parametrize("model", ["gat", "gatv2"])
 @pytest.mark.parametrize("decoupled", [False, True])
-def test_weights_of_edges_are_dropped_in_training_alone(model: str, decoupled: bool) -> None:
-    """Anew for each key, as often as the model attends; an evaluation is that of the same model without dropout."""
+def test_attention_weights_are_dropped_only_in_training(model: str, decoupled: bool) -> None:
+    """Masks depend on the key. An evaluation equals that of the model without dropout."""
     graph, options = make_graph(23), {"hidden": 8, "heads": 2, "decoupled": decoupled, "dropout": 0.0}
     models = []
     for p in (0.5, 0.0):
@@ -103,10 +103,10 @@ def test_weights_of_edges_are_dropped_in_training_alone(model: str, decoupled: b
         models.append(make_model(model, 7, 3, attention_dropout=p, **options))
     assert graph.x is not None
 
-    def rows(made: torch.nn.Module, key: int) -> torch.Tensor:
-        views = [GraphView.of(graph.in_edges, key=key) for _ in range(made.num_stages)]
-        found: torch.Tensor = made(views, graph.x)
-        return found
+    def rows(module: torch.nn.Module, key: int) -> torch.Tensor:
+        views = [GraphView.of(graph.in_edges, key=key) for _ in range(module.num_stages)]
+        result: torch.Tensor = module(views, graph.x)
+        return result
 
     dropping, plain = models
     assert torch.equal(rows(dropping, 1), rows(dropping, 1))
@@ -115,8 +115,8 @@ def test_weights_of_edges_are_dropped_in_training_alone(model: str, decoupled: b
     assert torch.equal(rows(dropping.eval(), 1), rows(plain, 2))
 
 
-def test_a_layer_of_ones_own_drops_the_same() -> None:
-    """And each call has another mask."""
+def test_a_custom_layer_drops_the_same_attention_weights() -> None:
+    """Views with equal keys generate equal masks; each call in a view has another mask."""
     graph, h = make_graph(23), torch.randn(23, 6, dtype=torch.float64)
     edges, logits = graph.in_edges, torch.randn(23, 2, dtype=torch.float64)
     views = [GraphView.of(edges, key=5) for _ in range(2)]
@@ -128,7 +128,7 @@ def test_a_layer_of_ones_own_drops_the_same() -> None:
     torch.testing.assert_close(by_edges, first)
 
 
-def test_mistakes_name_the_remedy() -> None:
+def test_errors_say_what_to_do() -> None:
     with pytest.raises(InputError, match="unknown model 'gcm': did you mean 'gcn'"):
         make_model("gcm", 7, 3)
     with pytest.raises(InputError, match="--hidden 10 is not a multiple of --heads 4: use 12"):
@@ -144,31 +144,33 @@ def test_mistakes_name_the_remedy() -> None:
 
 
 @pytest.mark.parametrize("model", ["gat", "gatv2"])
-@pytest.mark.parametrize(("found", "said"), [(0, "the graph has none: give"), (2, "create it with edge_width=2")])
-def test_edge_features_are_looked_for_beforehand(model: str, found: int, said: str) -> None:
-    made = make_model(model, 7, 3, hidden=8, edge_width=3)
-    with pytest.raises(InputError, match=said):
-        outline(made, num_vertices=9, num_features=7, num_edge_features=found, training=True)
+@pytest.mark.parametrize(
+    ("num_features", "message"), [(0, "the graph has none: give"), (2, "create it with edge_width=2")]
+)
+def test_missing_edge_features_are_an_error_before_the_run(model: str, num_features: int, message: str) -> None:
+    attending = make_model(model, 7, 3, hidden=8, edge_width=3)
+    with pytest.raises(InputError, match=message):
+        outline(attending, num_vertices=9, num_features=7, num_edge_features=num_features, training=True)
 
 
-def test_edge_features_decide_nothing_unless_asked_for() -> None:
+def test_edge_features_have_no_effect_without_edge_attention() -> None:
     graph = make_graph(23, edge_features=3)
     config = Config(model="gatv2", edge_attention=True, dropout=0.0)
     plain, attending = (from_config(c, 7, 3, 3) for c in (replace(config, edge_attention=False), config))
     assert graph.x is not None
     assert graph.edge_features is not None
     for model, same in ((plain, True), (attending, False)):
-        one, other = (
+        first, second = (
             model([GraphView.of(graph.in_edges, edge_features=features)] * 2, graph.x)
             for features in (graph.edge_features, graph.edge_features.flip(0))
         )
-        assert torch.equal(one, other) == same
+        assert torch.equal(first, second) == same
 
 
-def test_elu_is_torchs() -> None:
+def test_elu_equals_torch() -> None:
     x = torch.randn(50, 7, dtype=torch.float64, requires_grad=True)
     y, expected = elu(x), torch.nn.functional.elu(x)
     assert torch.equal(y, expected)
     grad = torch.randn_like(x)
-    found, true = (torch.autograd.grad(result, x, grad)[0] for result in (y, expected))
-    torch.testing.assert_close(found, true)
+    gradient, expected_gradient = (torch.autograd.grad(result, x, grad)[0] for result in (y, expected))
+    torch.testing.assert_close(gradient, expected_gradient)

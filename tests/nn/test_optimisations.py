@@ -1,4 +1,4 @@
-"""Each optimisation changes nothing but time and memory: training with it left out gives the same numbers."""
+"""Every optimisation changes only time and memory: training without it gives the same losses and gradients."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def test_same_losses(saving: str, case: Case) -> None:
     plain = Session(replace(case, without=saving), "single", Group())
     assert not getattr(plain.plan.work.optimisations, saving)
     saved = Session(case, "single", Group())
-    losses, others = (each.losses(4, each.step(0)[1]) for each in (plain, saved))
+    losses, others = (session.losses(4, session.step(0)[1]) for session in (plain, saved))
     assert losses == pytest.approx(others, rel=1e-12, abs=1e-12)
     for name, gradient in saved.gradients().items():
         torch.testing.assert_close(plain.gradients()[name], gradient, rtol=1e-10, atol=1e-12)
 
 
-def test_what_is_left_out_is_done() -> None:
-    """Without the kept aggregate, or in the dearer order, an epoch multiplies more."""
+def test_an_optimisation_can_be_turned_off() -> None:
+    """Without a cached aggregate, or with the more expensive order, an epoch processes more edges."""
     edges = {}
     for without in ("", "reuse", "swap"):
         session = Session(Case(model="gcn", layers=3, hidden=16, without=without), "single", Group())
@@ -49,21 +49,21 @@ def test_what_is_left_out_is_done() -> None:
 
 
 @pytest.mark.parametrize("model", ["gcn", "sage", "gat"])
-def test_sparse_features_are_mapped_by_their_nonzeros(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    watched = lambda adj, x, **options: seen.append(adj) or spmm(adj, x, **options)  # noqa: E731
-    monkeypatch.setattr("weft.nn.graph_view.spmm", watched)
+def test_sparse_features_are_multiplied_by_their_nonzeros(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    recorded = lambda adj, x, **options: calls.append(adj) or spmm(adj, x, **options)  # noqa: E731
+    monkeypatch.setattr("weft.nn.graph_view.spmm", recorded)
     for without in ("", "sparse"):
-        seen.clear()
+        calls.clear()
         session = Session(Case(model=model, layers=2, sparse=True, without=without), "single", Group())
         session.step(0)
         inputs = session.inputs
-        assert sum(adj.num_sources == 300 for adj in seen) == (not without)
+        assert sum(adj.num_sources == 300 for adj in calls) == (not without)
         assert bool(inputs.cached) == (model != "gat" and without == "sparse")
     assert not Session(Case(model=model), "single", Group()).inputs.sparse
 
 
-def test_names() -> None:
+def test_names_of_optimisations() -> None:
     assert Optimisations.without("reuse,pages") == Optimisations(reuse=False, pages=False)
     resident = ("reuse", "swap", "sparse", "fuse", "onednn", "lines", "reach", "ring", "overlap", "cover", "pipeline")
     chunked = ("share", "keep", "reorder", "prefetch", "inter", "priority", "eager", "capture", "pages")

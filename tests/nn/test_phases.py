@@ -1,4 +1,4 @@
-"""A model driven from boundary to boundary is its forward pass, whoever drives it."""
+"""Running a model phase by phase, from boundary to boundary, equals its forward pass."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ from weft.strategies import ResidentPlaced, Step
 
 
 def boundaries(case: Case, *, training: bool) -> list[Boundary]:
-    """The boundaries that a case's model comes to."""
+    """Return the boundaries of a case's model, in the order in which its forward pass reaches them."""
     placed = Session(case, "single", Group())
-    model, strategy, found = placed.model.train(training), placed.strategy, []
+    model, strategy, reached = placed.model.train(training), placed.strategy, []
     assert isinstance(model, PhasedModel)
     assert isinstance(strategy, ResidentPlaced)
     views = strategy.views(Step(epoch=0, training=training))
     assert views[0].inputs.rows is not None
-    reached = model.begin(views, views[0].inputs.rows)
-    while isinstance(reached, Boundary):
-        found.append(reached)
-        reached = model.resume(views, reached.cross(views[reached.stage]))
-    return found
+    phase = model.begin(views, views[0].inputs.rows)
+    while isinstance(phase, Boundary):
+        reached.append(phase)
+        phase = model.resume(views, phase.cross(views[phase.stage]))
+    return reached
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_a_batch_norm_has_two_boundaries_in_training(training: bool) -> None:
-    found = boundaries(Case(model="gcn", norm="batch"), training=training)
-    assert [isinstance(one.request.op, Total) for one in found] == (
+    reached = boundaries(Case(model="gcn", norm="batch"), training=training)
+    assert [isinstance(boundary.request.op, Total) for boundary in reached] == (
         [False, True, True, False, True, True, False] if training else [False] * 3
     )
-    assert [one.stage for one in found] == ([0, 0, 0, 1, 1, 1, 2] if training else [0, 1, 2])
+    assert [boundary.stage for boundary in reached] == ([0, 0, 0, 1, 1, 1, 2] if training else [0, 1, 2])
 
 
-def test_a_decoupled_model_asks_once_for_all_its_products() -> None:
+def test_a_decoupled_model_has_one_boundary_for_all_steps() -> None:
     (boundary,) = boundaries(Case(model="gat", decoupled=True, layers=4), training=True)
     assert boundary.steps == 4
     assert boundary.request.op.loops
@@ -63,13 +63,13 @@ def test_a_decoupled_model_asks_once_for_all_its_products() -> None:
     assert set(boundary.request.target) == {"logit_dst"}
 
 
-def test_a_layer_without_phases_is_an_aggregate_itself() -> None:
-    found = boundaries(Case(model="SAGEConv", layers=2, hidden=8), training=True)
-    assert [type(one.request.op) for one in found] == [WholeLayer] * 2
+def test_a_layer_without_phases_is_one_aggregate() -> None:
+    reached = boundaries(Case(model="SAGEConv", layers=2, hidden=8), training=True)
+    assert [type(boundary.request.op) for boundary in reached] == [WholeLayer] * 2
 
 
-def test_nothing_goes_on_that_is_not_read_again() -> None:
-    """The rows that a layer has read are for the residual alone, where its result is as wide."""
+def test_only_rows_that_are_read_again_cross_a_boundary() -> None:
+    """The input rows of a layer cross its boundary only for a residual connection, which needs equal widths."""
     for residual, names in ((False, set()), (True, {"residual"})):
         first, second, last = boundaries(Case(model="gcn", residual=residual), training=True)
         assert not first.rows
@@ -78,7 +78,7 @@ def test_nothing_goes_on_that_is_not_read_again() -> None:
 
 
 class Repeated(nn.Module):
-    """A propagation of one's own."""
+    """A custom propagation layer."""
 
     out_width = 5
 
@@ -87,7 +87,7 @@ class Repeated(nn.Module):
 
 
 @pytest.mark.parametrize("num_updates", [1, 3])
-def test_a_propagation_of_ones_own_makes_all_steps(num_updates: int) -> None:
+def test_a_custom_propagation_runs_all_steps(num_updates: int) -> None:
     graph = make_graph(23)
     view, x = GraphView.of(graph.in_edges), torch.randn(23, 5)
     model = Decoupled(Stack([RowLayer(Linear(5, 5), 5) for _ in range(num_updates)]), Repeated())
@@ -97,8 +97,8 @@ def test_a_propagation_of_ones_own_makes_all_steps(num_updates: int) -> None:
     torch.testing.assert_close(model([view], x), expected)
 
 
-def test_hooks_are_called_wherever_they_are() -> None:
-    """On layers, norms, models inside models: what has a hook runs whole, with the same numbers."""
+def test_hooks_of_all_modules_are_called() -> None:
+    """A layer, norm or nested model with a forward hook runs as a whole, with the same results."""
     graph = make_graph(23)
     view, x = GraphView.of(graph.in_edges), torch.randn(23, 7)
     updates = Stack([RowLayer(Linear(5, 5), 5), RowLayer(Linear(5, 5), 5)])
@@ -108,17 +108,17 @@ def test_hooks_are_called_wherever_they_are() -> None:
     )
     for model in models:
         views: list[View] = [view] * model.num_stages
-        seen: set[str] = set()
+        called: set[str] = set()
         expected = model(views, x)
-        named = {name: one for name, one in model.named_modules() if not name.endswith((".input", ".update"))}
-        called = {name for name, one in named.items() if not isinstance(one, nn.ModuleList | Dot)}
-        for name in called:
-            named[name].register_forward_hook(lambda *_, name=name, seen=seen: seen.add(name))
+        named = {name: module for name, module in model.named_modules() if not name.endswith((".input", ".update"))}
+        hooked = {name for name, module in named.items() if not isinstance(module, nn.ModuleList | Dot)}
+        for name in hooked:
+            named[name].register_forward_hook(lambda *_, name=name, called=called: called.add(name))
         assert torch.equal(model(views, x), expected)
-        assert seen == called
+        assert called == hooked
 
 
-def test_a_batch_norm_of_ones_own_is_called() -> None:
+def test_a_custom_batch_norm_is_called() -> None:
     class Doubled(BatchNorm):
         def forward(self, view: View, x: Tensor, steps: int = 1) -> Tensor:
             return 2 * super().forward(view, x, steps)

@@ -1,4 +1,4 @@
-"""PyG's own convolutions as layers: PyG's numbers on one device, and a sentence where they cannot be exact."""
+"""PyG's convolutions as layers of weft equal PyG on one device; an error refuses those that would not be exact."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_edge_features_equal_pyg(kind: str, options: dict[str, Any]) -> None:
 
 
 class Custom(pyg.MessagePassing):
-    """A layer of somebody's; an attribute of it has a name that says something else in PyG's."""
+    """A custom layer. Its attribute `dim` means something else in convolutions of PyG."""
 
     def __init__(self, edge_width: int) -> None:
         super().__init__(aggr="sum")
@@ -85,15 +85,15 @@ class Custom(pyg.MessagePassing):
         return y if edge_attr is None else torch.tanh(y + self.of_edge(edge_attr))
 
 
-class Needing(Custom):
-    """A `Custom` whose edge_attr has no default."""
+class Requiring(Custom):
+    """A `Custom` layer whose argument edge_attr has no default."""
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
         return super().forward(x, edge_index, edge_attr)
 
 
-@pytest.mark.parametrize("kind", [Custom, Needing])
-def test_a_custom_layer_gets_the_edge_features_that_there_are(kind: type[Custom]) -> None:
+@pytest.mark.parametrize("kind", [Custom, Requiring])
+def test_a_custom_layer_gets_the_edge_features_of_the_graph(kind: type[Custom]) -> None:
     torch.manual_seed(0)
     graph, conv = make_graph(23, edge_features=3), kind(3).double()
     assert graph.edge_features is not None
@@ -104,12 +104,12 @@ def test_a_custom_layer_gets_the_edge_features_that_there_are(kind: type[Custom]
     if kind is Custom:
         torch.testing.assert_close(layer(GraphView.of(graph.in_edges), x), conv(x, edges), rtol=1e-9, atol=1e-9)
     else:
-        with pytest.raises(InputError, match="Needing needs edge features, and the graph has none"):
+        with pytest.raises(InputError, match="Requiring needs edge features, and the graph has none"):
             layer(GraphView.of(graph.in_edges), x)
 
 
-def test_edge_features_that_are_not_taken() -> None:
-    """By a convolution made without; GENConv adds them as they are, where as wide as its result, without being told."""
+def test_unused_edge_features() -> None:
+    """A convolution without edge_dim ignores edge features; GENConv adds them if they are as wide as its result."""
     graph = make_graph(23, edge_features=4)
     assert graph.edge_features is not None
     view = GraphView.of(graph.in_edges, edge_features=graph.edge_features)
@@ -129,7 +129,7 @@ def test_edge_weights_equal_pyg() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "num_known", "said"),
+    ("kind", "options", "num_features", "message"),
     [
         ("GATv2Conv", {"edge_dim": 3}, 0, r"GATv2Conv needs edge features, and the graph has none: give the graph"),
         ("NNConv", {"nn": torch.nn.Linear(3, 35)}, 0, r"NNConv needs edge features"),
@@ -143,18 +143,18 @@ def test_edge_weights_equal_pyg() -> None:
         ("GINEConv", {}, 3, r"GINEConv takes 7 edge features, and the graph has 3: create it with edge_dim=3"),
     ],
 )
-def test_edge_features_that_are_amiss(kind: str, options: dict[str, Any], num_known: int, said: str) -> None:
-    """Said before a run has made its folder."""
-    graph = make_graph(23, edge_features=num_known)
+def test_wrong_edge_features_are_refused(kind: str, options: dict[str, Any], num_features: int, message: str) -> None:
+    """The check of a run, before it creates its folder, raises a one-line error."""
+    graph = make_graph(23, edge_features=num_features)
     sizes = (mlp(7, 5),) if kind == "GINEConv" else (7, 5)
     model = Stack([from_pyg(getattr(pyg, kind)(*sizes, **options))])
-    with pytest.raises(InputError, match=said) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         check_run("drawn", graph, model)
     assert "\n" not in str(caught.value)
 
 
 def test_refusals() -> None:
-    for conv, said in (
+    for conv, message in (
         (
             pyg.GCNConv(7, 4),
             r"GCNConv uses vertex degrees or self-loops.*convert the whole model",
@@ -167,5 +167,5 @@ def test_refusals() -> None:
         (pyg.GINEConv(torch.nn.Sequential(torch.nn.Linear(7, 4), torch.nn.BatchNorm1d(4))), r"contains a batch norm"),
         (pyg.GINEConv(pyg.MLP([7, 4, 4], dropout=0.2)), r"dropout=0\.2, whose masks"),
     ):
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             from_pyg(conv)

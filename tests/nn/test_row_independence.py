@@ -1,4 +1,4 @@
-"""Modules whose rows depend on each other or on chance: found wherever they are in a model, and named."""
+"""Modules whose rows depend on each other or on chance are detected anywhere in a model, and named."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WIDTH = 8
 
 
 class Layer(nn.Module):
-    """A layer of one's own with a part that may do anything."""
+    """A custom layer that contains an arbitrary function of rows."""
 
     def __init__(self, in_width: int, out_width: int, part: Callable[[Tensor], Tensor] | None = None) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Layer(nn.Module):
 
 
 class Noisy(nn.Module):
-    """Adds noise to rows of its own accord."""
+    """Adds noise to rows, also in evaluation."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x + 1e-6 * torch.rand_like(x)
@@ -94,7 +94,7 @@ RANDOM: dict[str, Any] = {
     "state": Counting(),
     "node dropout": lambda x: x * (torch.rand(len(x), 1) > 0.5),
 }
-APART: dict[str, Any] = {
+INDEPENDENT: dict[str, Any] = {
     "Identity": nn.Identity(),
     "LayerNorm": nn.LayerNorm(WIDTH),
     "GroupNorm": nn.GroupNorm(2, WIDTH),
@@ -115,16 +115,16 @@ def test_rows_that_depend_on_others_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RANDOM)
-@pytest.mark.parametrize("together", [False, True])
-def test_random_calls_are_refused(name: str, together: bool) -> None:
+@pytest.mark.parametrize("all_rows", [False, True])
+def test_random_calls_are_refused(name: str, all_rows: bool) -> None:
     with pytest.raises(InputError, match="returns different results when it is called again"):
-        check_row_independence(work(RANDOM[name]), all_rows=together)
+        check_row_independence(work(RANDOM[name]), all_rows=all_rows)
 
 
-@pytest.mark.parametrize("name", APART)
-def test_rows_apart_are_taken(name: str) -> None:
+@pytest.mark.parametrize("name", INDEPENDENT)
+def test_independent_rows_are_accepted(name: str) -> None:
     for norm in ("none", "layer", "batch"):
-        check_row_independence(work(APART[name], norm=norm, residual=True), all_rows=False)
+        check_row_independence(work(INDEPENDENT[name], norm=norm, residual=True), all_rows=False)
 
 
 def test_the_innermost_module_is_named() -> None:
@@ -138,37 +138,37 @@ def test_the_innermost_module_is_named() -> None:
 
 @pytest.mark.parametrize("model", [*weft.nn.MODELS, "rgcn"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_weft_s_own_models_are_taken(model: str, dtype: torch.dtype) -> None:
+def test_models_of_weft_are_accepted(model: str, dtype: torch.dtype) -> None:
     relational = model == "rgcn"
     graph = make_typed_graph(23, "some") if relational else make_graph(23, weighted=True, edge_features=3)
     width = 0 if relational else NUM_FEATURES
-    made = make_model(
+    network = make_model(
         model, width, NUM_CLASSES, hidden=8, layers=3, norm="batch", input_dropout=0.3, typed=graph.typed
     ).to(dtype)
-    check_row_independence(Workload(made, graph), all_rows=False)
+    check_row_independence(Workload(network, graph), all_rows=False)
 
 
 @pytest.mark.parametrize("name", ["SAGEConv", "GATv2Conv", "TransformerConv", "GraphConv", "ResGatedGraphConv"])
-def test_pyg_s_convolutions_are_taken(name: str) -> None:
+def test_pyg_convolutions_are_accepted(name: str) -> None:
     layers = [from_pyg(getattr(pyg, name)(NUM_FEATURES, WIDTH)), from_pyg(getattr(pyg, name)(WIDTH, NUM_CLASSES))]
     check_row_independence(Workload(Stack(layers), make_graph(23, weighted=True, edge_features=3)), all_rows=False)
 
 
-def test_a_model_that_wants_all_rows_is_refused_but_by_one_rank() -> None:
+def test_a_model_that_needs_all_rows_runs_on_one_rank_only() -> None:
     table = torch.ones(23, WIDTH)
     with pytest.raises(InputError, match="cannot run on a subset of the rows"):
         check_row_independence(work(lambda x: x + table), all_rows=False)
     check_row_independence(work(lambda x: x + table), all_rows=True)
 
 
-def test_no_generator_is_moved_on() -> None:
-    made = work()
+def test_random_states_are_restored() -> None:
+    workload = work()
     before = torch.get_rng_state()
-    check_row_independence(made, all_rows=False)
+    check_row_independence(workload, all_rows=False)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_parameters_without_effect_are_found() -> None:
+def test_parameters_without_effect_are_listed() -> None:
     graph = make_graph(23)
 
     def stack(norm: str, **options: Any) -> Workload:

@@ -1,4 +1,4 @@
-"""Relational layers against their formula and PyG's, and rows of vertices of several types."""
+"""Relational layers equal their formula and PyG's layers; rows of several vertex types are in vertex order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def view_of(graph: Graph) -> GraphView:
 
 
 def matrices(layer: RGCNConv) -> list[Tensor]:
-    """W_r of each relation."""
+    """Return the weight matrix W_r of each relation."""
     weight: Tensor = layer.weight
     if layer.mixture is not None:
         weight = torch.einsum("rb,bkio->rkio", layer.mixture, weight)
@@ -30,7 +30,7 @@ def matrices(layer: RGCNConv) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_equals_its_formula(kind: dict[str, Any]) -> None:
+def test_equals_the_dense_formula(kind: dict[str, Any]) -> None:
     torch.manual_seed(0)
     graph = make_typed_graph(23, "x")
     layer = RGCNConv(6, 4, num_relations=5, **kind).double()
@@ -83,24 +83,24 @@ def relations_of(pairs: RelationRows) -> Tensor:
 
 
 @pytest.mark.parametrize("bounds", [(0, 23), (0, 9, 9, 23)])
-def test_pairs_lie_by_part_relation_and_vertex(bounds: tuple[int, ...]) -> None:
+def test_pairs_are_sorted_by_part_relation_and_vertex(bounds: tuple[int, ...]) -> None:
     graph = make_typed_graph(23, "x")
     assert graph.edge_type is not None
-    found = [RelationRows.of(graph.in_edges, graph.edge_type, 5, bounds, home) for home in range(len(bounds) - 1)]
+    parts = [RelationRows.of(graph.in_edges, graph.edge_type, 5, bounds, home) for home in range(len(bounds) - 1)]
     _, target = graph.in_edges.edges()
-    known = {(int(v), int(r)) for v, r in zip(target, graph.edge_type, strict=True)}
+    expected = {(int(v), int(r)) for v, r in zip(target, graph.edge_type, strict=True)}
     rows = [
         (home, relation, int(vertex) + bounds[home])
-        for home, pairs in enumerate(found)
+        for home, pairs in enumerate(parts)
         for relation, vertex in zip(relations_of(pairs), pairs.targets, strict=True)
     ]
     assert rows == sorted(rows)
-    assert {(vertex, int(relation)) for _, relation, vertex in rows} == known
-    assert found[0].in_edges.num_targets == len(rows) == int(graph.num_relations_in.sum())
-    assert [sum(pairs.counts) for pairs in found] == torch.tensor(found[0].bounds).diff().tolist()
+    assert {(vertex, int(relation)) for _, relation, vertex in rows} == expected
+    assert parts[0].in_edges.num_targets == len(rows) == int(graph.num_relations_in.sum())
+    assert [sum(pairs.counts) for pairs in parts] == torch.tensor(parts[0].bounds).diff().tolist()
 
 
-def test_rows_of_several_types_stand_where_their_vertices_do() -> None:
+def test_rows_of_several_types_are_in_vertex_order() -> None:
     graph = make_typed_graph(23, "some")
     vertices = torch.tensor([22, 0, 13, 3, 17])
     rows = typed_rows(graph, vertices, "cpu", torch.float32)
@@ -113,7 +113,7 @@ def test_rows_of_several_types_stand_where_their_vertices_do() -> None:
     torch.testing.assert_close(y[2], layer.maps[1](graph.features["b"])[13 - graph.type_range("b").start])
 
 
-def test_every_family_takes_typed_vertices() -> None:
+def test_every_model_accepts_typed_vertices() -> None:
     typed = make_typed_graph(23, "some").typed
     assert typed == TypedShape(num_relations=5, featured=((11, 4), (4, 3)), num_embedded=8)
     for family in (GCN, GAT):
@@ -122,7 +122,7 @@ def test_every_family_takes_typed_vertices() -> None:
         assert model.layers[0].in_width == 8
 
 
-def test_mistakes_name_the_remedy() -> None:
+def test_errors_say_what_to_do() -> None:
     typed = TypedShape(num_relations=4)
     with pytest.raises(InputError, match="rgcn needs a graph with relations"):
         RGCN(7, 3)
