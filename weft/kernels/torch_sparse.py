@@ -50,7 +50,7 @@ def _scaled_product(
 def _cached_matrix(rows: CompressedRows, weight: Tensor | None, x: Tensor) -> Tensor:
     """Return the sparse matrix of constant weights, or of ones, [1, rows, columns], from a cache by dtype.
 
-    The format is COO: PyTorch guarantees reproducible products on a GPU for this format only.
+    The format is coordinate (row, column): PyTorch guarantees reproducible products on a GPU for this format only.
     """
     key = weight is not None, x.dtype
     if key not in rows.matrices:
