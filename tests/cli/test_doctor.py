@@ -84,7 +84,12 @@ def test_what_is_missing_is_told(capsys: pytest.CaptureFixture[str], monkeypatch
         ),
         ("", "10.0.0.3", "ok", "box is 10.0.0.3 to ranks on other hosts"),
         ("eth7", "127.0.1.1", "ok", "by GLOO_SOCKET_IFNAME=eth7"),
-        ("eth7,ib9", "10.0.0.3", "FAILS", "GLOO_SOCKET_IFNAME=eth7,ib9: there is no interface ib9: set it to one of lo, eth7"),
+        (
+            "eth7,ib9",
+            "10.0.0.3",
+            "FAILS",
+            "GLOO_SOCKET_IFNAME=eth7,ib9: there is no interface ib9: set it to one of lo, eth7",
+        ),
     ],
 )
 def test_the_address_of_this_host(
@@ -106,7 +111,10 @@ def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "init", fails)
-    assert doctor.gpus()[1] == "no GPU found (RuntimeError: Found no NVIDIA driver on your system.): --device cuda will not work"
+    assert (
+        doctor.gpus()[1]
+        == "no GPU found (RuntimeError: Found no NVIDIA driver on your system.): --device cuda will not work"
+    )
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_ranks_meet_again(ranks: Callable[[Path, Path], list[list[str]]], tmp_pa
     script.write_text(SCRIPT)
     first, second = ranks(script, tmp_path)
     assert first[0] == second[0] == "done"
-    assert first[1].startswith("RunError callback fail raised an error")
+    assert first[1].startswith("RunError callback fail raised an exception")
     assert second[1].startswith("RunError rank 1 lost rank 0 in")
     assert first[2] == second[2] == "done"
     assert first[3] == second[3]
