@@ -660,7 +660,7 @@ def exchange_sample(group: Group, num_bytes: int, *, num_passes: int = 0) -> Pro
     Args:
         group: The ranks.
         num_bytes: Bytes that a rank sends in all.
-        num_passes: Number of `passes` that the rank computes meanwhile.
+        num_passes: Number of times that the rank passes over elements in its cache during the exchange; see `passes`.
     """
 
     def prepare() -> Work:

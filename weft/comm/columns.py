@@ -58,7 +58,7 @@ class ColumnLayout:
 
     @property
     def overlaps(self) -> bool:
-        """True if two ranks have the same columns."""
+        """True if there is a column that several ranks have."""
         return sum(self.width(rank) for rank in range(len(self.columns))) > self.num_columns
 
     def width(self, rank: int) -> int:
@@ -111,9 +111,9 @@ class RowSet:
     ids: Tensor
     """Vertex ids of the rows of all ranks, ordered by rank, int64 [c]."""
     counts: tuple[int, ...]
-    """Number of these rows on each rank."""
+    """Number of rows of the set on each rank."""
     positions: Tensor
-    """Positions of this rank's rows of the set among all its rows, int64."""
+    """Positions, among all rows of this rank, of those that are in the set, int64."""
 
 
 class RowsToCols:
@@ -246,7 +246,7 @@ def _gather(x_Nf: Tensor, layout: ColumnLayout, group: Group) -> Tensor:
 def _send_columns(
     x_nF: Tensor, counts: Sequence[int], layout: ColumnLayout, group: Group, key: Key | None = None
 ) -> Pending:
-    """Start the exchange that sends each rank its columns of these rows, and receives `counts` rows from each rank."""
+    """Start the exchange that sends each rank its columns of `x_nF`, and receives `counts` rows from each rank."""
     messages = [torch.cat([x_nF[:, start:stop] for start, stop in ranges], 1).reshape(-1) for ranges in layout.columns]
     sent = [len(x_nF) * layout.width(rank) for rank in range(group.size)]
     f = layout.width(group.rank)
@@ -258,9 +258,9 @@ def _send_columns(
 def _send_rows(
     x_Nf: Tensor, counts: Sequence[int], layout: ColumnLayout, group: Group, key: Key | None = None
 ) -> Pending:
-    """Start the exchange that sends each rank its `counts` of these rows, and receives all columns of this rank's rows.
+    """Start the exchange that sends each rank its rows of `x_Nf`, and receives all columns of this rank's rows.
 
-    The rows are ordered by the rank that they belong to.
+    The rows of `x_Nf` are ordered by the rank that they belong to: `counts` rows for each rank.
     """
     f, n = layout.width(group.rank), counts[group.rank]
     received = [n * layout.width(rank) for rank in range(group.size)]

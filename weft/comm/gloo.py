@@ -16,7 +16,7 @@ STDERR = 2
 
 @contextmanager
 def without_native_stderr() -> Iterator[None]:
-    """Discard what C++ code writes to standard error inside; Python still writes to it."""
+    """Discard what C++ code writes to standard error in the `with` block; Python still writes to it."""
     sys.stderr.flush()
     original = os.dup(STDERR)
     with open(os.devnull, "wb") as devnull:
@@ -31,7 +31,7 @@ def without_native_stderr() -> Iterator[None]:
 
 @contextmanager
 def batch_scheduling() -> Iterator[None]:
-    """Give threads that this thread starts inside the scheduling class SCHED_BATCH, if the system allows it.
+    """Start threads in the `with` block in the scheduling class SCHED_BATCH, if the system allows it.
 
     A thread of this class does not preempt the thread that wakes it. gloo's socket thread polls without sleeping while
     another thread of the process is about to send. Without SCHED_BATCH it does so on that thread's core, and delays it
@@ -50,7 +50,7 @@ def batch_scheduling() -> Iterator[None]:
 
 @contextmanager
 def starting_gloo() -> Iterator[None]:
-    """Start a process group inside without gloo's messages and with `batch_scheduling`."""
+    """Let the `with` block start a process group without messages of gloo and with `batch_scheduling`."""
     with without_native_stderr(), batch_scheduling():
         yield
 

@@ -221,7 +221,7 @@ class Group:
 
     @contextmanager
     def named(self, operation: str, tag: str) -> Iterator[None]:
-        """Show a collective as this rank's current activity inside.
+        """Show a collective as this rank's current activity during the `with` block.
 
         Args:
             operation: Name of the collective.

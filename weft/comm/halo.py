@@ -114,9 +114,9 @@ class EdgeSlice:
     adjacency: Adjacency
     """The edges; sources are the rows that `rank` sends, targets are numbered by `targets`."""
     scale: Scale
-    """Factors of these sources and targets."""
+    """Constant factors of the sources and targets of `adjacency`."""
     targets: Tensor
-    """Rows of the block that these edges lead to, int64."""
+    """Row of the block for each target of `adjacency`, int64."""
     rank: int | None
     """The rank that sends the sources; None: all ranks."""
 

@@ -93,7 +93,7 @@ def _value(spec: dataclasses.Field[Any], value: Any, *, several: bool) -> Any:
 
 @contextmanager
 def named_by(path: Path | None, schema: type, names: Collection[str], *, bare: bool = False) -> Iterator[None]:
-    """Make errors about options inside name their place in a file instead of their flag.
+    """Make errors about options, raised in the `with` block, name the place in a file instead of the flag.
 
     Args:
         path: The file; None: leave errors unchanged.

@@ -65,7 +65,7 @@ class Prices:
     ranks: int
     """Number of ranks of the host that ran concurrently during the measurement."""
     threads: int
-    """Threads of each of these ranks."""
+    """Number of threads of each rank."""
     tables: Mapping[str, PriceTable]
     """Seconds per unit of work, by table; `table_of` has the table of each kernel."""
     call_seconds: float = 0.0
@@ -249,7 +249,7 @@ PRICED_AS = {
     "sparse": "Sum",
     "sparse_backward": "Sum",
 }
-"""Kernel whose table prices another kernel that was not measured, by the latter."""
+"""For each kernel that was not measured itself, the kernel whose price table is used instead."""
 
 
 def table_of(kernel: str) -> str:

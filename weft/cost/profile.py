@@ -73,9 +73,10 @@ class Profile:
     """
 
     def factor(self, kind: str) -> float:
-        """Return the correction of a kind of KINDS: the median ratio of the newest runs.
+        """Return the factor that corrects estimated seconds of a kind in KINDS.
 
-        1 before there are MIN_RUNS runs, and never beyond MAX_FACTOR or its inverse.
+        The factor is the median of measured / estimated seconds over the newest runs, limited to the range from
+        1 / MAX_FACTOR to MAX_FACTOR. It is 1 before there are MIN_RUNS runs.
         """
         logs = [math.log(ratios[kind]) for ratios in self.calibration if kind in ratios]
         # Logarithms, so that a ratio and its inverse count alike.
@@ -83,7 +84,7 @@ class Profile:
         return math.exp(min(bound, max(-bound, statistics.median(logs)))) if len(logs) >= MIN_RUNS else 1.0
 
     def with_calibration(self, ratios: Mapping[str, float]) -> Profile:
-        """Return a copy of the profile that is calibrated by one more run; see `learned`."""
+        """Return a copy of the profile that is calibrated by one more run; see `calibration`."""
         return replace(self, calibration=[*self.calibration, ratios][-MAX_RUNS:])
 
     @property

@@ -305,7 +305,7 @@ class Link:
         """True if the next kernels wait for a load."""
 
     def move(self, operation: Operation) -> None:
-        """Start a transfer."""
+        """Simulate the start of a transfer."""
         if operation.bytes_received:
             free = self.begun if operation.ahead else self.now
             self.loaded = max(self.loaded, free) + self.seconds * operation.bytes_received
@@ -314,7 +314,7 @@ class Link:
             self.stored = max(self.stored, self.now) + self.seconds * operation.bytes_sent
 
     def work(self, seconds: float) -> float:
-        """Run kernels, or an exchange, for some seconds; return the seconds that they wait for rows from the host."""
+        """Simulate kernels or an exchange of some seconds; return the seconds that they wait for rows from the host."""
         wait = 0.0
         if self.is_loading:
             wait = max(0.0, self.loaded - self.now)

@@ -127,7 +127,7 @@ class Steps(NamedTuple):
     """Training steps of an epoch that all have about the same trace."""
 
     trace: Trace
-    """Trace of one of them."""
+    """Trace of one of the steps."""
     number: int
     """Number of steps that the trace stands for."""
 

@@ -344,7 +344,7 @@ class Graph(GraphFields):
             name: Name of the graph in messages. Default: the file's name.
 
         Raises:
-            InputError: With table, column and row of the mistake.
+            InputError: A table is wrong. The message names table, column and row.
         """
         columns = ColumnRoles(
             id=id,
@@ -390,7 +390,7 @@ class Graph(GraphFields):
             name: Name of the graph in messages.
 
         Raises:
-            InputError: With attribute and row of the mistake.
+            InputError: An attribute is wrong. The message names attribute and row.
         """
         features, label, edge_features = as_tuple(features), as_tuple(label), as_tuple(edge_features)
         node_attributes = (*features, *label, *as_tuple(split if isinstance(split, str) else ()))

@@ -34,7 +34,7 @@ class Links:
     """Training, validation and test links of a graph, with what negative sampling and ranking need."""
 
     train: Tensor
-    """int64 [m, 3]: the graph's edges, each once; no self-loops without relations; one direction if `symmetric`."""
+    """int64 [m, 3]: distinct edges of the graph; one direction if `symmetric`; without self-loops unless `typed`."""
     val: Tensor
     """int64 [m, 3]: edges held out for validation."""
     test: Tensor
@@ -44,7 +44,7 @@ class Links:
     num_vertices: int
     """Number of vertices, N."""
     num_relations: int
-    """Number of relations without inverse ones, R; 1 in a graph without relations."""
+    """Number of relations, R, not counting inverse relations; 1 in a graph without relations."""
     num_types: int
     """Number of vertex types, at least 1."""
     symmetric: bool

@@ -278,7 +278,7 @@ def check_relations(graph: GraphFields, edge_type: Tensor) -> None:
         edge_type: Relation of each edge, integer [E].
 
     Raises:
-        InputError: At the first edge that has not.
+        InputError: At the first edge without a valid relation, or with an endpoint of another type.
     """
     wrong = (edge_type < 0) | (edge_type >= len(graph.relations))
     if wrong.any():

@@ -37,7 +37,7 @@ class DataWarning(UserWarning):
 
 @contextmanager
 def located(place: str | Path) -> Iterator[None]:
-    """Prefix every InputError raised inside with a file or another place."""
+    """Prefix every InputError raised in the `with` block with a file or another place."""
     try:
         yield
     except InputError as error:

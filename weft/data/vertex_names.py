@@ -77,7 +77,7 @@ class Texts:
         return Texts(offsets=offsets, data=self.data[np.repeat(self.offsets[positions], sizes) + inside])
 
     def equal(self, others: Texts) -> NDArray[np.bool_]:
-        """Return which texts are equal to the text at the same position of as many other texts: [n]."""
+        """Return which texts are equal to the text at the same position of `others`, which has the same length: [n]."""
         sizes = np.diff(self.offsets)
         equal: NDArray[np.bool_] = sizes == np.diff(others.offsets)
         candidates = np.flatnonzero(equal)
@@ -275,13 +275,13 @@ def convert_ids_like(like: Ids, ids: Ids) -> Ids:
 
 
 def ids_equal(left: Ids, left_positions: NDArray[Any], right: Ids, right_positions: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return which ids at some positions equal those at as many positions of other ids. Their keys must be equal.
+    """Compare ids pair by pair: return which pairs are equal, [m]. The two ids of a pair must have equal keys.
 
     Args:
         left: Ids.
-        left_positions: int64 [m].
+        left_positions: Position in `left` of the first id of each pair, int64 [m].
         right: Ids of the same kind.
-        right_positions: int64 [m].
+        right_positions: Position in `right` of the second id of each pair, int64 [m].
     """
     if isinstance(left, Texts) and isinstance(right, Texts):
         return left.take(left_positions).equal(right.take(right_positions))

@@ -65,7 +65,10 @@ def _cached_matrix(rows: CompressedRows, weight: Tensor | None, x: Tensor) -> Te
 
 @contextmanager
 def _deterministic() -> Iterator[None]:
-    """Make PyTorch use cuSPARSE's COO_ALG2 inside. NVIDIA guarantees reproducible results for it, not for CSR_ALG2."""
+    """Make PyTorch use COO_ALG2 of cuSPARSE in the `with` block.
+
+    NVIDIA guarantees reproducible results for COO_ALG2, but not for CSR_ALG2.
+    """
     before = torch.get_deterministic_debug_mode()
     torch.set_deterministic_debug_mode("warn")
     try:

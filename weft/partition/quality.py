@@ -20,7 +20,7 @@ class Quality:
     in_edges: tuple[int, ...]
     """Number of edges into the vertices of each part."""
     remote: tuple[int, ...]
-    """Number of distinct sources of these edges that are in other parts."""
+    """Number of distinct vertices in other parts that have edges into each part."""
     cut: int
     """Number of edges between parts."""
     replication: float

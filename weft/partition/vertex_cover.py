@@ -28,7 +28,7 @@ class Cover:
     Both are sorted by vertex. The edge from a partial result has weight 1.
     """
     requested: Adjacency
-    """Definition of the received rows, as targets over the fetched vertices as sources.
+    """Edges that define the received rows: sources are the fetched vertices, targets the received rows.
 
     A row has one source, whose row is sent, or several, whose weighted sum is sent.
     """
@@ -39,7 +39,7 @@ class Cover:
 
     @property
     def requested_edges(self) -> tuple[int, ...]:
-        """Number of edges of `requested` for each part."""
+        """Number of edges in `requested` to the rows that are received from each part."""
         bounds = torch.tensor([0, *self.received]).cumsum(0)
         return tuple(self.requested.indptr[bounds].diff().tolist())
 

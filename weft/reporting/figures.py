@@ -31,10 +31,10 @@ class FigureGroup:
     shared: dict[str, Any]
     """Fields that have the same value in all rows."""
     columns: RecordColumns
-    """Fields that differ, as columns of equal length."""
+    """All other fields, with a value for each row, as columns of equal length."""
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a mapping for each row."""
+        """Return a dict from field to value for each row."""
         names = list(self.columns)
         return [self.shared | dict(zip(names, row, strict=True)) for row in zip(*self.columns.values(), strict=True)]
 

@@ -102,7 +102,7 @@ class RunRecords:
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks that have lines."""
+        """Number of ranks for which `rank_lines` has lines."""
         return 1 + max((line["rank"] for line in self.rank_lines), default=-1)
 
 

@@ -18,7 +18,7 @@ class Clock(Protocol):
         ...
 
     def wait(self) -> None:
-        """Wait until everything before the stamps has happened."""
+        """Wait until the clock has reached all stamps taken so far, as `seconds` requires."""
         ...
 
     def seconds(self, start: Any, stop: Any) -> float:

@@ -165,7 +165,7 @@ def select_kernels(selection: KernelSelection) -> None:
 
 @contextmanager
 def avoid_onednn() -> Iterator[None]:
-    """Do not use oneDNN inside. It would compile and cache a kernel for each number of rows."""
+    """Avoid oneDNN in the `with` block. It would compile and cache a kernel for each number of rows."""
     before = _selection
     select_kernels(before.without_onednn())
     try:

@@ -93,7 +93,7 @@ class Meter:
 
     @contextmanager
     def during(self, phase: str, activity: str | None = None) -> Iterator[None]:
-        """Count everything inside under a phase.
+        """Count all work and time of the `with` block under a phase.
 
         Args:
             phase: Name of the phase.
@@ -121,7 +121,7 @@ class Meter:
 
     @contextmanager
     def timer(self, name: str) -> Iterator[None]:
-        """Charge the time inside to a name of the current phase, without the time in nested timers."""
+        """Add the duration of the `with` block, without that of nested timers, to `name` in the current phase."""
         before = self._timer
         self._enter(name)
         try:
@@ -245,7 +245,7 @@ class Meter:
 
     @contextmanager
     def noted(self, stream: str, name: str, **about: Any) -> Iterator[None]:
-        """Add a slice for the time inside to the timeline.
+        """Add a slice to the timeline that lasts as long as the `with` block.
 
         Args:
             stream: Stream of the timeline; see `Slice`.

@@ -27,7 +27,7 @@ def handle_signals(
 
 @contextmanager
 def blocked_signals() -> Iterator[None]:
-    """Block SIGNALS inside. A process that is started inside has them blocked until it unblocks them."""
+    """Block SIGNALS in the `with` block. A process started there has them blocked until it unblocks them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield

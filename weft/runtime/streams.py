@@ -49,7 +49,7 @@ class Streams(Protocol):
         ...
 
     def on(self, stream: str, after: StreamMark | None) -> AbstractContextManager[None]:
-        """Make a stream the current one inside, for this thread.
+        """Make a stream the current one of this thread in the `with` block.
 
         Args:
             stream: Name of the stream.
@@ -102,7 +102,7 @@ class InOrder:
         self.device = device
 
     def mark(self) -> None:
-        """Return None: everything is done."""
+        """Return None, since all work of the device is done already."""
 
     def join(self, mark: StreamMark | None) -> None:
         del mark
@@ -262,7 +262,7 @@ class Guard:
 
     @contextmanager
     def stream_reads(self) -> Iterator[None]:
-        """Let the current stream copy from the buffer inside."""
+        """Let the current stream copy from the buffer in the `with` block."""
         self._streams.join(self._written)
         yield
         if (mark := self._streams.mark()) is not None:
@@ -270,7 +270,7 @@ class Guard:
 
     @contextmanager
     def stream_writes(self) -> Iterator[None]:
-        """Let the current stream copy into the buffer inside."""
+        """Let the current stream copy into the buffer in the `with` block."""
         for mark in (self._written, *self._read.values()):
             self._streams.join(mark)
         yield
@@ -290,7 +290,9 @@ class Staging:
 
     @contextmanager
     def lend(self, num_rows: int, width: int, dtype: torch.dtype) -> Iterator[Tensor]:
-        """Yield uninitialized rows, [num_rows, width]; inside, the host fills them and the current stream copies them.
+        """Yield uninitialized rows, [num_rows, width].
+
+        In the `with` block, the host fills them and the current stream copies them to the device.
 
         Args:
             num_rows: Number of rows.

@@ -48,7 +48,7 @@ class Heap:
 
 
 class TensorPeak(DispatchMode):
-    """Mode that records the memory of tensors created inside: bytes alive, their peak, and the heap that they need.
+    """Mode that records the memory of tensors created in its `with` block: bytes alive, their peak, and their heap.
 
     `moments` has the bytes alive after each operation. Tensors that existed before, and those that map a file, do not
     count.
@@ -70,10 +70,11 @@ class TensorPeak(DispatchMode):
 
     @property
     def room(self) -> int:
-        """Bytes of a heap in which the tensors were allocated and freed twice, with the holes between them.
+        """Size in bytes, with holes, of the heap that the recorded allocations need when they run twice in a row.
 
-        Read it when all tensors are freed, as after a step. Small tensors are treated like large ones, although a
-        process has another heap for them, so that results for small graphs scale to large ones.
+        The second time, they find the holes that the first time left. Read it when all tensors are freed, as after a
+        step. Small tensors are treated like large ones, although a process has another heap for them, so that results
+        for small graphs scale to large ones.
         """
         heap, places = Heap(), dict[int, int]()
         for number, change in self._changes * 2:

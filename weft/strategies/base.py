@@ -230,7 +230,7 @@ class Plan(ABC):
 
 
 class Placed(ABC):
-    """A plan on its rank, as the training loop uses it.
+    """Plan placed on a rank, with the interface that the training loop uses.
 
     The model is a copy with the embedding rows of this rank; the workload's model stays as it is.
 

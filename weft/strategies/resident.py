@@ -340,7 +340,7 @@ class StepInputs:
 
 
 class ResidentPlaced(Placed):
-    """A plan on its rank, where the model runs as a whole, each of its stages under a view.
+    """Plan placed on a rank, where each stage of the model runs on all rows at once, instead of chunk by chunk.
 
     Args:
         plan: The plan.
@@ -366,7 +366,7 @@ class ResidentPlaced(Placed):
         return StepInputs(input_rows=self.rows, inputs=self.make_inputs(self.rows), exchanges=exchanges)
 
     def step_inputs(self, step: Step) -> StepInputs:
-        """Return what the rank has for a step."""
+        """Return the rows, inputs and exchanges of this rank for a step."""
         return self.whole if step.vertices is None else self.pruned_inputs[step.training]
 
     def steps(self, epoch: int) -> Iterable[Step]:

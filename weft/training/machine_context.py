@@ -1,4 +1,4 @@
-"""Measurements of its machine that a run uses: profile, cost factors, and kernel selection."""
+"""Measurements of the machine that a run uses: profile, cost factors, and kernel selection."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Batch:
     rows: Tensor
     """Indices of the logits that have a training label, int64 [k]."""
     y: Tensor
-    """Labels of these rows, [k, ...]."""
+    """Labels of `rows`, [k, ...]."""
     size: int
     """Number of training rows of the step on all ranks. Divide the sum of the losses by it."""
     step: Step
@@ -97,7 +97,7 @@ class PlacedModel:
         self._versions: list[int] = []
         """PyTorch's version counter of each parameter at the first `backward`."""
         self._unchanged_epochs = 0
-        """Number of calls of `batches` since then at which these counters were unchanged."""
+        """Number of calls of `batches` since the first `backward` at which all version counters were unchanged."""
 
     def batches(self, epoch: int) -> Iterator[Batch]:
         """Yield the steps of an epoch: one for the whole graph, or one for each mini-batch of `split` and `sampled`.

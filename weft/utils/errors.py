@@ -107,7 +107,7 @@ def printable(text: str) -> str:
 
 @contextmanager
 def readable(place: str | Path, remedy: str) -> Iterator[None]:
-    """Convert any error that reading a file raises inside to InputError.
+    """Convert any error raised in the `with` block, in which a file is read, to InputError.
 
     Libraries may raise any exception for damaged content. Warnings raised as errors and lack of memory are not about
     the content, and pass unchanged.

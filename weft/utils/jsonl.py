@@ -21,9 +21,9 @@ class FilePosition:
     size: int = 0
     """Size of the file in bytes."""
     sha256: str = hashlib.sha256().hexdigest()
-    """Hash of these bytes."""
+    """Hash of the content of the file."""
     epochs: list[dict[str, Any]] = field(default_factory=list)
-    """Lines of epochs in these bytes, from which a lost file can be rebuilt."""
+    """Lines of kind `epoch` in the file; a lost file can be rebuilt from them."""
 
 
 class Recorder:

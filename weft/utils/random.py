@@ -10,7 +10,7 @@ from torch import Tensor
 MASK64 = (1 << 64) - 1
 """Mask of the lowest 64 bits."""
 MAX_KEYS = 1024
-"""Number of keys of a table."""
+"""Largest number of random keys that a step can use: the size of a `KeyTable`."""
 
 RandomKey = int | Tensor
 """Random key of 64 bits: a number, or a tensor int64 [1] on the device that uses it, whose value may change."""

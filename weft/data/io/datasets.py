@@ -268,7 +268,7 @@ def read_edges(
         seed: Seed of a random split.
 
     Raises:
-        InputError: With file, line and content if a line is no edge or an id is out of range.
+        InputError: A line is no edge, or an id is out of range. The message names file, line and content.
     """
     with readable(path, "give a text table of numbers, or an array saved by numpy.save"):
         parts = edge_list.edge_list_parts(

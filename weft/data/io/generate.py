@@ -29,7 +29,7 @@ CLASS_DISTANCE = 2.0
 """Distance of two class means in units of the noise: features alone separate classes badly, neighbours' means well."""
 
 BLOCK_ROWS = 1 << 14
-"""Number of rows that get their class mean together."""
+"""Number of rows to which the means of their classes are added at a time."""
 
 VERTEX_BYTES, EDGE_BYTES = 16, 16
 """Least memory while a graph is generated: per vertex row pointers both ways; per edge two ids, source, position."""
@@ -50,7 +50,7 @@ def generate(spec: str, seed: int = 0) -> GraphFields:
         seed: Seed if the recipe has none.
 
     Raises:
-        InputError: With the key, and the nearest known one.
+        InputError: The recipe is invalid. The message names the key, and suggests a known one.
     """
     kind, _, text = spec.partition(":")
     if kind not in GENERATORS:
@@ -140,7 +140,7 @@ def number(kind: str, key: str, text: str) -> float:
         text: The number.
 
     Raises:
-        InputError: If it is none.
+        InputError: The text is not such a number.
     """
     factor = SUFFIXES.get(text[-1:].lower(), 1)
     try:

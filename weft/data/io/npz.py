@@ -60,7 +60,7 @@ def read_npz(path: str | Path, *, split: int = 0, seed: int = 0) -> GraphFields:
         seed: Seed of a split.
 
     Raises:
-        InputError: With file, key and remedy if keys are missing, unknown or inconsistent.
+        InputError: Keys are missing, unknown or inconsistent. The message names file, key and remedy.
     """
     path = Path(path)
     arrays = read_all(path)

@@ -39,15 +39,15 @@ def from_pyg(data: PygGraph, *, name: str = "graph") -> GraphFields:
 
     Reads `edge_index` (or `adj_t` as a torch.sparse matrix), `edge_weight` [E] or [E, 1], `edge_type`, `x` (dense or
     sparse), `y` and the three masks. `edge_attr` of two or more columns becomes edge features; in a HeteroData all
-    relations must have as many columns. `edge_attr` of one column is ignored, never taken for a weight: call it
-    `edge_weight` if it is one. In a HeteroData in which only some relations have weights, other edges weigh 1.
+    relations must have the same number of columns. `edge_attr` of one column is ignored, never taken for a weight: call
+    it `edge_weight` if it is one. In a HeteroData in which only some relations have weights, other edges weigh 1.
 
     Args:
         data: The PyG graph.
         name: Name of the graph in messages.
 
     Raises:
-        InputError: With the attribute that is wrong.
+        InputError: An attribute is wrong; the message names it.
     """
     pyg = import_extra("torch_geometric.data", "from_pyg")
     if not isinstance(data, pyg.Data | pyg.HeteroData):
@@ -143,16 +143,16 @@ def from_hetero(data: HeteroData, name: str) -> GraphFields:
 
 
 class MergedEdges(NamedTuple):
-    """Edges of all relations, between ids over all vertices."""
+    """Edges of all relations, with vertices numbered from 0 to N - 1 across all vertex types."""
 
     source: Tensor
     """int64 [E]: source of each edge."""
     target: Tensor
     """int64 [E]: target of each edge."""
     weight: Tensor | None
-    """[E]: edge weights, 1 in relations without; None if no relation has any."""
+    """[E]: edge weights, 1 for edges of relations without weights; None if no relation has weights."""
     edge_features: Tensor | None
-    """[E, K]: edge features; None unless all relations have as many."""
+    """[E, K]: edge features; None unless all relations have the same number of edge features."""
     edge_type: Tensor | None
     """int64 [E]: positions in `data.edge_types`; None without relations."""
 

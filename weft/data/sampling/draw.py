@@ -55,7 +55,7 @@ class SampledEdges:
 
 @dataclass(frozen=True, kw_only=True)
 class KeyTransition:
-    """Position of LABOR's variates between those of one key and those of the next, in dependent batches."""
+    """Progress from one random key to the next: LABOR's variates change gradually over dependent batches."""
 
     next_key: int
     """Key of the next period."""

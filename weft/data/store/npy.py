@@ -51,7 +51,7 @@ def parsing(path: Path, remedy: str) -> Iterator[None]:
 
 
 def read_header(file: IO[bytes], num_bytes: int) -> Header:
-    """Read the header at the start of a file; the file is then positioned at the data. To be called inside `parsing`.
+    """Read the header at the start of a file; the file is then positioned at the data. Call it in a `parsing` block.
 
     Args:
         file: The file.

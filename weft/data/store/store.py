@@ -230,7 +230,7 @@ def read_store(folder: str | Path, *, verify: bool | None = True) -> StoreConten
             differs from the manifest. False: none.
 
     Raises:
-        InputError: With file, field and remedy if the folder is damaged, of a later version, or no graph folder.
+        InputError: The folder is damaged, of a later version, or no graph folder. The message names file and field.
     """
     folder = Path(folder).absolute()
     manifest = read_manifest(folder)

@@ -85,7 +85,7 @@ def table_parts(
         seed: Seed of a random split.
 
     Raises:
-        InputError: With table, column, row and remedy.
+        InputError: A table is wrong. The message names table, column, row and remedy.
     """
     edge_table = open_table(edges, "edges")
     require_columns(edge_table, [columns.source], "--source")

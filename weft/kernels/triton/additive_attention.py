@@ -30,7 +30,7 @@ from weft.utils.dtypes import sum_dtype
 from weft.utils.random import key_on
 
 ROWS_OF_STATS = 16
-"""Number of rows of a program of `attend_stats`, which reads no entries."""
+"""Number of rows that a Triton program of `attend_stats` processes. The kernel does not read edges."""
 
 
 def attend(

@@ -44,9 +44,9 @@ class _Endpoints(NamedTuple):
     loop: Tensor | None
     """Mask of self-loops that exist, uint8; None: all edges exist."""
     rows: slice
-    """Rows of these edges in tensors that have the edges and then the self-loops."""
+    """Rows of these edges or self-loops in tensors with a row for each edge, then one for each self-loop."""
     loops: bool
-    """True for self-loops."""
+    """True if the endpoints are those of self-loops, False if they are those of edges."""
 
     def arguments(self) -> tuple[Tensor, Tensor, Tensor | None, int]:
         """Return the arguments that kernels take."""

@@ -104,7 +104,7 @@ class Aggregate:
 
     @property
     def plain(self) -> bool:
-        """True if it reads only the rows that it aggregates, so that its result is constant if these are."""
+        """True if the aggregate reads only the rows that it aggregates; if they are constant, its result is too."""
         return self.over_edges and (*self.source, *self.target, *self.shared) == (self.first,)
 
     @property
@@ -114,7 +114,7 @@ class Aggregate:
 
     @property
     def reads_weight(self) -> bool:
-        """True if it multiplies by the edge weights, if the graph has any."""
+        """True if the aggregate multiplies rows by edge weights, in a graph that has edge weights."""
         return False
 
     @property
@@ -143,9 +143,10 @@ class Aggregate:
         return self.run(topology, self.prepare(topology, rows), steps)
 
     def stepwise(self, rows: Rows) -> Request:
-        """Return the aggregate and tensors to use if the caller runs the steps one by one.
+        """Return the request to use if the caller runs the steps one by one.
 
-        Logits are computed from the first step's rows, so they need a tensor of their own if they read `first`.
+        Each step replaces the rows named `first` by its result, but all steps use the attention logits of the first
+        step. An aggregate that computes logits from `first` therefore gets the original rows under a second name.
         """
         return Request(self, rows)
 

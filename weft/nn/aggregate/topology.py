@@ -273,7 +273,7 @@ class EdgeSubset(Topology):
 
     @cached_property
     def relation_edges(self) -> Adjacency:
-        """Edges of this subset, with the relation rows of all edges as targets; some of these may get no edge."""
+        """Edges of this subset, from sources to the relation rows of `whole`; a relation row may have no edge here."""
         rows, types, num_targets = self.whole.relation_rows, self.whole.edge_type, self.adjacency.num_targets
         assert types is not None
         source, target = self.adjacency.edges()

@@ -86,9 +86,9 @@ class RelationAggregate(GraphStep):
     relation: int
     """Number of the relation."""
     target: str
-    """Vertex type of its targets."""
+    """Vertex type of the relation's targets."""
     source: int
-    """Number of the vertex type of its sources."""
+    """Number of the vertex type of the relation's sources."""
     reduce: Reduce
     """Reduction over the in-neighbours."""
     weight: str
@@ -105,9 +105,9 @@ class RelationSlot(NamedTuple):
     weight: str
     """Path of the linear layer, whose weight is [o, i]."""
     first_input: int
-    """First of its i input columns."""
+    """First of the relation's i consecutive input columns."""
     first_output: int
-    """First of its o output columns."""
+    """First of the relation's o consecutive output columns."""
 
 
 @dataclass(frozen=True)
@@ -309,7 +309,7 @@ REDUCE: dict[str, Reduce] = {"mean": "mean", "sum": "sum", "add": "sum"}
 
 
 def join_relations(steps: list[TracedStep], kinds: dict[str, StepKind], num_relations: int) -> list[TracedStep]:
-    """Return the steps with independent aggregates of relations joined.
+    """Join relation aggregates that do not depend on each other, and return the resulting steps.
 
     Args:
         steps: Steps in order.

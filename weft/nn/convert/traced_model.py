@@ -50,7 +50,7 @@ class Converted(PhasedModel):
 
     @property
     def output_types(self) -> tuple[str, ...]:
-        """Vertex types whose rows it returns, on a heterogeneous graph; empty: it returns rows of all vertices."""
+        """Vertex types whose rows the model returns, on a heterogeneous graph; empty: rows of all vertices."""
         return self._program.output_types
 
     @property

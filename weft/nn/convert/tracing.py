@@ -158,7 +158,7 @@ class ValuesAndIndices(NamedTuple):
     values: Any
     """Proxy of the values."""
     indices: Any
-    """Proxy of their positions."""
+    """Proxy of the positions of the values."""
 
 
 class Tracer(fx.Tracer):

@@ -81,7 +81,7 @@ class Stack(PhasedModel):
 
     @property
     def is_plain(self) -> bool:
-        """True if it has no hooks, and neither `begin`, `resume` nor `forward` is overridden."""
+        """True if the stack has no hooks, and neither `begin`, `resume` nor `forward` is overridden."""
         overrides = (type(self).begin, type(self).resume) != (Stack.begin, Stack.resume)
         return not overrides and phases_of(self) is not None
 

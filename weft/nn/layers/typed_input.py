@@ -1,4 +1,4 @@
-"""First rows of vertices of several types: transformed features, or trained embeddings for types without features."""
+"""Input rows of vertices of several types: transformed features, or trained embeddings for types without features."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def to_pyg(model: nn.Module) -> Any:
         model: A weft.nn.Stack of GCN, SAGE, GIN, GAT, GATv2 and linear layers.
 
     Raises:
-        InputError: The model is another one.
+        InputError: The model is not such a stack.
     """
     pyg = import_extra("torch_geometric.nn", "to_pyg")
     if not isinstance(model, Stack) or not model.is_plain or model.input is not None:

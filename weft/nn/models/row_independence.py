@@ -73,9 +73,9 @@ class Call:
     name: str
     """Class of the module, and its path in the model."""
     inputs: list[Tensor]
-    """Copies of the tensors among its arguments."""
+    """Copies of the tensors among the arguments."""
     outputs: list[Tensor]
-    """Copy of its result, if that is a tensor."""
+    """Copy of the result, if it is a tensor; else empty."""
 
 
 def check_row_independence(work: Workload, *, all_rows: bool) -> None:

@@ -215,7 +215,7 @@ class BlockFlops(NamedTuple):
         return cls(small, tuple(BlockCost(*(b - a for a, b in zip(small, cost, strict=True))) for cost in more))
 
     def on(self, size: BlockSize) -> BlockCost:
-        """Return the cost on a block of this size, extrapolated from small ones, at least 0."""
+        """Return the cost on a block of the given size, extrapolated linearly from small blocks; at least 0."""
         steps = [actual - small_size for actual, small_size in zip(size, SMALL_SIZE, strict=True)]
         return BlockCost(
             *(

@@ -24,7 +24,7 @@ class GraphOperation:
     hop: int = 0
     """Number of layers of message passing in earlier stages; each step of an aggregate is a layer."""
     origin: Origin = "rows"
-    """Origin of the rows: constant features, these under dropout, or any other rows."""
+    """Origin of the rows: constant features, constant features after dropout, or any other rows."""
     backward: bool
     """True if a gradient flows back through the operation."""
     flops: float = 0
@@ -58,10 +58,10 @@ class GraphOperation:
 
     @property
     def reads_edges(self) -> bool:
-        """True if it goes over edges, in an aggregate or in the layer itself."""
+        """True if the operation goes over edges, in an aggregate or in the layer itself."""
         return self.is_aggregate or self.op == "block"
 
     @property
     def hops(self) -> range:
-        """Numbers of its layers of message passing, one for each step; empty for totals and embeddings."""
+        """Numbers of the operation's layers of message passing, one for each step; empty for totals and embeddings."""
         return range(self.hop, self.hop + (self.steps if self.reads_edges else 0))

@@ -229,7 +229,7 @@ class PassSizes:
 
 
 class _MemoryRun:
-    """Follows a pass and tracks the bytes that are alive, and their peak."""
+    """Simulates the allocations of a pass, to find the peak of the bytes that are alive."""
 
     def __init__(self, sizes: PassSizes) -> None:
         self.sizes, self.alive, self.peak = sizes, 0, 0
@@ -237,7 +237,7 @@ class _MemoryRun:
         self.sources = sizes.num_rows if sizes.cut.in_place else sizes.cut.num_slots
 
     def forward(self) -> None:
-        """Follow `ColumnPass.forward`."""
+        """Simulate what `ColumnPass.forward` allocates and frees."""
         sizes, last = self.sizes, self.sizes.steps - 1
         result = sizes.num_results * sizes.outbound.this_rank * sizes.in_memory
         self.allocate(sizes.packed * sizes.num_own * sizes.inbound.row + sizes.arrays)
@@ -263,7 +263,7 @@ class _MemoryRun:
             outbound.finish()
 
     def backward(self) -> None:
-        """Follow `ColumnPass.backward`."""
+        """Simulate what `ColumnPass.backward` allocates and frees."""
         sizes = self.sizes
         result, grads = (
             sizes.num_results * sizes.outbound.this_rank * sizes.in_memory,
@@ -376,7 +376,7 @@ class _MemoryRun:
 
 
 class _Inbound:
-    """Follows `Receives`: rows become columns, all sets at once or, for rows in files, one set ahead."""
+    """Simulates the memory of `Receives`: sets of rows arrive all at once or, for rows in files, one set ahead."""
 
     def __init__(self, run: _MemoryRun, sets: Sequence[SetSize], columns: ExchangeColumns) -> None:
         self.run, self.columns = run, columns
@@ -399,7 +399,7 @@ class _Inbound:
 
 
 class _Outbound:
-    """Follows `Sends`: columns become rows."""
+    """Simulates the memory of `Sends`: columns of the result are sent, and become rows of their owners."""
 
     def __init__(self, run: _MemoryRun, num_rows: int, columns: ExchangeColumns) -> None:
         self.run, self.columns, self.under_way = run, columns, deque[tuple[int, int]]()

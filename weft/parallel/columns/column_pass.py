@@ -244,7 +244,7 @@ class ColumnPass:
         return aggregates.results(aggregate_step, ready=lambda number: number > last_arrival, arrive=arrive)
 
     def _arrays(self, x: Tensor) -> list[StoredRows]:
-        """Return the rows that the aggregate reads, by port: filled, or to be filled as rows arrive."""
+        """Return each matrix that the aggregate reads; rows that have yet to arrive are uninitialized."""
         runtime, is_complete = self.runtime, self.alone or self.rows_in is None
         if is_complete and runtime.in_memory:
             return [MemoryRows.of(x[:, column_range].contiguous()) for column_range in self.columns]

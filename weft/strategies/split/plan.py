@@ -340,7 +340,7 @@ class MiniBatchPlan(CommunicatedPlan):
 
 
 class SplitPlan(MiniBatchPlan):
-    """Plan of `split`: only its owner samples, loads and computes a vertex of a batch (GSplit, sections 3 and 4)."""
+    """Plan of `split`: every vertex of a batch is sampled, loaded and computed by its owner only (GSplit, 3 and 4)."""
 
     name = "split"
     splits = True

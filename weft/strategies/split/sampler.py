@@ -40,7 +40,7 @@ class Requests(NamedTuple):
     vertices: Tensor
     """Vertices sorted by the other rank, ascending for each, int64 [h]."""
     counts: list[int]
-    """Number of them for each rank."""
+    """Number of vertices for each other rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ class RowLookup(NamedTuple):
     fetched: Tensor
     """Vertices of other ranks, int64 [h], by owner, ascending for each."""
     received: tuple[int, ...]
-    """Number of them for each rank."""
+    """Number of fetched vertices by owner."""
     positions: Tensor
     """Position of each requested vertex among the inputs and then the fetched, int32 [E]."""
     route: Route | None
@@ -198,7 +198,7 @@ class BatchSampler:
         return SampledBatch(rows=rows, num_own=len(owned), hops=tuple(hops), links=links)
 
     def _keys(self, epoch: int, number: int, hop: int) -> tuple[int, KeyTransition | None]:
-        """Return the random key of a hop's samples, and for dependent samples the progress to the next key."""
+        """Return the random key of a hop's samples and, for dependent batches, the transition to the next key."""
         if self.dependency == 1:
             return layer_key(self.seed, epoch, number, hop), None
         batch = epoch * -(-len(self.examples) // self._size) + number

@@ -74,7 +74,7 @@ class TensorPlan(ResidentPlan):
     )
     options: TensorOptions
     pruned: VertexPlan | None = None
-    """Receptive field of its steps as blocks of a single rank; None: the whole graph."""
+    """Receptive field of the steps of this plan, as blocks of a single rank; None: the whole graph."""
 
     def solve(self, state: Any) -> None:
         if self.work.row_dtype != self.work.dtype and self.chunking is not None:

@@ -73,7 +73,7 @@ class VertexPlan(ResidentPlan):
     ratio: ClassVar[float | None] = None
     """Share of remote sources that is cached; None: as the options say, or by cost."""
     receptive_field: ReceptiveField | None = None
-    """Receptive field of its steps; None: the whole graph."""
+    """Receptive field of the steps of this plan; None: the whole graph."""
     options: VertexOptions
 
     def solve(self, state: Any) -> None:

@@ -132,7 +132,7 @@ class SavedModel:
             return cls(folder=folder, description=Description.from_record(record), weights=weights)
 
     def model(self, module: nn.Module | str | None = None, typed: TypedShape | None = None) -> nn.Module:
-        """Return the model with these weights.
+        """Return the model with the saved weights.
 
         No code that the files of the run name is imported, because the files may come from anybody.
 

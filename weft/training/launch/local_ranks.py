@@ -63,7 +63,7 @@ class Planned:
 
     @classmethod
     def of(cls, plan: Plan) -> Planned:
-        """Return a plan in this form. A partition, which is large, is sent in a file instead."""
+        """Return the form of a plan, without its partition, which is large and is sent in a file instead."""
         return cls(
             options=with_partition(plan.options, None),
             machine=plan.machine,

@@ -50,7 +50,7 @@ class Machines:
 
 
 def machines_of(value: str) -> list[Machines]:
-    """Return the alternatives that the value of `--machines` lists, or a TOML file.
+    """Return the alternatives in the value of `--machines`: a comma-separated list, or the path of a TOML file.
 
     Raises:
         InputError: The value cannot be parsed, or names machines that cannot exist.

@@ -61,7 +61,7 @@ class Examples(NamedTuple):
     rows: Tensor
     """Indices of the training rows among the rank's rows, int64 [k]."""
     y: Tensor
-    """Labels of these rows, [k, ...]."""
+    """Labels of `rows`, [k, ...]."""
     size: int
     """Number of training rows of the step on all ranks."""
 

@@ -154,8 +154,8 @@ def r2(outputs: Tensor, y: Tensor) -> float | None:
 def over_classes(binary_score: Callable[[Tensor, Tensor], float | None]) -> Callable[[Tensor, Tensor], float | None]:
     """Extend a score of binary classifiers to logits [k, C].
 
-    Two classes are scored as one binary classifier. Several classes, compared by their softmax, and several labels are
-    scored one against the rest, and the mean over those that occur in some but not all rows is returned.
+    Two classes are scored as one binary classifier. Otherwise, each class (by its softmax) or each label is scored as a
+    binary classifier of its own, and the score is the mean over all that occur in some but not all rows.
 
     Args:
         binary_score: Returns a score, or None, given scores [k] and truth values [k].

@@ -32,9 +32,9 @@ class Volumes:
     shared: int
     """Rows to load if ranks share what they load (V_+p2p)."""
     loaded: int
-    """Rows to load if, in addition, rows stay in the buffer between rounds (V_+ru)."""
+    """Rows to load if ranks share what they load, and rows stay in the buffer between rounds (V_+ru)."""
     fetched: int
-    """Rows that ranks then send to each other."""
+    """Rows that ranks send to each other if they share what they load, and rows stay in the buffer."""
 
     def seconds(self, rates: Rates) -> float:
         """Return the seconds that moving the rows takes (equation 4).

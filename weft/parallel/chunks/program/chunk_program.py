@@ -1,7 +1,8 @@
-"""A model cut into segments at its layer boundaries: which rows each segment leaves, and their widths.
+"""A model cut into segments at its layer boundaries: which rows each segment leaves on the host, and their widths.
 
 Source: HongTu, section 4.2. Segment k of a program runs from the result of boundary k - 1 to boundary k, or to the
-logits. The rows that a boundary leaves on the host are numbered; their numbers are called ports.
+logits. At a boundary, a segment leaves one or more matrices of rows on the host, numbered from 0. The number of such a
+matrix is called its port.
 """
 
 from __future__ import annotations

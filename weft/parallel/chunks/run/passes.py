@@ -102,7 +102,7 @@ class ChunkPass:
         return [run(number, list(group)) for number, group in groupby(stages, lambda stage: stage.number)]
 
     def _alloc(self, stage: PassStage, kind: str) -> list[StoredRows]:
-        """Allocate and return the rows of one kind that a stage makes."""
+        """Allocate and return those rows that a stage makes whose `Buffer.kind` is `kind`."""
         allocated = [
             (buffer, self.runtime.pool.alloc(buffer.num_rows, buffer.width))
             for buffer in stage.makes
