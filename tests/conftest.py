@@ -1,6 +1,6 @@
-"""Fixtures for all tests, and what a session has: one thread a process, references, ranks that are kept.
+"""Fixtures and setup for all tests: one thread per process, shared reference results, and persistent ranks.
 
-PyTorch and weft are imported by what runs tests. The process that only hands tests out to workers does without them.
+Only processes that run tests import PyTorch and weft. The process that distributes tests to workers does not.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch is imported: gra
 LONG = ("strategies", "parallel", "training", "prediction", "experiments", "autotune")
 """Folders of tests that take a second or more."""
 SERVER = "fork_server"
-"""Key of the address of the process that all ranks are forked from, in what a worker is given."""
+"""Key in a worker's input for the address of the process that all ranks are forked from."""
 settings.register_profile("dev", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give the references a folder that the workers of pytest-xdist and all ranks share; no machine has a profile."""
+    """Create a folder for references that all workers and ranks share, and a cache without a machine profile."""
     if config.option.markexpr != "not slow":
         os.environ[EVERY_CASE] = "1"
     if REFERENCES not in os.environ:
@@ -49,8 +49,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported: its kernels then run on the CPU
     collect_seldom()
     keep_digits()
-    if SERVER in (given := getattr(config, "workerinput", {})):
-        fork_server.use(given[SERVER])
+    if SERVER in (worker_input := getattr(config, "workerinput", {})):
+        fork_server.use(worker_input[SERVER])
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -75,7 +75,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture(scope="session", autouse=True)
 def _ranks() -> Iterator[None]:
-    """Ends the ranks that are kept with the session."""
+    """End the persistent ranks when the session ends."""
     from tests.lib.ranks import close_pools
 
     yield
@@ -84,7 +84,7 @@ def _ranks() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _local_ranks() -> Iterator[None]:
-    """Has runs started here fork their local ranks, as a command does: as of a script, each would import all anew."""
+    """Fork the local ranks of runs, as the command line does. Ranks of a script would import every module again."""
     from tests.lib.ranks import forked
 
     with pytest.MonkeyPatch.context() as patch:
@@ -94,7 +94,7 @@ def _local_ranks() -> Iterator[None]:
 
 @pytest.fixture
 def weft_data() -> Callable[[str], Path]:
-    """Finds a real graph's file in the folder that WEFT_DATA names; skips the test where it is not there."""
+    """Find a real graph's file in the folder WEFT_DATA, or skip the test if there is none."""
 
     def find(name: str) -> Path:
         folder = os.environ.get("WEFT_DATA")
@@ -107,5 +107,5 @@ def weft_data() -> Callable[[str], Path]:
 
 @pytest.fixture
 def in_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a script runs, which local ranks import; a worker of pytest-xdist is none."""
+    """Make this process look like a script, whose file local ranks import; a pytest-xdist worker has none."""
     monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)

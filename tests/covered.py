@@ -1,9 +1,9 @@
-"""Measures which lines of weft the quick tests run, in every process, and which test runs which line.
+"""Measure which lines of weft the quick tests run, in every process, and which test runs which line.
 
 `python -m tests.covered [ARGUMENTS OF PYTEST]` prints a table by file. Ranks and commands count as well: each process
 that starts while the tests run measures itself. Under pytest this module is a plugin that tells all of them which test
-runs. The folder `build/coverage` then holds the table as `lines.json`, and `data`: coverage.py's file, with the tests
-that run a line.
+runs. The folder `build/coverage` then contains the table as `lines.json`, and coverage.py's file `data`, which lists
+the tests that run each line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "coverage"
 DATA = FOLDER / "data"
 TEST = "PYTEST_CURRENT_TEST"
-"""The environment's name of the test that runs, which commands and ranks get from the process that starts them."""
+"""Environment variable with the id of the running test; commands and ranks inherit it from their parent process."""
 PHASE = re.compile(r" \((setup|call|teardown)\)$")
 CONFIG = f"""[run]
 data_file = {DATA}
@@ -49,12 +49,12 @@ QUICK = ["--numprocesses", "2", "--dist", "worksteal", "-o", "timeout=900"]
 
 
 def test_of(context: str) -> str:
-    """Extracts the test's id from a context: the test that started the process and, after `|`, a later one, if any."""
+    """Extract the test's id from a context: the test that started the process and, after `|`, a later one, if any."""
     return PHASE.sub("", context[context.rfind("|tests/") + 1 :])
 
 
 def switch(test: str) -> None:
-    """Attributes to a test what this process runs from now on, and writes down what it ran before."""
+    """Attribute the lines that this process runs from now on to a test, and save those counted before."""
     measured = Coverage.current()
     if measured is not None:
         measured.switch_context(test)
@@ -78,14 +78,14 @@ class InTest:
 
 
 class Named:
-    """The test that starts a process, told to it before it runs: one that is forked has an older environment."""
+    """Set the environment variable `TEST` in a new process when unpickled: a forked one has an older environment."""
 
     def __reduce__(self) -> tuple[Callable[..., None], tuple[str]]:
         return exec, (f"import os; os.environ[{TEST!r}] = {os.environ.get(TEST, '')!r}",)  # needs no module of tests
 
 
 def pytest_configure() -> None:
-    """Has pools of ranks, and processes of `multiprocessing`, told which test uses them."""
+    """Patch pools of ranks and processes of `multiprocessing` so that each is informed which test uses it."""
     run, prepared = ranks.Pool.run, spawn.get_preparation_data
 
     def run_in_test(pool: ranks.Pool, function: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -100,7 +100,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Attributes to a test all that its fixtures and its function run in this process."""
+    """Attribute to a test all lines that its fixtures and its function run in this process."""
     switch(item.nodeid)
     try:
         return (yield)
@@ -109,7 +109,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def lines_by_file() -> dict[str, dict[str, Any]]:
-    """Combines what all processes wrote; for each file of weft its covered and missing lines."""
+    """Combine the counts of all processes; return the covered and missing lines of each file of weft."""
     measured = Coverage(config_file=str(FOLDER / "config"))
     measured.combine()
     measured.save()
@@ -127,14 +127,14 @@ def lines_by_file() -> dict[str, dict[str, Any]]:
 
 
 def shown(table: dict[str, dict[str, Any]]) -> str:
-    """Formats the table for a terminal: one line per file, and one for all."""
+    """Format the table for a terminal: one line per file, and one for all."""
     covered, statements = (sum(row[name] for row in table.values()) for name in ("covered", "statements"))
     lines = [f"{row['percent']:6.1f} % of {row['statements']:5d}  {name}" for name, row in table.items()]
     return "\n".join([*lines, f"{100 * covered / statements:6.1f} % of {statements:5d}  all"])
 
 
 def main(arguments: list[str]) -> int:
-    """Runs pytest under coverage.py and prints the table; pytest's exit code."""
+    """Run pytest under coverage.py, print the table and return pytest's exit code."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
     config = FOLDER / "config"

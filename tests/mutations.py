@@ -1,8 +1,8 @@
-"""Changes single expressions of weft by a seed, and shows which changes the tests catch.
+"""Mutation testing: change single expressions of weft at random, and report which changes the tests catch.
 
 `python -m tests.mutations --seed 1 --count 20 --paths weft/comm,weft/strategies` draws changes of lines that tests
-run, applies each to a copy of the tree, and runs the tests of its line there. Run `python -m tests.covered` before:
-it finds out which tests run a line.
+run, applies each to a copy of the tree, and runs the tests of its line there. Run `python -m tests.covered` first:
+it records which tests run a line.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from tests.covered import DATA, ROOT, test_of
 from tests.lib.tree_copy import Outcome, TreeCopy
 
 ROWS = {"rows", "ids", "row_ids", "received", "needed", "index", "indices", "places", "vertices", "sources", "fetched"}
-"""Names of variables that hold a row or a number for each vertex, of which the last is lost in a change."""
+"""Names of variables that contain a row or a number for each vertex; a change drops the last."""
 OPPOSITES = {"max": "min", "amax": "amin", "maximum": "minimum"}
 OPPOSITES |= {low: high for high, low in OPPOSITES.items()}
 ORDERS: dict[type[ast.cmpop], str] = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">"}
 TYPES = {"list", "dict", "tuple", "set", "type"}
 OFTEN_EQUIVALENT = {"order", "extreme"}
-"""Kinds of changes that show for equal or for several values alone, which a line may never see."""
+"""Kinds of changes that matter only for equal or for several values, which may never occur at a line."""
 LIMIT_SECONDS = 120
 WHOLE_SECONDS = 1800
 
 
 @dataclass
 class Mutation:
-    """A change of one expression, the tests that run its line, and what came of it."""
+    """A change of one expression, the tests that run its line, and the outcome."""
 
     path: str
     line: int
@@ -56,11 +56,11 @@ class Mutation:
     tests: list[str] = field(default_factory=list, repr=False)
 
     def apply(self, source: bytes) -> bytes:
-        """Returns the file's bytes with the change."""
+        """Return the file's bytes with the change."""
         return source[: self.start] + self.text.encode() + source[self.stop :]
 
     def judge(self, outcome: Outcome) -> None:
-        """Takes over what a run shows: a change is caught by a test that fails, not by a run without an end."""
+        """Record the outcome of a run: a failed test catches the change, a run that exceeds its time limit does not."""
         suspect = " (equivalent?)" if self.kind in OFTEN_EQUIVALENT else ""
         survived = f"survived{suspect}" if outcome.finished else "unfinished"
         self.verdict = "caught" if outcome.failed else survived
@@ -68,9 +68,9 @@ class Mutation:
 
 
 def runs(node: ast.AST, statement: int = 0, backward: bool = False) -> Iterator[tuple[ast.AST, int, bool]]:
-    """Yields the nodes below a node, but for messages, types and defaults, as (node, line of its statement, backward).
+    """Yield the nodes below a node, except messages, types and defaults, as (node, line of its statement, backward).
 
-    backward: whether it stands in a function that returns gradients.
+    backward: True in a function that returns gradients.
     """
     children: list[ast.AST] = list(ast.iter_child_nodes(node))
     match node:
@@ -89,7 +89,7 @@ def runs(node: ast.AST, statement: int = 0, backward: bool = False) -> Iterator[
 
 
 def changes(node: ast.AST, *, backward: bool) -> Iterator[tuple[str, ast.expr, str]]:
-    """Yields what may become of an expression, as (kind, the part that is replaced, its new text)."""
+    """Yield the possible changes of an expression, as (kind, the part that is replaced, its new text)."""
     text = ast.unparse
     match node:
         case ast.BinOp(left, ast.Add() | ast.Sub() as op, right) if not (is_sequence(left) or is_sequence(right)):
@@ -121,7 +121,7 @@ def changes(node: ast.AST, *, backward: bool) -> Iterator[tuple[str, ast.expr, s
 
 
 def changed_call(call: ast.Call, name: str) -> Iterator[tuple[str, ast.expr, str]]:
-    """Yields the same of a call of a function of that name: its opposite, no gradient, or a row less."""
+    """Yield the changes of a call of the function `name`: its opposite, no gradient, or one row fewer."""
     text, function = ast.unparse, call.func
     if name in OPPOSITES:
         owner = f"{text(function.value)}." if isinstance(function, ast.Attribute) else ""
@@ -136,14 +136,14 @@ def changed_call(call: ast.Call, name: str) -> Iterator[tuple[str, ast.expr, str
 
 
 def is_sequence(node: ast.expr) -> bool:
-    """Whether an operand is text or a list, where a sign would only be a TypeError."""
+    """Return True if an operand is text or a list, for which another sign would only be a TypeError."""
     return isinstance(node, ast.JoinedStr | ast.List | ast.Tuple | ast.ListComp) or (
         isinstance(node, ast.Constant) and isinstance(node.value, str)
     )
 
 
 def mutations(path: str, source: bytes, tests: dict[int, list[str]]) -> Iterator[Mutation]:
-    """Yields all changes of a file, with the tests that run each one's line; a change may have none."""
+    """Yield all changes of a file, each with the tests that run its line, if any."""
     starts = [0]
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
@@ -169,14 +169,14 @@ def mutations(path: str, source: bytes, tests: dict[int, list[str]]) -> Iterator
 
 
 def files_of(tree: Path, prefixes: list[str]) -> list[str]:
-    """Finds the sources that prefixes name: files, folders or modules, with slashes or dots."""
+    """Return the source files that prefixes name: files, folders or modules, with slashes or dots."""
     names = [prefix.removesuffix(".py").replace(".", "/").strip("/") for prefix in prefixes]
     sources = [str(path.relative_to(tree)) for path in sorted((tree / "weft").rglob("*.py"))]
     return [path for path in sources if any(path.startswith((f"{name}/", f"{name}.py")) for name in names)]
 
 
 def drawn(tree: Path, prefixes: list[str], seed: int, count: int, data: Path) -> list[Mutation]:
-    """Draws changes of lines that tests run, of each kind in turn; the narrowest of its tests come first."""
+    """Draw changes of lines that tests run, of each kind in turn. Tests that run the fewest lines come first."""
     measured, possible = CoverageData(str(data)), defaultdict(list)
     measured.read()
     with closing(sqlite3.connect(data)) as table:
@@ -202,13 +202,17 @@ def drawn(tree: Path, prefixes: list[str], seed: int, count: int, data: Path) ->
 
 
 def main() -> None:
-    """Draws changes, tries each on the copy, and writes a table and a JSON file."""
+    """Draw changes, try each on a copy of the tree, and write a table and a JSON file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--paths", default="weft")
-    parser.add_argument("--coverage", type=Path, default=DATA, help="coverage.py's file, with a test per line")
-    parser.add_argument("--whole", action="store_true", help="run all quick tests for what those of the line let pass")
+    parser.add_argument(
+        "--coverage", type=Path, default=DATA, help="coverage.py's file, which lists the tests of each line"
+    )
+    parser.add_argument(
+        "--whole", action="store_true", help="run all quick tests for changes that the line's tests do not catch"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "mutations.json")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the copy is removed

@@ -42,7 +42,7 @@ RUNS = {
 
 @pytest.fixture
 def _quick_processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Contenders' processes are forked from what has imported PyTorch; this one's threads are put back."""
+    """Fork contenders from a process that has imported PyTorch; restore this process's number of threads."""
     monkeypatch.syspath_prepend(BENCHMARKS)
     context = forked()
     monkeypatch.setattr(importlib.import_module("processes").multiprocessing, "get_context", lambda _: context)
@@ -53,7 +53,7 @@ def _quick_processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("script", sorted(path.stem for path in BENCHMARKS.glob("*.py")))
 def test_it_can_be_imported(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those that need a cluster, a GPU or minutes, which nothing else here runs."""
+    """Every script can be imported, including those that need a cluster, a GPU or minutes and are not run here."""
     monkeypatch.syspath_prepend(BENCHMARKS)
     importlib.import_module(script)
 
@@ -113,7 +113,7 @@ network_Gbps = 6
 
 
 def test_papers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Cells that can be told are judged, and the others counted apart."""
+    """Cells that can be simulated are compared with the paper; the others are counted separately."""
     (tmp_path / "neutronstar").mkdir()
     for name, text in (("cells.csv", CELLS), ("neutronstar/datasets.csv", DATASETS)):
         (tmp_path / name).write_text(text)
@@ -133,7 +133,7 @@ def test_papers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
 
 class TestAgainst:
-    """The statistics and the mistakes of against.py, whose measurements need an idle machine."""
+    """Statistics and error messages of against.py, whose measurements need an idle machine."""
 
     @pytest.fixture
     def against(self, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -147,7 +147,7 @@ class TestAgainst:
         assert against.interval(ratios[::-1]) == (rank, count + 1 - rank)
 
     def test_interval_covers_the_median(self, against: ModuleType) -> None:
-        """At least 95 % of the intervals of skewed samples hold the median, and not nearly all."""
+        """At least 95 % of the intervals of skewed samples contain the median, and at most 97.5 %."""
         draws = torch.empty(2000, 12).exponential_(generator=torch.Generator().manual_seed(0)).tolist()
         covered = [low <= math.log(2) <= high for low, high in map(against.interval, draws)]
         assert 0.95 <= sum(covered) / len(covered) <= 0.975
@@ -171,7 +171,7 @@ class TestAgainst:
 
     @pytest.mark.parametrize("shift", [0.0, 0.1])
     def test_planted_slowdown(self, shift: float, against: ModuleType, tmp_path: Path) -> None:
-        """A slowdown of 10 % is found under noise of 2 %, by times that are drawn; none is found where none is."""
+        """A slowdown of 10 % is detected in random times with noise of 2 %; without a slowdown, none is reported."""
         noise = random.Random(0)
         slow = {"current": 1 + shift, "baseline": 1.0}
 

@@ -1,4 +1,4 @@
-"""The emulated cluster of the benchmarks: ranks find each other in it, and nothing is left of it."""
+"""The emulated cluster of the benchmarks: ranks connect to each other in it, and it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ with Cluster(ranks=1, rate="1mbit") as cluster:
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The module, where this machine can emulate a cluster; a test that leaves namespaces fails."""
+    """The module `cluster`, if this machine can emulate one. A test that leaves network namespaces behind fails."""
     monkeypatch.syspath_prepend(BENCHMARKS)
     module = importlib.import_module("cluster")
     try:
@@ -80,9 +80,9 @@ def test_what_an_ended_owner_leaves_is_removed(cluster: ModuleType, number: sign
 
 
 def test_two_at_once_do_not_meet(cluster: ModuleType) -> None:
-    with cluster.Cluster(ranks=1, rate="1mbit") as one, cluster.Cluster(ranks=1, rate="1mbit") as other:
-        assert one.members != other.members
-        assert one.switch != other.switch
+    with cluster.Cluster(ranks=1, rate="1mbit") as first, cluster.Cluster(ranks=1, rate="1mbit") as second:
+        assert first.members != second.members
+        assert first.switch != second.switch
 
 
 @pytest.mark.parametrize("arguments", ["--rate fast --measure", "--ranks 0 --rate 1gbit x", ""])

@@ -1,8 +1,8 @@
-"""What the documentation shows runs as it stands, page by page in the order of the page, but for fewer epochs.
+"""All code blocks of the documentation run as printed, in the order of each page, but for fewer epochs.
 
-Commands of ```bash blocks are processes, as a person starts them; ```python blocks share a page's names and run on one
-rank, or as under torchrun on as many as the page's blocks name. A block with a title is a file. A page finds what is
-STAGED, unless it makes it, and small graphs under the names of public ones.
+Commands of ```bash blocks run in processes, as a user starts them. ```python blocks of a page share their variables and
+run on one rank, or as under torchrun on as many ranks as the page's blocks name. A block with a title is a file. The
+files in STAGED exist unless the page creates them, and small graphs stand in for public ones of the same name.
 `<!-- not run: WHY -->` above a block leaves it out.
 """
 
@@ -26,7 +26,7 @@ from torch.distributed import TCPStore
 
 import weft
 from tests.lib.pages import PAGES, ROOT, RUN, Block, blocks, commands, write_datasets
-from tests.lib.running import said_by_ranks, start
+from tests.lib.running import run_on_ranks, start
 
 EPOCHS = 2
 NUM_USERS = 1500  # of which so many train that a batch may be of 1,024
@@ -34,28 +34,28 @@ STAGED = ("users.parquet", "follows.parquet", "graphs/mine", "graphs/grown", "gr
 TRAINING = ("train", "compare", "sweep")
 SHOWN = [path for path in PAGES if any(block.language in RUN for block in blocks(path.read_text()))]
 NAMES: dict[str, dict[str, Any]] = {}
-"""What a page's Python has defined so far, on this rank."""
+"""Variables that the Python blocks of a page have defined so far, on this rank, by the page's folder."""
 
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What pages find: tables, a graph of them, a run on it, and datasets."""
+    """Folder with the files that pages use: tables, a graph of them, a run on it, and datasets."""
     folder = tmp_path_factory.mktemp("stage")
     write_datasets(folder / "data")
     users, follows = tables()
     parquet.write_table(users, folder / "users.parquet")
     parquet.write_table(follows, folder / "follows.parquet")
-    given = {"id": "user_id", "source": "src", "target": "dst", "features": ["age", "visits", "embedding"]}
-    graph = weft.Graph.from_tables(users, follows, label="churned", split="split", **given)
+    columns = {"id": "user_id", "source": "src", "target": "dst", "features": ["age", "visits", "embedding"]}
+    graph = weft.Graph.from_tables(users, follows, label="churned", split="split", **columns)
     for name in ("mine", "grown"):
         graph.save(folder / "graphs" / name)
-    weft.Graph.from_tables(users, follows, label="spent", **given).save(folder / "graphs" / "values")
+    weft.Graph.from_tables(users, follows, label="spent", **columns).save(folder / "graphs" / "values")
     weft.train(str(folder / "graphs" / "mine"), out=folder / "runs" / "mine", epochs=EPOCHS, quiet=True)
     return folder
 
 
 def tables() -> tuple[pyarrow.Table, pyarrow.Table]:
-    """Users, and who follows whom."""
+    """Return a table of users and a table of who follows whom."""
     random, num = np.random.default_rng(0), NUM_USERS
     ids = [f"user-{number}" for number in range(num)]
     users = {
@@ -80,12 +80,12 @@ def test_page(page: Path, stage: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def run_page(page: Path, stage: Path, folder: Path) -> None:
-    """Runs a page's blocks in a folder. AssertionError with page, line and what was said for one that fails."""
+    """Run a page's blocks in a folder; an AssertionError names page, line and message of a block that fails."""
     shown = [block for block in blocks(page.read_text()) if not block.left_out]
-    for found in STAGED:
-        if not any(f"--out {found}" in block.text for block in shown):
-            (folder / found).parent.mkdir(exist_ok=True)
-            (shutil.copytree if (stage / found).is_dir() else shutil.copy)(stage / found, folder / found)
+    for staged in STAGED:
+        if not any(f"--out {staged}" in block.text for block in shown):
+            (folder / staged).parent.mkdir(exist_ok=True)
+            (shutil.copytree if (stage / staged).is_dir() else shutil.copy)(stage / staged, folder / staged)
     size = max([1, *(int(number) for block in shown for number in re.findall(r"\bworkers=(\d+)", block.text))])
     for block in shown:
         place = f"{page.name}:{block.line}"
@@ -95,25 +95,25 @@ def run_page(page: Path, stage: Path, folder: Path) -> None:
             for arguments, target in commands(block):
                 run_command(shortened(arguments), target, folder, place)
         elif block.language == "python":
-            said_by_ranks(size, run_python, block, place, folder, meeting_place().port)
+            run_on_ranks(size, run_python, block, place, folder, meeting_place().port)
 
 
 @cache
 def meeting_place() -> TCPStore:
-    """What torchrun has for its ranks to meet."""
+    """Return a store through which ranks connect, as torchrun provides it."""
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
 def run_command(arguments: list[str], target: str, folder: Path, place: str) -> None:
     process = start(*arguments, prepare=partial(os.chdir, folder))
-    out, errors = process.said()
+    out, errors = process.output()
     assert process.returncode == 0, f"{place}: weft {' '.join(arguments)}: {process.returncode}: {errors}"
     if target:
         (folder / target).write_text(out)
 
 
 def shortened(arguments: list[str]) -> list[str]:
-    """The same with a tenth of the epochs that it names, or few."""
+    """Return the arguments with a tenth of their epochs, or with `EPOCHS` if they name none."""
     if arguments[0] not in TRAINING:
         return arguments
     if "--epochs" not in arguments:
@@ -123,7 +123,7 @@ def shortened(arguments: list[str]) -> list[str]:
 
 
 def run_python(block: Block, place: str, folder: Path, port: int) -> None:
-    """On a rank, which meets the others for each call by the store at a port, as under torchrun."""
+    """Run a block on a rank, which connects to the others through the store at `port`, as under torchrun."""
     names = NAMES.setdefault(str(folder), {"__name__": "__main__"})
     torchrun = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     path = patch.object(sys, "path", [str(folder), *sys.path])
@@ -132,7 +132,7 @@ def run_python(block: Block, place: str, folder: Path, port: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("```bash\nweft train digitz\n```", "page.md:2: weft train digitz .*did you mean 'digits'"),
         ("```bash\nweft config digits > run.toml\nweft train --config runs.toml\n```", "runs.toml: No such file"),
@@ -142,10 +142,10 @@ def run_python(block: Block, place: str, folder: Path, port: int) -> None:
         ("```bash\nweft train digits", "line 1: a fence that does not end"),
     ],
 )
-def test_a_broken_block_is_found(text: str, said: str, stage: Path, tmp_path: Path) -> None:
+def test_a_broken_block_is_found(text: str, message: str, stage: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(text)
-    with pytest.raises((AssertionError, ValueError), match=said):
+    with pytest.raises((AssertionError, ValueError), match=message):
         run_page(page, stage, tmp_path)
 
 

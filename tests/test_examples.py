@@ -1,4 +1,4 @@
-"""The examples run as they stand, on two ranks."""
+"""The examples run unchanged on two ranks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.lib.running import said_by_ranks
+from tests.lib.running import run_on_ranks
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 def run_example(path: Path, folder: Path) -> None:
-    """On a rank, as torchrun starts it; what a model draws, each rank draws for itself."""
+    """Run an example on a rank, as torchrun does; each rank draws its random numbers separately."""
     os.chdir(folder)
     runpy.run_path(str(path), run_name="__main__")
 
@@ -23,8 +23,8 @@ def run_example(path: Path, folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
 def test_example(name: str, tmp_path: Path) -> None:
-    said = said_by_ranks(2, run_example, EXAMPLES / name, tmp_path)
-    figures = [float(figure) for figure in re.findall(r"0\.\d+", said.out)]
+    output = run_on_ranks(2, run_example, EXAMPLES / name, tmp_path)
+    figures = [float(figure) for figure in re.findall(r"0\.\d+", output.out)]
     assert figures
     assert min(figures) > 0.5
     if name == "from_pyg.py":

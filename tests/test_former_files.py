@@ -1,6 +1,6 @@
-"""Open files of a former version and go on with them; refuse files of a later version.
+"""Read and continue files of a former version; refuse files of a later version.
 
-Commit c72d10d wrote the fixtures: the last one at which only records, graph stores and books had versions.
+Commit c72d10d wrote the fixtures: the last commit at which only records, graph stores and books had versions.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ FILES = {
 """A file of each format among the fixtures."""
 GO_ON = ["train", "--resume", "--epochs", "6", "--quiet", "--out"]
 UNCHANGED = {"record": 1, "graph": 2, "book": 1}
-"""Formats that had versions before; all others were of version 0."""
+"""Formats that already had a version; the others were unversioned (version 0)."""
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Copy the fixtures to where the test works, since their paths are relative."""
+    """Copy the fixtures to the test's working directory, since their paths are relative."""
     copy = tmp_path / "former"
     shutil.copytree(FORMER, copy)
     monkeypatch.chdir(copy)
@@ -68,7 +68,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train without a stop, by the former run's configuration."""
+    """Train without interruption, with the former run's configuration."""
     out = tmp_path_factory.mktemp("runs") / "whole"
     arguments = ["train", FORMER / "graph", "--config", FORMER / "run" / "config.toml", "--epochs", "6", "--out", out]
     assert main([*map(str, arguments), "--quiet"]) == 0
@@ -76,7 +76,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def version_in(path: Path) -> Any:
-    """Return the version that a file holds, of all its lines the same; None where it has none."""
+    """Return the version in a file, which must be equal in all lines of a record; None if there is none."""
     if path.suffix == ".toml":
         number = re.match(r"version = (\d+)", path.read_text())
         return number and int(number[1])
@@ -92,21 +92,21 @@ def version_in(path: Path) -> Any:
 
 
 def edit_state(path: Path, **changed: Any) -> None:
-    """Write a checkpoint's state anew with other values, without those that are None, and its digest."""
+    """Rewrite a checkpoint's state with other values and a new digest; None removes a value."""
     state = json.loads(path.read_text())["state"] | changed
     text = json.dumps({name: value for name, value in state.items() if value is not None})
     path.write_text(f'{{"sha256": "{hashlib.sha256(text.encode()).hexdigest()}", "state": {text}}}')
 
 
 def edit_metadata(path: Path, **changed: Any) -> None:
-    """Write what a model's file says of its weights anew, with other values."""
+    """Rewrite the metadata of a model's file with other values."""
     with safe_open(path, "pt") as file:
         values = json.loads(file.metadata()["weft"]) | changed
     save_file(load_file(path), path, {"weft": json.dumps(values)})
 
 
 def set_version(path: Path, version: int) -> None:
-    """Write a file anew with another version."""
+    """Rewrite a file with another version."""
     if path.suffix == ".toml":
         path.write_text(f"version = {version}\n{path.read_text()}")
     elif path.suffix == ".jsonl":
@@ -142,7 +142,7 @@ def test_a_store_has_the_graph_of_its_tables() -> None:
 
 
 def test_a_store_of_version_1_is_opened() -> None:
-    """Leave out names of vertices, which came with version 2."""
+    """Version 1 had no names of vertices, which came with version 2."""
     path = Path("graph/manifest.json")
     manifest = json.loads(path.read_text()) | {"version": 1}
     del manifest["id_column"]
@@ -158,7 +158,7 @@ def test_a_run_is_opened() -> None:
     assert run.summary["epochs"] == len(run.history) == 3
     assert run.history[-1]["loss"] == run.summary["loss"]
     assert weft.Run.open("ranks").config.strategy == "hybrid"
-    assert {one.rank for one in read_spans(Path("ranks/timeline.json"))} == {0, 1}
+    assert {span.rank for span in read_spans(Path("ranks/timeline.json"))} == {0, 1}
 
 
 def assert_predicts_as_before() -> None:
@@ -198,7 +198,7 @@ def test_a_checkpoint_is_read_whole(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["run", "ranks"])
 def test_a_run_goes_on(name: str, folder: Path, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Keep its kernels, and reach the losses of a run that was never stopped."""
+    """The resumed run uses its former kernels and reaches the losses of an uninterrupted run."""
     before = {file: (folder / name / file).read_text() for file in ("metrics.jsonl", "choices.json")}
     assert main([*GO_ON, name, "--workers", "1"]) == 0
     (line,) = complaints(capsys.readouterr().err)
@@ -211,7 +211,7 @@ def test_a_run_goes_on(name: str, folder: Path, whole: Path, capsys: pytest.Capt
 
 
 def test_a_run_without_choices_and_updates_goes_on(folder: Path, whole: Path) -> None:
-    """Go on from what was written before kernels were chosen, while Adam was the only optimiser."""
+    """A run from before kernel selection, when Adam was the only optimiser, can be resumed."""
     (folder / "run" / "choices.json").unlink()
     edit_state(folder / "run" / CHECKPOINT / "state.json", updates=None)
     assert main([*GO_ON, "run"]) == 0
@@ -225,12 +225,12 @@ def test_lines_of_ranks_without_counts_are_read(folder: Path) -> None:
         for name in ("sampled", "stages", "working_bytes"):
             line.pop(name, None)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    of_ranks = [line for line in weft.Run.open("run").records if line["kind"] == "rank"]
-    assert of_ranks
-    assert all((line["sampled"], line["stages"], line["working_bytes"]) == ({}, {}, 0) for line in of_ranks)
+    rank_lines = [line for line in weft.Run.open("run").records if line["kind"] == "rank"]
+    assert rank_lines
+    assert all((line["sampled"], line["stages"], line["working_bytes"]) == ({}, {}, 0) for line in rank_lines)
 
 
-def test_a_profile_without_choices_and_lessons_is_read(folder: Path) -> None:
+def test_a_profile_without_choices_and_calibration_is_read(folder: Path) -> None:
     path = folder / "machine.json"
     content = json.loads(path.read_text())
     del content["choices"], content["learned"]
@@ -287,7 +287,7 @@ def test_intra_in_a_file_of_options_is_prefetch(version: int, tmp_path: Path) ->
 
 
 def test_former_names_in_a_run_are_read(folder: Path) -> None:
-    """Read them from a checkpoint, from a model, and from the record of a run that was killed."""
+    """Former names of options are read from a checkpoint, a model, and the record of a run that was killed."""
     path = folder / "run" / CHECKPOINT / "state.json"
     former = json.loads(path.read_text())["state"]["config"]
     former["without"] = former.pop("disable") or "intra"
@@ -308,7 +308,7 @@ def test_former_names_in_a_run_are_read(folder: Path) -> None:
 def test_probe_in_a_file_of_options_is_a_machine(
     version: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Take a profile; pass over a former run's probe.json, which nothing reads any more."""
+    """`probe` may name a profile; a former run's probe.json, which nothing reads any more, is ignored."""
     path = tmp_path / "run.toml"
     path.write_text(f'version = {version}\n[strategy]\nprobe = "machine.json"')
     assert Config.read(path) == Config(machine="machine.json")
@@ -327,12 +327,12 @@ def test_probe_in_a_file_of_options_is_a_machine(
 
 
 def test_a_run_that_decided_by_a_probe_goes_on(folder: Path, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Decide as a new run does, and say in one line that the former file is ignored."""
+    """The resumed run decides as a new run does, and says in one line that it ignores the former file."""
     path = folder / "ranks" / "config.toml"
     path.write_text(path.read_text().replace('probe = ""', 'probe = "ranks/probe.json"'))
     migrate._print_once.cache_clear()
     assert main([*GO_ON, "ranks", "--workers", "1"]) == 0
-    (line,) = [one for one in capsys.readouterr().err.splitlines() if "probe" in one]
+    (line,) = [text for text in capsys.readouterr().err.splitlines() if "probe" in text]
     assert line.startswith("weft: the former option probe is ignored: ranks/probe.json")
     assert losses(folder / "ranks") == pytest.approx(losses(whole), rel=1e-9, abs=1e-9)
     assert 'machine = ""' in path.read_text()
@@ -357,7 +357,7 @@ READING = {
 
 @pytest.mark.parametrize("kind", VERSIONS)
 def test_a_file_of_a_later_version_is_refused(kind: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Refuse it in one line, also where a damaged file would be passed over or made again, and replace nothing."""
+    """The file is refused in one line and not replaced, even if a damaged one would be ignored or created again."""
     path = folder / FILES[kind]
     set_version(path, 99)
     content, names = path.read_bytes(), {file.name for file in folder.iterdir()}

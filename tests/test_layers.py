@@ -1,4 +1,4 @@
-"""The direction of imports, read from the sources: down only, no circle, no peer by a peer, one door to the network."""
+"""Rules of imports, checked in the sources: only lower packages, no circles, torch.distributed in one package."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ HEAVY = {"torch.utils.flop_counter", "triton", "pandas", "scipy", "torch_geometr
 
 
 def imports(path: Path) -> set[str]:
-    """Full names of the modules that a file imports, wherever in it."""
+    """Return the full names of the modules that a file imports, at any depth."""
     return imported(path.read_text())
 
 
 @cache
 def imported(text: str) -> set[str]:
-    """The same of a file's text, which several tests read."""
-    found: set[str] = set()
+    """Return the full names of the modules that a file's text imports; cached, since several tests need them."""
+    names: set[str] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"relative import of {node.module}"
             assert node.module
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
 
 
 def test_imports_go_down() -> None:
@@ -69,31 +69,31 @@ def test_the_documented_order_is_that_of_the_code() -> None:
 
 
 def test_no_process_has_what_it_does_not_need() -> None:
-    """In every process these are tens of megabytes. PyTorch's counter of flops imports Triton where there is one."""
+    """Heavy modules cost each process tens of megabytes. PyTorch's FLOP counter imports Triton if it is installed."""
     code = f"import sys, weft.training.planning.plan_call; print(*{HEAVY} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not done.stdout.split()
 
 
 def imports_within_folders(root: Path) -> dict[str, set[str]]:
-    """The files of weft, which is at `root`, by path without suffix: which files of its own folder each one imports."""
+    """Return for each file of weft below `root`, by path without suffix, the files of its package that it imports."""
     files = {path.relative_to(root).with_suffix("").as_posix(): path for path in root.rglob("*.py")}
-    found: dict[str, set[str]] = {file: set() for file in files}
+    links: dict[str, set[str]] = {file: set() for file in files}
     for file, path in files.items():
         for name in imports(path):
             package, *parts = name.split(".")
             if package != "weft" or parts[:1] != file.split("/")[:1]:
                 continue
-            for place in (parts, parts[:-1]):  # a module, or what is named in one
-                known = {"/".join(place), "/".join((*place, "__init__"))} & files.keys()
-                found[file] |= known
-                if known:
+            for candidate in (parts, parts[:-1]):  # a module, or a name in one
+                targets = {"/".join(candidate), "/".join((*candidate, "__init__"))} & files.keys()
+                links[file] |= targets
+                if targets:
                     break
-    return found
+    return links
 
 
 def circles(root: Path) -> list[tuple[str, ...]]:
-    """The files of each circle of imports, alphabetically: those that reach each other."""
+    """Return the circles of imports, each as a sorted tuple of the files that import each other, if indirectly."""
     links = imports_within_folders(root)
     reached: dict[str, set[str]] = {}
     for file in links:
@@ -123,7 +123,7 @@ def test_no_circle_of_imports() -> None:
     ],
 )
 def test_a_planted_circle_is_found(line: str, tmp_path: Path) -> None:
-    """At any depth of the file, by module, by what is in it, or by way of the package."""
+    """A circle is detected at any depth of a file, and through a module, a name in it, or its package."""
     copy = tmp_path / "weft"
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     planted = copy / "data" / "store" / "manifest.py"
@@ -140,7 +140,7 @@ def test_one_door_to_the_network() -> None:
 
 
 def test_nothing_is_unpickled() -> None:
-    """But by a rank what its launcher sends it, which has come over the pipe of `multiprocessing`."""
+    """Only a rank unpickles: the payload that its launcher sends over the pipe of `multiprocessing`."""
     of_rank = "pickle.loads(self._data)"
     for path in ROOT.rglob("*.py"):
         text = path.read_text()

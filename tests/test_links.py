@@ -1,4 +1,4 @@
-"""Links, anchors and files that the documentation names are there; `make docs` holds the same of the site."""
+"""Links, anchors and files that the documentation names exist; `make docs` checks the site in the same way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 OBJECT = re.compile(r"^::: (\S+)$", re.MULTILINE)
 FORMER = re.compile(r'<a id="([^"]+)"></a>')
-"""The anchor of a heading that has a new name, for links from elsewhere."""
+"""Anchor of a heading that was renamed, for links from other sites."""
 NAMED = re.compile(r"`((?:\.ci|benchmarks|csrc|docs|examples|tests|weft)/[a-z0-9_/.-]+)`")
 """A file of the repository in the text; names with capitals or stars stand for others."""
 
@@ -25,7 +25,7 @@ def test_what_a_page_names_is_there(page: Path) -> None:
 
 
 def missing(page: Path) -> list[str]:
-    """What a page names that is not there: targets of links with their anchors, and files."""
+    """Return link targets (with their anchors) and files that a page names and that do not exist."""
     text = page.read_text()
     prose = FENCED.sub("", text)
     links = [target for target in LINK.findall(prose) if not target.startswith(("https:", "mailto:"))]
@@ -36,7 +36,7 @@ def missing(page: Path) -> list[str]:
 
 
 def resolves(page: Path, target: str) -> bool:
-    """Whether a link leads to a file, and to a heading or a documented object in it if it names one."""
+    """Return True if a link's file exists, and so does the heading or documented object that its anchor names."""
     name, _, anchor = target.partition("#")
     path = page.parent / name if name else page
     return path.is_file() and (not anchor or anchor in anchors(path.read_text()))

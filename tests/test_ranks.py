@@ -1,4 +1,4 @@
-"""Ranks that are kept: the same for one function after another, others after a failure, none at the end."""
+"""Persistent ranks serve one function after another; a failure replaces them, and none is left at the end."""
 
 from __future__ import annotations
 
@@ -25,24 +25,25 @@ def fail(group: Group, how: str) -> None:
     group.all_reduce(torch.ones(1), tag="test")
 
 
-def part(group: Group) -> None:
+def close_group(group: Group) -> None:
     group.close()
 
 
-def test_ranks_are_kept_even_when_they_have_parted() -> None:
+def test_ranks_are_reused_even_after_they_close_their_group() -> None:
     before = on_ranks(2, pid)
-    on_ranks(2, part)
+    on_ranks(2, close_group)
     assert on_ranks(2, pid) == before
 
 
 @pytest.mark.parametrize(
-    ("how", "said"), [("error", r"rank 1 failed:\n(.|\n)*ValueError: a mistake of mine"), ("death", "rank [01] failed")]
+    ("how", "error"),
+    [("error", r"rank 1 failed:\n(.|\n)*ValueError: a mistake of mine"), ("death", "rank [01] failed")],
 )
-def test_others_follow_those_that_fail(how: str, said: str) -> None:
+def test_failed_ranks_are_replaced(how: str, error: str) -> None:
     before = on_ranks(2, pid)
-    with pytest.raises(AssertionError, match=said):
+    with pytest.raises(AssertionError, match=error):
         on_ranks(2, fail, how)
-    assert not any(Path(f"/proc/{one}").exists() for one in before)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in before)
     assert not set(on_ranks(2, pid)) & set(before)
 
 
@@ -50,4 +51,4 @@ def test_nothing_is_left() -> None:
     pool = Pool(2)
     pids = pool.run(pid)
     pool.close()
-    assert not any(Path(f"/proc/{one}").exists() for one in pids)
+    assert not any(Path(f"/proc/{rank_pid}").exists() for rank_pid in pids)

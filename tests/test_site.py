@@ -1,4 +1,4 @@
-"""The site in a browser, as files: nothing is fetched or complained of, drawings are there, the search finds."""
+"""The site in a browser, opened as files: no requests, no errors, all drawings visible, and the search works."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with sync_api.sync_playwright() as started:
-        made = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield made
-        made.close()
+        chromium = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light")])
 def test_pages_ask_for_nothing(browser: Any, site: Path, width: int, scheme: str) -> None:
     page = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
-    said: list[str] = []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("request", lambda request: None if request.url.startswith(site.as_uri()) else said.append(request.url))
+    messages: list[str] = []
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    page.on("request", lambda request: None if request.url.startswith(site.as_uri()) else messages.append(request.url))
     for name in ("index", "start", "concepts", "strategies/index", "reference/weft", "reference/config"):
         page.goto((site / f"{name}.html").as_uri())
         page.wait_for_selector(".md-search__input", state="attached")
@@ -58,4 +58,4 @@ def test_pages_ask_for_nothing(browser: Any, site: Path, width: int, scheme: str
     page.keyboard.press("/")
     page.keyboard.type("least halo")
     page.wait_for_selector(".md-search-result__item")
-    assert said == []
+    assert messages == []

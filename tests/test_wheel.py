@@ -1,4 +1,4 @@
-"""What `make wheel` finds wrong with a wheel: nothing with a whole one, and each planted fault."""
+"""`make wheel` finds nothing wrong with a complete wheel, and detects each planted fault."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ INFO = f"weft-{wheel.version()}.dist-info"
 WHOLE = {*wheel.sources(), "weft/_native.abi3.so", wheel.HEAP, f"{INFO}/METADATA", f"{INFO}/licenses/LICENSE"}
 
 
-def made(folder: Path, names: Iterable[str], *, version: str = wheel.version()) -> Path:
-    """A wheel of files that hold nothing but METADATA's version."""
+def write_wheel(folder: Path, names: Iterable[str], *, version: str = wheel.version()) -> Path:
+    """Write a wheel whose files are empty, but for the version in METADATA, and return its path."""
     path = folder / "weft.whl"
     with ZipFile(path, "w") as file:
         for name in names:
@@ -24,31 +24,31 @@ def made(folder: Path, names: Iterable[str], *, version: str = wheel.version()) 
 
 
 def test_a_whole_wheel(tmp_path: Path) -> None:
-    assert wheel.main([str(made(tmp_path, WHOLE))]) == 0
-    assert wheel.check(made(tmp_path, WHOLE | {"weft/", "weft/comm/"})) == []  # as auditwheel writes it
+    assert wheel.main([str(write_wheel(tmp_path, WHOLE))]) == 0
+    assert wheel.check(write_wheel(tmp_path, WHOLE | {"weft/", "weft/comm/"})) == []  # as auditwheel writes it
 
 
 @pytest.mark.parametrize("name", ["weft/py.typed", "weft/reporting/page.css", "weft/comm/group.py", wheel.HEAP])
 def test_a_missing_file(tmp_path: Path, name: str) -> None:
-    assert wheel.check(made(tmp_path, WHOLE - {name})) == [f"{name} is missing"]
+    assert wheel.check(write_wheel(tmp_path, WHOLE - {name})) == [f"{name} is missing"]
 
 
 @pytest.mark.parametrize("name", ["tests/conftest.py", "csrc/graph.cpp", "weft.libs/libgomp-98b21ff3.so.1"])
 def test_a_foreign_file(tmp_path: Path, name: str) -> None:
-    assert wheel.check(made(tmp_path, WHOLE | {name})) == [f"{name} does not belong there"]
+    assert wheel.check(write_wheel(tmp_path, WHOLE | {name})) == [f"{name} does not belong there"]
 
 
 def test_extensions(tmp_path: Path) -> None:
-    assert wheel.check(made(tmp_path, WHOLE - {"weft/_native.abi3.so"})) == ["there are 0 extensions: []"]
+    assert wheel.check(write_wheel(tmp_path, WHOLE - {"weft/_native.abi3.so"})) == ["there are 0 extensions: []"]
     two = WHOLE | {"weft/_native.cpython-311-x86_64-linux-gnu.so"}
-    assert wheel.check(made(tmp_path, two))[0].startswith("there are 2 extensions")
+    assert wheel.check(write_wheel(tmp_path, two))[0].startswith("there are 2 extensions")
 
 
 def test_licence_version_and_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(wheel, "MOST_BYTES", 100)
-    path = made(tmp_path, WHOLE - {f"{INFO}/licenses/LICENSE"}, version="0.0.1")
+    path = write_wheel(tmp_path, WHOLE - {f"{INFO}/licenses/LICENSE"}, version="0.0.1")
     assert wheel.main([str(path)]) == 1
     lines = capsys.readouterr().err.splitlines()
     assert [line.removeprefix(f"{path}: ") for line in lines] == [

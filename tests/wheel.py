@@ -1,7 +1,7 @@
-"""What a wheel holds, and whether it works where nothing else is installed: `make wheel`, and cibuildwheel's test.
+"""Check the contents of a wheel, and that it works without other packages: `make wheel`, and cibuildwheel's test.
 
-python tests/wheel.py FILE      says what is wrong with the contents of a wheel
-python tests/wheel.py           trains with the weft that this Python has, in an empty folder, with no compiler on PATH
+python tests/wheel.py FILE      print what is wrong with the contents of a wheel
+python tests/wheel.py           train with this Python's installed weft in an empty folder, without a compiler on PATH
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ COMMANDS = (
     "weft predict runs/tensor --out logits.npy",
 )
 LOSS_TOLERANCE = 1e-3
-"""By how much float32 losses of two strategies may differ after five epochs."""
+"""Largest allowed difference between the float32 losses of two strategies after five epochs."""
 
 
 def version() -> str:
-    """That of pyproject.toml, the one place where it stands."""
+    """Return weft's version from pyproject.toml."""
     return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
 
 
 def sources() -> set[str]:
-    """The files of weft's package, by their names in a wheel."""
+    """Return the files of weft's package, by their names in a wheel."""
     folder = ROOT / "weft"
     return {
         path.relative_to(ROOT).as_posix()
@@ -47,25 +47,25 @@ def sources() -> set[str]:
 
 
 def faults(names: set[str], num_bytes: int, metadata: str) -> list[str]:
-    """What is wrong with a wheel of some names, size and METADATA."""
+    """Return the faults of a wheel with these file names, size in bytes and METADATA."""
     info = f"weft-{version()}.dist-info/"
     package = {name for name in names if not name.startswith(info)}
     native = {name for name in package if re.fullmatch(NATIVE, name)}
-    found = [f"{name} is missing" for name in sorted((sources() | {HEAP}) - package)]
-    found += [f"{name} does not belong there" for name in sorted(package - sources() - native - {HEAP})]
+    problems = [f"{name} is missing" for name in sorted((sources() | {HEAP}) - package)]
+    problems += [f"{name} does not belong there" for name in sorted(package - sources() - native - {HEAP})]
     if len(native) != 1:
-        found.append(f"there are {len(native)} extensions: {sorted(native)}")
+        problems.append(f"there are {len(native)} extensions: {sorted(native)}")
     if f"{info}licenses/LICENSE" not in names:
-        found.append("LICENSE is missing")
+        problems.append("LICENSE is missing")
     if f"\nVersion: {version()}\n" not in metadata:
-        found.append(f"METADATA is not of version {version()}")
+        problems.append(f"METADATA is not of version {version()}")
     if num_bytes > MOST_BYTES:
-        found.append(f"it has {num_bytes:,} bytes, more than {MOST_BYTES:,}")
-    return found
+        problems.append(f"it has {num_bytes:,} bytes, more than {MOST_BYTES:,}")
+    return problems
 
 
 def check(path: Path) -> list[str]:
-    """What is wrong with a wheel."""
+    """Return the faults of a wheel."""
     with ZipFile(path) as wheel:
         names = {name for name in wheel.namelist() if not name.endswith("/")}
         metadata = next((wheel.read(name).decode() for name in names if name.endswith(".dist-info/METADATA")), "")
@@ -73,36 +73,36 @@ def check(path: Path) -> list[str]:
 
 
 def use(folder: Path) -> None:
-    """Trains and predicts with the commands of this Python's environment. AssertionError, or CalledProcessError."""
+    """Train and predict with the commands of this Python's environment; raise an error if one fails."""
     programs = Path(sys.executable).parent
     environment = {"PATH": str(programs), "HOME": str(folder), "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
     for command in COMMANDS:
         print(f"$ {command}", flush=True)
         name, *arguments = command.split()
         subprocess.run([programs / name, *arguments], cwd=folder, env=environment, check=True)
-    where = "import weft; print(weft.__file__)"
-    at = subprocess.check_output([sys.executable, "-c", where], cwd=folder, env=environment, text=True)
-    assert not Path(at).is_relative_to(ROOT / "weft"), f"{at} is not of the wheel"
+    code = "import weft; print(weft.__file__)"
+    location = subprocess.check_output([sys.executable, "-c", code], cwd=folder, env=environment, text=True)
+    assert not Path(location).is_relative_to(ROOT / "weft"), f"{location} is not of the wheel"
     losses = [summary(folder / "runs" / name)["loss"] for name in ("single", "tensor")]
     assert abs(losses[0] - losses[1]) < LOSS_TOLERANCE, losses
 
 
 def summary(run: Path) -> dict[str, float]:
-    """The last line of a run's record."""
+    """Return the last line of a run's record."""
     last: dict[str, float] = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     return last
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code: 1 for a wheel with faults."""
+    """Run the checks and return the exit code: 1 for a wheel with faults."""
     if not arguments:
         with tempfile.TemporaryDirectory(prefix="weft-wheel-") as folder:
             use(Path(os.path.realpath(folder)))
         return 0
-    found = check(Path(arguments[0]))
-    for fault in found:
+    problems = check(Path(arguments[0]))
+    for fault in problems:
         print(f"{arguments[0]}: {fault}", file=sys.stderr)
-    return int(bool(found))
+    return int(bool(problems))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import weft
-from tests.lib.running import losses, said_by_ranks
+from tests.lib.running import losses, run_on_ranks
 from tests.training.test_converted_runs import net
 from weft.utils.errors import InputError
 
@@ -54,7 +54,7 @@ def compared(kind: str, folder: Path) -> nn.Module:
 
 
 def test_on_the_ranks_of_torchrun(tmp_path: Path) -> None:
-    model = said_by_ranks(2, compared, "weft", tmp_path / "out").result
+    model = run_on_ranks(2, compared, "weft", tmp_path / "out").result
     weft.train("digits", own("weft"), out=tmp_path / "out" / "single", **OPTIONS)
     check_runs("weft", model, tmp_path / "out")
 

@@ -1,7 +1,7 @@
-"""CUDA graphs on the CPU: what a captured pass gives PyTorch and the kernels is noted, and done again when replayed.
+"""CUDA graphs emulated on the CPU: the calls of a captured pass are recorded, and repeated when it is replayed.
 
-As on a GPU, what is captured is not done: memory that was there is put back, and what was made is no number until the
-first replay. What a capture does not permit is a RuntimeError: waiting, and memory that is not the device's.
+As on a GPU, a capture computes nothing: memory that existed before is restored, and new tensors are NaN until the first
+replay. Operations that a capture does not permit raise a RuntimeError: synchronization, and tensors outside the device.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from weft.kernels import cpu, ops
 T = TypeVar("T")
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "equal", "is_nonzero", "bincount")
 BY_MASK = ("index", "index_put", "index_put_", "_index_put_impl_")
-MADE = ("arange", "empty", "zeros", "ones", "full", "scalar_tensor", "rand", "randn", "eye", "linspace")
+CREATED = ("arange", "empty", "zeros", "ones", "full", "scalar_tensor", "rand", "randn", "eye", "linspace")
 
 
 class Call(NamedTuple):
-    """What was done once."""
+    """One recorded call of an operation or a kernel."""
 
     function: Callable[..., Any]
-    given: tuple[Any, ...]
-    named: dict[str, Any]
-    made: list[Tensor]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: list[Tensor]
 
     def again(self) -> None:
-        """The same into the same memory."""
-        for place, value in zip(self.made, tensors(self.function(*self.given, **self.named)), strict=True):
-            if place.untyped_storage().data_ptr() != value.untyped_storage().data_ptr():
-                place.copy_(value)
+        """Repeat the call and write its results into the tensors of the first call."""
+        for result, value in zip(self.results, tensors(self.function(*self.args, **self.kwargs)), strict=True):
+            if result.untyped_storage().data_ptr() != value.untyped_storage().data_ptr():
+                result.copy_(value)
 
 
 class FakeGraph(TorchDispatchMode):
-    """Captures what is done while it is entered."""
+    """Records the operations that run while it is entered."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -54,43 +54,45 @@ class FakeGraph(TorchDispatchMode):
         if self._in_kernel:
             return func(*args, **kwargs)
         name = func.overloadpacket.__name__
-        masks = name in BY_MASK and any(one.dtype == torch.bool for one in tensors(args[1]))
-        if name in WAITS or masks or name == "lift_fresh" or (name in MADE and kwargs.get("device") is None):
+        masks = name in BY_MASK and any(index.dtype == torch.bool for index in tensors(args[1]))
+        if name in WAITS or masks or name == "lift_fresh" or (name in CREATED and kwargs.get("device") is None):
             raise RuntimeError(f"{name} is not permitted when stream is capturing")
-        given = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | kwargs
-        for one in func._schema.arguments:
-            if one.alias_info is not None and one.alias_info.is_write:
-                self._keep(tensors(given.get(one.name)))
-        return self._note(func, args, kwargs)
+        values = dict(zip((parameter.name for parameter in func._schema.arguments), args, strict=False)) | kwargs
+        for parameter in func._schema.arguments:
+            if parameter.alias_info is not None and parameter.alias_info.is_write:
+                self._save(tensors(values.get(parameter.name)))
+        return self._record(func, args, kwargs)
 
-    def kernel(self, function: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """A kernel that the dispatcher does not see."""
+    def kernel(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run and record a kernel, which PyTorch's dispatcher does not see."""
         self._in_kernel = True
         try:
-            return self._note(function, given, named)
+            return self._record(function, args, kwargs)
         finally:
             self._in_kernel = False
 
-    def _note(self, function: Callable[..., Any], given: Any, named: Any) -> Any:
-        made = function(*given, **named)
-        self.calls.append(Call(function, given, named, tensors(made)))
-        known = {id(one.untyped_storage()) for one in tensors((given, named))}
-        self._fresh |= {reference(one) for one in tensors(made) if id(one.untyped_storage()) not in known}
-        return made
+    def _record(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        self.calls.append(Call(function, args, kwargs, tensors(result)))
+        old_storages = {id(tensor.untyped_storage()) for tensor in tensors((args, kwargs))}
+        self._fresh |= {
+            reference(tensor) for tensor in tensors(result) if id(tensor.untyped_storage()) not in old_storages
+        }
+        return result
 
-    def _keep(self, written: list[Tensor]) -> None:
-        for one in written:
-            if reference(one) not in self._fresh:
-                self._before.setdefault(reference(one), (one, one.clone()))
+    def _save(self, written: list[Tensor]) -> None:
+        for tensor in written:
+            if reference(tensor) not in self._fresh:
+                self._before.setdefault(reference(tensor), (tensor, tensor.clone()))
 
     def undo(self) -> None:
-        """Nothing has been done yet."""
+        """Undo the recorded calls: restore old tensors, and set new ones to NaN until the first replay."""
         for call in self.calls:
-            for one in call.made:
-                if one.is_floating_point() and reference(one) in self._fresh:
-                    one.detach().fill_(torch.nan)
-        for one, before in self._before.values():
-            one.detach().copy_(before)
+            for tensor in call.results:
+                if tensor.is_floating_point() and reference(tensor) in self._fresh:
+                    tensor.detach().fill_(torch.nan)
+        for tensor, before in self._before.values():
+            tensor.detach().copy_(before)
 
     def replay(self) -> None:
         with torch.no_grad():
@@ -99,23 +101,23 @@ class FakeGraph(TorchDispatchMode):
 
 
 class Kernels:
-    """The CPU's kernels, noted while a graph captures."""
+    """The CPU's kernels, recorded while a graph captures."""
 
     def __init__(self, graph: FakeGraph) -> None:
         self._graph = graph
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         kernel = getattr(cpu, name)
-        return lambda *given, **named: self._graph.kernel(kernel, given, named)
+        return lambda *args, **kwargs: self._graph.kernel(kernel, args, kwargs)
 
 
 def capture(work: Callable[[], T]) -> tuple[FakeGraph, T]:
-    """`weft.runtime.streams.capture` without a GPU."""
+    """Capture like `weft.runtime.streams.capture`, without a GPU; return the graph and the result of `work`."""
     graph = FakeGraph()
     with replaced(ops, "backend_of", lambda _: Kernels(graph)), graph:
-        made = work()
+        result = work()
     graph.undo()
-    return graph, made
+    return graph, result
 
 
 def reference(tensor: Tensor) -> StorageWeakRef:

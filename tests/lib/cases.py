@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import examples.broadcast  # noqa: F401  # a strategy of one's own, which registers itself
+import examples.broadcast  # noqa: F401  # a custom strategy, which registers itself
 from tests.lib.graphs import (
     NUM_CLASSES,
     NUM_FEATURES,
@@ -29,10 +29,10 @@ from weft.strategies import STRATEGIES, ResidentPlan
 EXACT = [name for name, plan in STRATEGIES.items() if plan.exact and name != "single"]
 RESIDENT = [name for name in EXACT if issubclass(STRATEGIES[name], ResidentPlan)]
 """Strategies whose rows stay on the device."""
-OWN = [name for name in RESIDENT if not STRATEGIES[name].__module__.startswith("weft.")]
+EXAMPLE_STRATEGIES = [name for name in RESIDENT if not STRATEGIES[name].__module__.startswith("weft.")]
 """Strategies of the examples."""
 MACHINE = Machine(seconds_per_flop=1e-10, seconds_per_edge=1e-9, seconds_per_byte=8e-10)
-"""Such that hybrid caches some of the sources and fetches others."""
+"""Prices with which hybrid caches some of the sources and fetches others."""
 
 
 OPTIONS = (
@@ -49,12 +49,12 @@ OPTIONS = (
     "without",
 )
 GRAPH_KINDS = ("weighted", "edge_features", "multilabel", "sparse", "order", "labels", "typed")
-"""Fields of a case that are options, and those that say what the graph is like."""
+"""Fields of a case that describe its graph; `OPTIONS` are those of the model and its training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A graph and a model; the sizes divide nothing."""
+    """A graph and a model, whose sizes no number of ranks divides."""
 
     model: str
     decoupled: bool = False
@@ -79,13 +79,13 @@ class Case:
     blocks: int = 0
     one_hot: bool = False
     labels: int = 0
-    """Training vertices, and as many that are scored besides; 0: two of three, and all the others."""
+    """Number of training vertices, and of validation vertices; 0: two of three vertices train, the others validate."""
     typed: str = ""
-    """What vertices of a typed graph have, see make_typed_graph; '' for a graph without types."""
+    """Kind of features in a typed graph, see make_typed_graph; '' for a graph without types."""
 
     @cached_property
     def id(self) -> str:
-        """The model, and what differs from the defaults, as part of a test's name."""
+        """The model and the values that differ from the defaults, as part of a test's name."""
         words = [self.model]
         for field in fields(self):
             value = getattr(self, field.name)
@@ -120,11 +120,11 @@ class Case:
 
     @property
     def reads_edges(self) -> bool:
-        """Whether its layers ask for the edges themselves, which not every strategy has."""
+        """True if its layers read the edges themselves, which not every strategy provides."""
         return self.model in (*PYG, *BY_BLOCKS)
 
     def without_saving(self, saving: str) -> Case:
-        """The case without one more optimisation, if any."""
+        """Return the case without one more optimisation, if any."""
         return replace(self, without=",".join(filter(None, (self.without, saving))))
 
     def build(self) -> tuple[Graph, Stack | nn.Module]:
@@ -154,7 +154,7 @@ class Case:
 
     @property
     def by_type(self) -> bool:
-        """Whether its model takes rows by vertex type."""
+        """True if its model takes a dict of rows by vertex type."""
         return "hetero" in self.model
 
     def make_model(self, graph: Graph) -> nn.Module:
@@ -183,8 +183,8 @@ class Case:
     def make_converted(self, shape: GraphShape) -> nn.Module:
         from benchmarks.pyg_models import PYG_MODELS
 
-        given = (["edge_attr"] if self.edge_features else []) + (["edge_weight"] if self.weighted else [])
-        return convert(PYG_MODELS[self.model](), given=given, shape=shape)
+        optional = (["edge_attr"] if self.edge_features else []) + (["edge_weight"] if self.weighted else [])
+        return convert(PYG_MODELS[self.model](), given=optional, shape=shape)
 
     def make_pyg_stack(self) -> Stack:
         import torch_geometric.nn as pyg
@@ -204,89 +204,89 @@ class Case:
 
 
 PYG = ("SAGEConv", "GATv2Conv", "TransformerConv", "PNAConv", "GraphConv", "GENConv", "GINEConv")
-"""PyG's convolutions that are run as they are, under strategies that can give a layer the edges."""
+"""PyG's convolutions that run unchanged, under strategies that provide edges to layers."""
 
 
 def pyg_cases() -> list[Case]:
-    """Every convolution, those that can with edge features, and GraphConv with edge weights."""
-    found = [Case(model=name, layers=2, hidden=8, norm="batch" if name == "SAGEConv" else "none") for name in PYG[:-1]]
+    """Return cases of every PyG convolution, of those that accept edge features, and of GraphConv with edge weights."""
+    result = [Case(model=name, layers=2, hidden=8, norm="batch" if name == "SAGEConv" else "none") for name in PYG[:-1]]
     for name in ("GINEConv", "GATv2Conv", "TransformerConv", "PNAConv", "GENConv"):
-        found.append(Case(model=name, layers=2, hidden=8, edge_features=3))
-    found.append(Case(model="GATv2Conv", layers=2, hidden=8, edge_features=3, order="bfs"))
-    found.append(Case(model="GINEConv", layers=2, num_vertices=3, edge_features=3))  # P = 4: a rank has no edge
-    found.append(Case(model="GraphConv", layers=2, hidden=8, weighted=True))
-    return found
+        result.append(Case(model=name, layers=2, hidden=8, edge_features=3))
+    result.append(Case(model="GATv2Conv", layers=2, hidden=8, edge_features=3, order="bfs"))
+    result.append(Case(model="GINEConv", layers=2, num_vertices=3, edge_features=3))  # P = 4: a rank has no edge
+    result.append(Case(model="GraphConv", layers=2, hidden=8, weighted=True))
+    return result
 
 
 BY_BLOCKS = ("pyg-pna", "pyg-transformer", "pyg-deeper", "pyg-custom", "pyg-own-edges")
-"""Models of PyG's with convolutions that run by blocks, see benchmarks.pyg_models."""
+"""PyG models whose convolutions run by blocks, see benchmarks.pyg_models."""
 
 
 def converted_cases() -> list[Case]:
-    """Models written for PyG, converted."""
+    """Return cases of models written for PyG and converted."""
     names = ["gcn", "gat", "gatv2", "sage", "sage-max", "gin", "gcnii", "appnp", "jk", "jk-lstm", "mixed", "basic"]
     names.append("constant")
-    found = [Case(model=f"pyg-{name}") for name in names]
-    found += [Case(model=name, edge_features=3 if "edges" in name else 0) for name in BY_BLOCKS]
-    found += [Case(model=f"pyg-{name}-edges", edge_features=3) for name in ("gat", "gatv2")]
-    found += [Case(model=f"pyg-{name}-dropout") for name in ("gat", "gatv2")]
-    found += [Case(model=f"pyg-rgcn{kind}", typed="x") for kind in ("", "-bases", "-blocks")]
-    found += [Case(model=f"pyg-{name}", typed="x") for name in ("hetero", "hetero-max", "to-hetero")]
-    found.append(Case(model="pyg-hetero-some", typed="some"))
-    found.append(Case(model="pyg-gcn", weighted=True, order="bfs"))
-    found.append(Case(model="pyg-jk", num_vertices=150, labels=4))  # with rows that no loss reads
-    return found
+    result = [Case(model=f"pyg-{name}") for name in names]
+    result += [Case(model=name, edge_features=3 if "edges" in name else 0) for name in BY_BLOCKS]
+    result += [Case(model=f"pyg-{name}-edges", edge_features=3) for name in ("gat", "gatv2")]
+    result += [Case(model=f"pyg-{name}-dropout") for name in ("gat", "gatv2")]
+    result += [Case(model=f"pyg-rgcn{kind}", typed="x") for kind in ("", "-bases", "-blocks")]
+    result += [Case(model=f"pyg-{name}", typed="x") for name in ("hetero", "hetero-max", "to-hetero")]
+    result.append(Case(model="pyg-hetero-some", typed="some"))
+    result.append(Case(model="pyg-gcn", weighted=True, order="bfs"))
+    result.append(Case(model="pyg-jk", num_vertices=150, labels=4))  # with rows that no loss reads
+    return result
 
 
 def cases() -> list[Case]:
-    """Every model, coupled and decoupled, and each option at least once."""
-    found = [Case(model=model, decoupled=decoupled) for model, decoupled in product(MODELS, (False, True))]
-    for model in MODELS:  # each with every option that all have, several at once
-        found.append(Case(model=model, norm="batch", residual=True, input_dropout=0.3, layers=2))
-        found.append(Case(model=model, hidden=2, heads=2, layers=2, without="reuse"))  # P beyond the width
-        found.append(Case(model=model, num_vertices=3, layers=2))  # P = 4: a rank answers for no row
-        found.append(Case(model=model, norm="layer", multilabel=True, weighted=True, order="bfs", layers=2))
-        found.append(Case(model=model, sparse=True, layers=2, frozen=True, order="degree"))
-    found.append(Case(model="gcn", weighted=True, input_dropout=0.3, hidden=4, layers=2))
-    found.append(Case(model="gcn", decoupled=True, norm="layer", multilabel=True, layers=4))
-    found.append(Case(model="sage", sparse=True, decoupled=True))
-    found.append(Case(model="gat", hidden=20, heads=5, layers=3, norm="layer"))  # heads that no P in 2..4 divides
-    found.append(Case(model="gcn", order="bfs", weighted=True, input_dropout=0.3, layers=2))
-    found.append(Case(model="sage", order="degree", input_dropout=0.3, norm="batch", multilabel=True))
-    found.append(Case(model="gat", order="bfs", decoupled=True))
-    return found + attention_cases()
+    """Return cases of every model, coupled and decoupled, and of each option at least once."""
+    result = [Case(model=model, decoupled=decoupled) for model, decoupled in product(MODELS, (False, True))]
+    for model in MODELS:  # each with the options that all models share, several at once
+        result.append(Case(model=model, norm="batch", residual=True, input_dropout=0.3, layers=2))
+        result.append(Case(model=model, hidden=2, heads=2, layers=2, without="reuse"))  # P beyond the width
+        result.append(Case(model=model, num_vertices=3, layers=2))  # P = 4: a rank has no row
+        result.append(Case(model=model, norm="layer", multilabel=True, weighted=True, order="bfs", layers=2))
+        result.append(Case(model=model, sparse=True, layers=2, frozen=True, order="degree"))
+    result.append(Case(model="gcn", weighted=True, input_dropout=0.3, hidden=4, layers=2))
+    result.append(Case(model="gcn", decoupled=True, norm="layer", multilabel=True, layers=4))
+    result.append(Case(model="sage", sparse=True, decoupled=True))
+    result.append(Case(model="gat", hidden=20, heads=5, layers=3, norm="layer"))  # heads that no P in 2..4 divides
+    result.append(Case(model="gcn", order="bfs", weighted=True, input_dropout=0.3, layers=2))
+    result.append(Case(model="sage", order="degree", input_dropout=0.3, norm="batch", multilabel=True))
+    result.append(Case(model="gat", order="bfs", decoupled=True))
+    return result + attention_cases()
 
 
 def attention_cases() -> list[Case]:
-    """Edge features in the logit, and 5 heads that no P divides, one that every rank has a part of, none for a rank."""
+    """Return cases of edge features in the logit, with numbers of heads that no number of ranks divides."""
     edges: dict[str, Any] = {"edge_features": 3, "edge_attention": True}
-    found = [Case(model=model, decoupled=True, layers=2, **edges) for model in ("gat", "gatv2")]
-    found.append(Case(model="gat", hidden=20, heads=5, layers=2, order="degree", **edges))
-    found.append(Case(model="gatv2", hidden=20, heads=5, layers=2, order="bfs", **edges))
-    found.append(PARTS_OF_LOGITS)
-    found.append(Case(model="gatv2", num_vertices=3, layers=2, **edges))
-    return found + dropping_cases()
+    result = [Case(model=model, decoupled=True, layers=2, **edges) for model in ("gat", "gatv2")]
+    result.append(Case(model="gat", hidden=20, heads=5, layers=2, order="degree", **edges))
+    result.append(Case(model="gatv2", hidden=20, heads=5, layers=2, order="bfs", **edges))
+    result.append(PARTS_OF_LOGITS)
+    result.append(Case(model="gatv2", num_vertices=3, layers=2, **edges))
+    return result + dropping_cases()
 
 
 def dropping_cases() -> list[Case]:
-    """Dropout of attention's weights: heads that are cut between ranks, loops, doubled edges, several steps."""
+    """Return cases of attention dropout: heads split between ranks, self-loops, duplicate edges, several steps."""
     drops: dict[str, Any] = {"attention_dropout": 0.5}
-    found = [Case(model=model, **drops) for model in ("gat", "gatv2")]
-    found += [Case(model=model, decoupled=True, order="bfs", **drops) for model in ("gat", "gatv2")]
-    found.append(Case(model="gat", hidden=20, heads=5, layers=2, residual=True, norm="batch", **drops))
-    found.append(
+    result = [Case(model=model, **drops) for model in ("gat", "gatv2")]
+    result += [Case(model=model, decoupled=True, order="bfs", **drops) for model in ("gat", "gatv2")]
+    result.append(Case(model="gat", hidden=20, heads=5, layers=2, residual=True, norm="batch", **drops))
+    result.append(
         Case(model="gatv2", hidden=20, heads=5, layers=2, order="degree", edge_features=3, edge_attention=True, **drops)
     )
-    found.append(replace(PARTS_OF_LOGITS, **drops))
-    return found
+    result.append(replace(PARTS_OF_LOGITS, **drops))
+    return result
 
 
 PARTS_OF_LOGITS = Case(model="gatv2", hidden=120, heads=1, layers=2, edge_features=2, edge_attention=True)
-"""A head so wide that parts of its logits are less than its vectors."""
+"""A head so wide that partial logits are smaller than its vectors."""
 
 
 def typed_cases() -> list[Case]:
-    """Relations with every kind of maps, and vertices with and without features."""
+    """Return cases of typed graphs: every kind of relation weights, and vertices with and without features."""
     return [
         Case(model="rgcn", typed="some", hidden=8, layers=3, blocks=2),
         Case(model="rgcn", typed="some", layers=2, bases=2),
@@ -312,20 +312,20 @@ class DropsItself(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnLayers(Case):
-    """A model of custom layers, between which masks are drawn as well."""
+class CustomLayers(Case):
+    """A model of custom layers, with dropout between them as well."""
 
     def make_model(self, graph: Graph) -> nn.Module:
         del graph
         return Stack([DropsItself(NUM_FEATURES, 6), DropsItself(6, NUM_CLASSES)], dropout=self.dropout)
 
 
-def own_cases() -> list[Case]:
-    """Return models in which one view draws a mask in each of several parts."""
+def custom_cases() -> list[Case]:
+    """Return models in which one view draws dropout masks in several places."""
     return [
         Case(model="gcn", decoupled=True, norm="batch", input_dropout=0.3, residual=True),
         Case(model="gat", decoupled=True, norm="batch"),
-        OwnLayers(model="own"),
+        CustomLayers(model="own"),
     ]
 
 
@@ -334,19 +334,19 @@ FEW_LABELS: dict[str, Any] = {"num_vertices": 150, "labels": 4}
 
 
 def labelled_cases() -> list[Case]:
-    """Return cases of few labels: every model, coupled and decoupled, and what depends on which rows there are."""
+    """Return cases of few labels: every model, coupled and decoupled, and options that depend on the rows."""
     few = FEW_LABELS
-    found = [Case(model=model, decoupled=decoupled, **few) for model, decoupled in product(MODELS, (False, True))]
-    found += [Case(model=model, layers=2, input_dropout=0.3, **few) for model in ("gcn", "sage")]
-    found.append(Case(model="sage", layers=2, norm="batch", residual=True, **few))
-    found.append(Case(model="gin", norm="layer", residual=True, multilabel=True, without="reuse", **few))
-    found.append(Case(model="gcn", order="bfs", weighted=True, **few))
-    found.append(Case(model="sage", sparse=True, layers=2, **few))
-    found.append(Case(model="gat", edge_features=3, edge_attention=True, layers=2, **few))
-    found += [Case(model=model, attention_dropout=0.5, layers=2, **few) for model in ("gat", "gatv2")]
-    found.append(Case(model="SAGEConv", layers=2, hidden=8, **few))
-    found.append(Case(model="GINEConv", layers=2, edge_features=3, **few))
-    found.append(Case(model="rgcn", typed="some", layers=2, blocks=2, hidden=8, **few))
-    found.append(Case(model="rgcn", typed="none", layers=2, bases=2, **few))
-    found.append(Case(model="gcn", num_vertices=150, labels=1, layers=2))  # ranks without a labelled vertex
-    return found
+    result = [Case(model=model, decoupled=decoupled, **few) for model, decoupled in product(MODELS, (False, True))]
+    result += [Case(model=model, layers=2, input_dropout=0.3, **few) for model in ("gcn", "sage")]
+    result.append(Case(model="sage", layers=2, norm="batch", residual=True, **few))
+    result.append(Case(model="gin", norm="layer", residual=True, multilabel=True, without="reuse", **few))
+    result.append(Case(model="gcn", order="bfs", weighted=True, **few))
+    result.append(Case(model="sage", sparse=True, layers=2, **few))
+    result.append(Case(model="gat", edge_features=3, edge_attention=True, layers=2, **few))
+    result += [Case(model=model, attention_dropout=0.5, layers=2, **few) for model in ("gat", "gatv2")]
+    result.append(Case(model="SAGEConv", layers=2, hidden=8, **few))
+    result.append(Case(model="GINEConv", layers=2, edge_features=3, **few))
+    result.append(Case(model="rgcn", typed="some", layers=2, blocks=2, hidden=8, **few))
+    result.append(Case(model="rgcn", typed="none", layers=2, bases=2, **few))
+    result.append(Case(model="gcn", num_vertices=150, labels=1, layers=2))  # ranks without a labelled vertex
+    return result

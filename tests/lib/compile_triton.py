@@ -1,7 +1,7 @@
-"""Compiles every kernel in Triton for a GPU of compute capability 9.0, where there is none.
+"""Compile every Triton kernel for a GPU of compute capability 9.0, on a machine without one.
 
-`python -m tests.lib.compile_triton CACHE`. The operations are called on CPU tensors, and each launch compiles and
-runs nothing, so results are void.
+`python -m tests.lib.compile_triton CACHE`. The operations are called on CPU tensors, and each launch only compiles,
+so results are meaningless.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WIDTH = 64
 
 
 class NoGpu:
-    """What Triton asks of a driver before it compiles."""
+    """The part of a Triton driver that is needed to compile."""
 
     def get_current_device(self) -> int:
         return 0
@@ -51,8 +51,8 @@ def main() -> None:
 
     def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
         def compile_it(*args: Any, **kwargs: Any) -> None:
-            made = kernel.warmup(*args, grid=grid, **kwargs)
-            compiled.setdefault(kernel.__name__, set()).add(made.hash)
+            binary = kernel.warmup(*args, grid=grid, **kwargs)
+            compiled.setdefault(kernel.__name__, set()).add(binary.hash)
 
         return compile_it
 
@@ -80,7 +80,7 @@ def main() -> None:
     kernels.relu_dropout_backward(x, x, 0.3)
     kernels.gather_rows(x, rows, x)
     kernels.add_rows(x, rows, x, rows)
-    print(", ".join(f"{name} {len(made)}" for name, made in compiled.items()))
+    print(", ".join(f"{name} {len(hashes)}" for name, hashes in compiled.items()))
 
 
 if __name__ == "__main__":

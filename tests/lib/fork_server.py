@@ -1,6 +1,6 @@
-"""One process that has imported what ranks need, from which the workers of pytest-xdist all fork theirs.
+"""One process that has imported the modules of ranks, from which all pytest-xdist workers fork their ranks.
 
-`multiprocessing` starts one for each process that forks, and its imports take five seconds.
+`multiprocessing` would start one for each worker, and its imports take five seconds.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _server: Any = forkserver._forkserver  # type: ignore[attr-defined]
 
 
 def context() -> Any:
-    """Return the context of processes that are forked with what is preloaded."""
-    made = multiprocessing.get_context("forkserver")
-    made.set_forkserver_preload(PRELOADED)
-    return made
+    """Return a `multiprocessing` context whose processes are forked with the preloaded modules."""
+    forkserver_context = multiprocessing.get_context("forkserver")
+    forkserver_context.set_forkserver_preload(PRELOADED)
+    return forkserver_context
 
 
 def start() -> str:
-    """Start the process, unless it is there, without waiting for its imports, and return its address."""
+    """Start the process if it is not running, without waiting for its imports, and return its address."""
     context()
     forkserver.ensure_running()
     address: str = _server._forkserver_address
@@ -40,7 +40,7 @@ def start() -> str:
 
 
 def use(address: str) -> None:
-    """Fork from the process with this address, which another process has started and ends."""
+    """Fork from the process with this address, which another process starts and ends."""
     resource_tracker.ensure_running()
     _server._forkserver_address = address
     _server._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)  # sent along; its own keeps the process alive

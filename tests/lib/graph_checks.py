@@ -1,4 +1,4 @@
-"""Graphs drawn by hypothesis, and what it means that two graphs are the same or that an error is a good one."""
+"""Graphs drawn by hypothesis, and assertions that two graphs are equal or that an error message is one line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def same_tensor(field: str, left: Tensor | None, right: Tensor | None) -> None:
 
 
 def same_graph(left: Graph, right: Graph) -> None:
-    """Asserts that two graphs agree in every value, dtype and name; where they lie does not matter."""
+    """Assert that two graphs agree in every value, dtype and name, whether in memory or in files."""
     for field in ("x", "y", *MASKS, *LINKS, "edge_type", "edge_features", "ids"):
         same_tensor(field, getattr(left, field), getattr(right, field))
     for field in ("indptr", "indices", "weight"):
@@ -40,7 +40,7 @@ def same_graph(left: Graph, right: Graph) -> None:
 
 
 def assert_one_line(error: pytest.ExceptionInfo[InputError], *parts: object) -> None:
-    """Asserts that an error is one line, not too long, that holds all parts."""
+    """Assert that an error message is one line, not too long, that contains all parts."""
     text = str(error.value)
     assert "\n" not in text
     for part in parts:
@@ -50,7 +50,7 @@ def assert_one_line(error: pytest.ExceptionInfo[InputError], *parts: object) -> 
 
 @st.composite
 def graphs(draw: st.DrawFn) -> Graph:
-    """Small graphs: directed, with loops, duplicates, isolated vertices, or nothing at all; half of them typed."""
+    """Draw small graphs: directed, with loops, duplicates, isolated vertices, or nothing at all; half of them typed."""
     counts = draw(st.lists(st.integers(0, 6), min_size=2, max_size=3)) if draw(st.booleans()) else []
     num_vertices = sum(counts) if counts else draw(st.integers(0, 12))
     seed = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
@@ -89,7 +89,7 @@ def graphs(draw: st.DrawFn) -> Graph:
 def drawn_edges(
     draw: st.DrawFn, seed: torch.Generator, counts: list[int], num_vertices: int
 ) -> tuple[Tensor, Tensor | None, tuple[str, ...], tuple[str, ...], tuple[int, ...]]:
-    """(edges [2, E], edge types, relations, vertex types, offsets); all but the first empty in an untyped graph."""
+    """Draw (edges [2, E], edge types, relations, vertex types, offsets); an untyped graph has edges only."""
     if not counts:
         num_edges = draw(st.integers(0, 30)) if num_vertices else 0
         return torch.randint(0, max(num_vertices, 1), (2, num_edges), generator=seed), None, (), (), ()

@@ -1,4 +1,4 @@
-"""Small graphs with everything that a real one may have: loops, repeated edges, vertices without edges, types."""
+"""Small graphs with everything that a real graph may have: loops, duplicate edges, isolated vertices, types."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def make_graph(
     multilabel: bool = False,
     sparse: bool = False,
 ) -> Graph:
-    """A directed graph with self loops, duplicate edges and, where there is room, an isolated vertex.
+    """Return a directed graph with self-loops, duplicate edges and, if it has several vertices, an isolated one.
 
-    sparse: of many features, 5 of a vertex are not zero.
+    sparse: each vertex has many features, of which at most 5 are not zero.
     """
     random = torch.Generator().manual_seed(3)
     linked = max(num_vertices - 1, 1)
@@ -54,7 +54,7 @@ def make_graph(
 
 
 def with_few_labels(graph: Graph, number: int) -> Graph:
-    """With so many of the training vertices, evenly spread, and as many to validate on beside them."""
+    """Return the graph with only `number` training vertices, evenly spread, and as many validation vertices."""
     assert graph.train_mask is not None
     vertices, masks = graph.train_mask.nonzero().view(-1), torch.zeros(2, graph.num_vertices, dtype=torch.bool)
     for side, mask in enumerate(masks):
@@ -70,27 +70,26 @@ def sparse_features(num_vertices: int, random: torch.Generator) -> Tensor:
 
 
 def make_typed_graph(num_vertices: int, kind: str) -> Graph:
-    """Three types of vertices, of which the second has no in-edge, and five relations, of which one has no edge.
+    """Return a graph of three vertex types, the second without in-edges, and five relations, one without edges.
 
-    kind: 'x' gives features of one width; 'some' features of two widths, the last type none; 'none' nobody any; 'one'
-    the same with a single type of vertices. Edges repeat, also by another relation, and one relation has self loops.
+    kind: 'x': all types have features of one width; 'some': two types have features, of different widths; 'none': no
+    features; 'one': a single vertex type, no features. Some edges are duplicates, also between relations, and one
+    relation has self-loops.
     """
     random = torch.Generator().manual_seed(4)
     offsets = (0, num_vertices // 2, 2 * num_vertices // 3, num_vertices)
-    names, ends = ("a", "b", "c"), ((0, 0), (1, 0), (2, 0), (0, 2), (1, 2))
+    names, endpoints = ("a", "b", "c"), ((0, 0), (1, 0), (2, 0), (0, 2), (1, 2))
     edges = []
-    for number, (start, end) in enumerate(ends[:-1]):
+    for number, (start, end) in enumerate(endpoints[:-1]):
         size = 2 * num_vertices
-        source, target = (
-            torch.randint(offsets[one], offsets[one + 1], (size,), generator=random) for one in (start, end)
-        )
+        source, target = (torch.randint(offsets[i], offsets[i + 1], (size,), generator=random) for i in (start, end))
         edges.append(torch.stack([source, target, torch.full((size,), number)]))
     merged = torch.cat([*edges, edges[0][:, :5]], 1)
     y = torch.randint(0, NUM_CLASSES, (num_vertices,), generator=random)
     y[0], y[offsets[1] :] = NUM_CLASSES - 1, -1
     widths = (4, 3) if kind == "some" else ()
     types = (names, offsets) if kind != "one" else (("a",), (0, num_vertices))
-    place = dict(enumerate(names)) if kind != "one" else dict.fromkeys(range(3), "a")
+    type_names = dict(enumerate(names)) if kind != "one" else dict.fromkeys(range(3), "a")
     train = (torch.arange(num_vertices) % 3 != 1) & (y >= 0)
     return Graph.from_edges(
         merged[0],
@@ -101,7 +100,9 @@ def make_typed_graph(num_vertices: int, kind: str) -> Graph:
         train_mask=train,
         val_mask=~train & (y >= 0),
         edge_type=merged[2],
-        relations=tuple(f"{place[start]}|r{number}|{place[end]}" for number, (start, end) in enumerate(ends)),
+        relations=tuple(
+            f"{type_names[start]}|r{number}|{type_names[end]}" for number, (start, end) in enumerate(endpoints)
+        ),
         vertex_types=types[0],
         type_offsets=types[1],
         features={
@@ -112,6 +113,6 @@ def make_typed_graph(num_vertices: int, kind: str) -> Graph:
 
 
 def make_named_relations(graph: Graph) -> Graph:
-    """With inverse relations, under names that Python has for variables, as `to_hetero` wants them."""
+    """Return the graph with inverse relations, named by Python identifiers, as `to_hetero` requires."""
     both = with_inverse_relations(graph)
     return replace(both, relations=tuple(name.replace("inverse of ", "rev_") for name in both.relations))

@@ -15,11 +15,11 @@ from weft.data.adjacency import Adjacency
 from weft.kernels import EdgeDropout, EdgeFeatures, Scale, ops, reference
 
 DTYPES = [torch.float32, torch.float64]
-kept = lru_cache(1000)
-"""For what backends, instruction sets and dtypes have in common: graphs, cases, and their results in the reference."""
+cached = lru_cache(1000)
+"""Cache of graphs, cases and reference results, which backends, instruction sets and dtypes share."""
 
 
-@kept
+@cached
 def graph(
     num_sources: int,
     num_targets: int,
@@ -29,7 +29,7 @@ def graph(
     hub: bool = False,
     index: torch.dtype = torch.int64,
 ) -> Adjacency:
-    """Random weighted edges, with duplicates and self loops; with a hub, a third of them ends in one target."""
+    """Return random weighted edges, with duplicates and self-loops; with a hub, a third of them ends in one target."""
     generator = torch.Generator().manual_seed(seed)
     source = torch.randint(num_sources, (num_edges,), generator=generator)
     target = torch.randint(num_targets, (num_edges,), generator=generator)
@@ -41,7 +41,7 @@ def graph(
 
 
 def graphs(index: torch.dtype) -> list[Adjacency]:
-    """What a kernel must survive: no edge, isolated vertices, blocks both ways, duplicates, rows beyond one chunk."""
+    """Return edge cases: no edge, isolated vertices, blocks wide and tall, duplicates, more rows than one chunk."""
     return [
         graph(1, 1, 0, index=index),
         graph(9, 9, 0, index=index),
@@ -66,13 +66,13 @@ def randn(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """An operation of `ops` or `reference` on given tensors: `inputs` get gradients, `call` knows the rest."""
+    """An operation of `ops` or `reference`: `inputs` get gradients, `call` supplies all other arguments."""
 
     call: Callable[[ModuleType, Adjacency, list[Tensor]], Tensor]
     inputs: list[Tensor]
 
     def run(self, module: ModuleType, adj: Adjacency, dtype: torch.dtype) -> list[Tensor]:
-        """The result, then the gradient of every input for a fixed random gradient of the result."""
+        """Return the result and the gradient of every input, for a fixed random gradient of the result."""
         inputs = [tensor.to(adj.device, dtype, copy=True).requires_grad_() for tensor in self.inputs]
         y = self.call(module, adj.cast(dtype), inputs)
         grad_y = randn(*y.shape, seed=99, dtype=dtype).to(adj.device)
@@ -80,7 +80,7 @@ class Case:
         return [y.detach(), *grads]
 
 
-@kept
+@cached
 def spmm_case(adj: Adjacency, width: int, *, source: bool, target: bool, loop: bool, weighted: bool) -> Case:
     def vector(length: int, seed: int, x: Tensor) -> Tensor:
         return randn(length, seed=seed).abs().add(0.1).to(x)
@@ -97,13 +97,13 @@ def spmm_case(adj: Adjacency, width: int, *, source: bool, target: bool, loop: b
     return Case(call, [rounded(randn(adj.num_sources, width, seed=4))])
 
 
-@kept
+@cached
 def max_case(adj: Adjacency, width: int) -> Case:
     x = randn(adj.num_sources, width, seed=5).mul(2).round()  # many ties
     return Case(lambda module, adj, inputs: module.spmm_max(adj, *inputs), [x])
 
 
-@kept
+@cached
 def attend_case(
     adj: Adjacency,
     bounds: tuple[int, ...],
@@ -127,23 +127,23 @@ def attend_case(
 
 
 def edge_dropout(adj: Adjacency, p: float, *, key: int = 2**63 + 11) -> EdgeDropout | None:
-    """With large ids that are no places, and are not those of the first sources."""
+    """Return dropout with large ids that differ from row numbers and between sources and targets; None if p is 0."""
     targets, sources = (torch.arange(count, device=adj.device) for count in (adj.num_targets, adj.num_sources))
     return EdgeDropout(p, key, 2, sources.flip(0) * 1_000_003, targets + 2**33) if p else None
 
 
-@kept
+@cached
 def pair_case(
     adj: Adjacency, bounds: tuple[int, ...], *, features: int = 0, loop: bool = False, slope: float = 0.2
 ) -> Case:
-    """Logits, and the loops of those targets that have none; the inputs are left, right, attention and the map."""
+    """Return a case of logits, with self-loops; inputs: left and right rows, attention vector, edge weights."""
     loops = loop and adj.num_targets <= adj.num_sources
-    known = EdgeFeatures(
+    edge_features = EdgeFeatures(
         rounded(randn(adj.num_edges, features, seed=7)), rounded(randn(adj.num_targets, features, seed=8))
     )
 
     def call(module: ModuleType, adj: Adjacency, inputs: list[Tensor]) -> Tensor:
-        cast = EdgeFeatures(*(x.to(inputs[0]) for x in known)) if features else None
+        cast = EdgeFeatures(*(x.to(inputs[0]) for x in edge_features)) if features else None
         flags = ~adj.has_loop if loops else None
         return module.pair_logits(adj, *inputs, bounds=bounds, loop=flags, slope=slope, features=cast)
 
@@ -152,7 +152,7 @@ def pair_case(
     return Case(call, [rounded(randn(*size, seed=seed)) for seed, size in enumerate(sizes)])
 
 
-@kept
+@cached
 def attend_edges_case(
     adj: Adjacency, bounds: tuple[int, ...], *, loop: bool = False, steps: int = 1, dropout: float = 0.0
 ) -> Case:
@@ -169,21 +169,21 @@ def attend_edges_case(
 
 
 def rounded(x: Tensor) -> Tensor:
-    """Numbers that float32 holds, so that both dtypes compute on the same ones."""
+    """Return float64 values that float32 represents exactly, so that both dtypes compute on equal numbers."""
     return x.float().double()
 
 
 def assert_same(adj: Adjacency, case: Case, dtype: torch.dtype) -> None:
-    """Result and gradients equal the reference in float64, up to what the dtype's rounding can do."""
+    """Assert that result and gradients equal the float64 reference, up to the rounding of the dtype."""
     assert_close(case.run(ops, adj, dtype), truth(adj.to("cpu"), case), dtype)
 
 
-def assert_close(found: list[Tensor], wanted: list[Tensor], dtype: torch.dtype) -> None:
+def assert_close(results: list[Tensor], expected_results: list[Tensor], dtype: torch.dtype) -> None:
     tolerance = 2e-5 if dtype == torch.float32 else 1e-12
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one.cpu().double(), other, rtol=tolerance, atol=tolerance)
+    for actual, expected in zip(results, expected_results, strict=True):
+        torch.testing.assert_close(actual.cpu().double(), expected, rtol=tolerance, atol=tolerance)
 
 
-@kept
+@cached
 def truth(adj: Adjacency, case: Case) -> list[Tensor]:
     return case.run(reference, replace(adj, indices=adj.indices.long()), torch.float64)

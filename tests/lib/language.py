@@ -1,4 +1,4 @@
-"""Finds names and docstrings that break the rules of CONTRIBUTING.md, "Language".
+"""Find names and docstrings that break the rules of CONTRIBUTING.md, "Language".
 
 `python -m tests.lib.language weft/comm` prints each violation of the files in a folder.
 """
@@ -97,15 +97,15 @@ def undocumented_arguments(tree: ast.Module, name: str) -> Iterator[Violation]:
 
 
 def duplicate_classes() -> Iterator[Violation]:
-    """Yield each public class of weft whose name another one has as well."""
-    places: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    """Yield each public class of weft whose name is also that of another class."""
+    locations: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for path in sorted((ROOT / "weft").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places[node.name].append((path.relative_to(ROOT).as_posix(), node.lineno))
-    for name, where in places.items():
-        if len(where) > 1:
-            yield from (Violation("duplicate class", path, line, name) for path, line in where)
+                locations[node.name].append((path.relative_to(ROOT).as_posix(), node.lineno))
+    for name, lines in locations.items():
+        if len(lines) > 1:
+            yield from (Violation("duplicate class", path, line, name) for path, line in lines)
 
 
 def all_violations(root: Path | None = None) -> list[Violation]:

@@ -1,7 +1,7 @@
-"""The matrix of cases: strategy x case x number of ranks x settings, and the few of them that contain every pair.
+"""The matrix of cases: strategy x case x number of ranks x settings, and a small subset that contains every pair.
 
-Everything is generated from the registries: strategies and their options and optimisations, models, partitioners. A
-new one is in the matrix without a change here; a new option of a strategy needs values to try, in `VALUES`.
+The matrix is generated from the registries: strategies and their options and optimisations, models, partitioners. A
+new entry is included automatically; only a new option of a strategy needs values to try, in `VALUES`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 
 from tests.lib.cases import (
     EXACT,
+    EXAMPLE_STRATEGIES,
     MACHINE,
-    OWN,
     Case,
     cases,
     converted_cases,
+    custom_cases,
     labelled_cases,
-    own_cases,
     pyg_cases,
     typed_cases,
 )
@@ -54,7 +54,7 @@ BATCH_VALUES: dict[str, tuple[Any, ...]] = {"sampling": (None, "labor"), "partit
 IN_CHUNKS = {"offload": 3, "pipeline": 3}
 """Number of chunks for strategies whose default would run so small a graph in one chunk."""
 FIXED = {"device", "scratch"}
-"""Options that change where rows and files are, not the results. tests/storage and tests/training/test_gpu.py vary them."""
+"""Options that only change where rows and files are stored; tests/storage and tests/training/test_gpu.py vary them."""
 WITHOUT_EFFECT = {"capture", "pages"}
 """Optimisations that these tests cannot observe: CUDA graphs, and which memory is reused."""
 OF_ALL_STRATEGIES = [
@@ -69,7 +69,7 @@ IN_FILES = 1 << 40
 
 @dataclass(frozen=True)
 class Point:
-    """A case under a strategy, on so many ranks, with values of options that are not the default."""
+    """A case under a strategy, on `size` ranks, with option values other than the defaults."""
 
     strategy: str
     case: Case
@@ -83,7 +83,7 @@ class Point:
         return "-".join([self.strategy, self.case.id, *words, f"P{self.size}"])
 
     def resolved(self) -> tuple[Case, Given]:
-        """Return the case, without the optimisation that is left out, and the options as a plan takes them."""
+        """Return the case, without the disabled optimisation, and the options in the form that a plan takes."""
         options = dict(self.options)
         case = without(self.case, options.pop("without", None))
         if "partition" in options:
@@ -94,23 +94,23 @@ class Point:
 
     @property
     def cost(self) -> float:
-        """About how long the case takes, in units of a case on two ranks of which each does a part of the work."""
+        """Estimated time of the case; 1 is a case on two ranks that share the work."""
         several = self.strategy in (*IN_CHUNKS, *MINIBATCH)
         return (1.8, 2.0, 2.8, 3.6)[self.size - 1] if several else (0.8, 1.0, 1.2, 2.0)[self.size - 1]
 
     def properties(self) -> Properties:
-        """Return what `choose` combines. On one rank nothing is exchanged, so only the number of ranks counts."""
+        """Return the properties that `choose` combines. On one rank nothing is exchanged, so only the size matters."""
         if self.size == 1:
             return {"strategy": [self.strategy], "ranks": ["1"]}
-        if self.strategy in OWN and self.case.model not in MODELS:
-            return {}  # an example shows how a strategy is written; weft's own models suffice for it
-        chosen = [f"{option} {value}" for option, value in self.options]
+        if self.strategy in EXAMPLE_STRATEGIES and self.case.model not in MODELS:
+            return {}  # an example only shows how to write a strategy; weft's models suffice for it
+        option_values = [f"{option} {value}" for option, value in self.options]
         of_all = [f"without {name}" for name in OF_ALL_STRATEGIES if ("without", name) in self.options]
         return {
             "strategy": [self.strategy],
             "model": [self.case.family],
             "option": [*self.case.options, *of_all],
-            "setting": chosen,
+            "setting": option_values,
             "ranks": [str(self.size)],
             "graph": self.case.graph_kinds,
         }
@@ -118,11 +118,11 @@ class Point:
 
 def all_cases() -> list[Case]:
     """Return every case that an exact strategy is compared on."""
-    return [*cases(), *typed_cases(), *pyg_cases(), *converted_cases(), *own_cases(), *labelled_cases()]
+    return [*cases(), *typed_cases(), *pyg_cases(), *converted_cases(), *custom_cases(), *labelled_cases()]
 
 
 def settings(strategy: str) -> dict[str, tuple[Any, ...]]:
-    """Return the values of each option of a strategy; the default is None. `without` names an optimisation left out.
+    """Return the values of each option of a strategy; None is the default. `without`: the disabled optimisation.
 
     Raises:
         AssertionError: an option has no values here; the message names it.
@@ -140,7 +140,7 @@ def settings(strategy: str) -> dict[str, tuple[Any, ...]]:
 
 
 def points_of(strategy: str) -> Iterator[Point]:
-    """Yield every case on every number of ranks, once as a user would run it and once with values drawn by a hash."""
+    """Yield every case on every number of ranks: with default options, and with options drawn by a hash."""
     kind, varied = get_strategy(strategy), settings(strategy)
     for case, size in product(all_cases(), SIZES):
         if size > (kind.max_ranks or size) or (strategy in MINIBATCH and size == 1):
@@ -164,7 +164,7 @@ def universe() -> dict[str, Point]:
 
 @cache
 def quick() -> dict[str, Point]:
-    """Return the points of the quick set: each pair of properties occurs in one of them at least."""
+    """Return the points of the quick set: each pair of properties occurs in at least one of them."""
     every = universe()
     properties = {name: point.properties() for name, point in every.items()}
     return {name: every[name] for name in choose(properties, {name: point.cost for name, point in every.items()})}
@@ -174,8 +174,8 @@ def quick() -> dict[str, Point]:
 def full() -> set[str]:
     """Return the names of the points in full depth.
 
-    One for each pair of a strategy and a model of weft's own, and one for each other model: a layer of PyG or a
-    converted model is built from the same operations, so one strategy suffices for what only full depth compares.
+    One for each pair of a strategy and a model of weft, and one for each other model: a layer of PyG or a converted
+    model consists of the same operations, so one strategy suffices for the checks that only full depth contains.
     """
     first: dict[tuple[str, str], str] = {}
     for name, point in sorted(quick().items(), key=lambda item: hash_of(item[0])):
@@ -186,9 +186,9 @@ def full() -> set[str]:
 
 
 def params(strategies: list[str]) -> list[Any]:
-    """Return a test's parameters (point, full) for some strategies; those that are not quick are marked slow.
+    """Return a test's parameters (point, full) for some strategies; points outside the quick set are marked slow.
 
-    They are left out where only quick tests run, since collecting thousands of cases takes seconds.
+    Slow points are left out if only quick tests run, since collecting thousands of cases takes seconds.
     """
     points = universe() if EVERY_CASE in os.environ else quick()
     return [

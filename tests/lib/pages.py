@@ -1,4 +1,4 @@
-"""The documentation's pages as tests read them: blocks of code, and small graphs under the names that these use."""
+"""Parse the code blocks of the documentation's pages, and write small graphs in place of the datasets they use."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class Block:
     """A fenced block of a page."""
 
     line: int
-    """Of its first line of text, from 1 on."""
+    """Number of its first line of text, from 1."""
     language: str
     title: str
-    """The file that it is, '' for none."""
+    """Name of the file to write the block to, '' for none."""
     text: str
     left_out: bool
-    """Whether a comment above says that it is not run, and why."""
+    """True if a comment above the block says that it is not run, and why."""
 
 
 def blocks(text: str) -> Iterator[Block]:
-    """The fenced blocks of a page in order. ValueError for a fence that does not end, or is left out without why."""
+    """Yield the fenced blocks of a page in order; ValueError if one does not end or is left out without a reason."""
     lines = text.splitlines()
     number = 0
     while number < len(lines):
@@ -64,9 +64,9 @@ def blocks(text: str) -> Iterator[Block]:
 
 
 def commands(block: Block) -> Iterator[tuple[list[str], str]]:
-    """The commands of a block of shell: arguments of `weft`, and the file that the output goes to, '' for none.
+    """Yield the commands of a shell block: arguments of `weft`, and the file for its output ('' for none).
 
-    ValueError for anything else.
+    Anything other than a command of weft is a ValueError.
     """
     for line in block.text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
@@ -79,7 +79,7 @@ def commands(block: Block) -> Iterator[tuple[list[str], str]]:
 
 
 def write_datasets(folder: Path) -> None:
-    """Small graphs under the names of public ones, of their kinds, for WEFT_DATA."""
+    """Write small graphs with the names and kinds of public ones to `folder`, for WEFT_DATA."""
     random = np.random.default_rng(0)
     folder.mkdir()
     edges = random.integers(0, NUM_VERTICES, (2, 6 * NUM_VERTICES))

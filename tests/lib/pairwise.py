@@ -1,4 +1,4 @@
-"""Choose few cases out of many such that each pair of properties that occurs in any of them occurs in one chosen."""
+"""Choose a small subset of cases in which each pair of properties occurs that occurs in any case."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def pairs_of(properties: Properties) -> Iterator[Pair]:
 def choose(candidates: Mapping[str, Properties], costs: Mapping[str, float]) -> list[str]:
     """Return names of candidates that together contain every pair that any candidate contains.
 
-    Greedy weighted set cover: take the candidate with the most pairs for its cost that are not yet covered, until none
-    has any. The number only falls while others are taken, so a heap of old numbers gives the largest as soon as its top
-    is still up to date. Of equal ones, the first by a hash of their names is taken, which spreads them over all values.
+    Greedy weighted set cover: take the candidate with the most uncovered pairs per cost, until all pairs are
+    covered. The number of uncovered pairs only decreases, so the top of a heap of old numbers is the maximum once it
+    is up to date. A hash of the names breaks ties, which spreads the choice over all values.
     """
     pairs = {name: set(pairs_of(properties)) for name, properties in candidates.items()}
     heap = [(-len(contained) / costs[name], hash_of(name), name) for name, contained in pairs.items() if contained]

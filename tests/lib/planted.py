@@ -1,4 +1,4 @@
-"""Errors that are planted to show that the tests fail where a strategy is wrong."""
+"""Planted errors, which show that the tests fail if a strategy is wrong."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def wrong_ids(place: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextmanager
-def wrong_pairs() -> Iterator[None]:
-    """Two pairs of a rank change places on their way to their vertices."""
+def wrong_relation_rows() -> Iterator[None]:
+    """Shift the rows of (vertex, relation) pairs by one, so that vertices get the rows of others."""
     right = RelationRows.transform
 
     def wrong(pairs: RelationRows, z: Tensor, weight: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ def wrong_pairs() -> Iterator[None]:
 
 @contextmanager
 def wrong_embedded_rows() -> Iterator[None]:
-    """The gradients of embedded rows that other ranks have again do not come back."""
+    """Drop the gradients of embedding rows that other ranks hold as copies."""
     right = EmbeddedHalo.fetch
 
     def wrong(halo: EmbeddedHalo, weight: Tensor) -> Tensor:
@@ -103,14 +103,14 @@ def wrong_embedded_rows() -> Iterator[None]:
 
 @contextmanager
 def summed_embedding() -> Iterator[None]:
-    """A rank trains other rows than those of its vertices."""
+    """Assign each rank embedding rows of other vertices than its own."""
     with replaced(typed_input, "embedding_rows", lambda graph, rows: embedding_rows(graph, rows).flip(0)):
         yield
 
 
 @contextmanager
 def masks_by_local_ids() -> Iterator[None]:
-    """A block's edges have the masks of where their ends stand on the rank."""
+    """Derive dropout masks of edges from local row numbers of their endpoints instead of vertex ids."""
     places = property(lambda block: torch.arange(len(block.sources)))
     first = property(lambda block: torch.arange(block.adjacency.num_targets))
     with replaced(SubTopology, "ids", places), replaced(SubTopology, "target_ids", first):
@@ -119,7 +119,7 @@ def masks_by_local_ids() -> Iterator[None]:
 
 @contextmanager
 def masks_of_first_heads() -> Iterator[None]:
-    """A rank takes its first head for the first of all."""
+    """Number the attention heads of every rank from 0."""
     right = AttentionPlan.rank_part
 
     def wrong(plan: AttentionPlan, op: EdgeSoftmax, rank: int) -> EdgeSoftmax:
@@ -132,11 +132,11 @@ def masks_of_first_heads() -> Iterator[None]:
 
 @contextmanager
 def other_masks_backward() -> Iterator[None]:
-    """The masks of the forward pass are not drawn again."""
+    """Draw other dropout masks in the backward pass than in the forward pass."""
     right = Attend.gradients
 
-    def wrong(op: Attend, *given: Any) -> Any:
-        return right(replace(op, dropout=op.dropout and op.dropout._replace(key=op.dropout.key ^ 1)), *given)
+    def wrong(op: Attend, *arguments: Any) -> Any:
+        return right(replace(op, dropout=op.dropout and op.dropout._replace(key=op.dropout.key ^ 1)), *arguments)
 
     with replaced(Attend, "gradients", wrong):
         yield
@@ -152,26 +152,26 @@ PLANTED: dict[str, tuple[str, Callable[[], AbstractContextManager[None]]]] = {
     "offload": ("offload", lambda: replaced(HostRows, "gather", wrong_gather(HostRows.gather))),
     "rows_flow": ("pipeline", lambda: replaced(RowFlow, "receive", wrong_flow(RowFlow.receive))),
     "grads_flow": ("pipeline", lambda: replaced(GradFlow, "receive", wrong_flow(GradFlow.receive))),
-    "pairs": ("tensor", wrong_pairs),
+    "pairs": ("tensor", wrong_relation_rows),
     "embedded_rows": ("cached", wrong_embedded_rows),
     "summed_embedding": ("communicated", summed_embedding),
     "masks_by_local_ids": ("communicated", masks_by_local_ids),
     "masks_of_first_heads": ("tensor", masks_of_first_heads),
     "other_masks_backward": ("offload", other_masks_backward),
 }
-"""By name: a strategy, and what makes it wrong while it is entered.
+"""Strategy and context manager of each planted error, by its name.
 
-The last column of what it moves is 0.1 % too large; where it moves no rows, a mask is another; for types, see there.
+The last column of the rows that a strategy moves is 0.1 % too large, or as each context manager describes.
 """
 
 
-def check_planted(size: int, error: str, case: Case, given: Given, *, shows: str = r"logits|gradient") -> None:
-    """Every one of `size` ranks finds the error, in what matches `shows`."""
+def check_planted(size: int, error: str, case: Case, options: Given, *, shows: str = r"logits|gradient") -> None:
+    """Check that the planted error fails the check on each of `size` ranks, with a message that matches `shows`."""
     reference(case, full=True)
-    on_ranks(size, _finds, error, case, given, shows)
+    on_ranks(size, _finds, error, case, options, shows)
 
 
-def _finds(group: Group, error: str, case: Case, given: Given, shows: str) -> None:
+def _finds(group: Group, error: str, case: Case, options: Given, shows: str) -> None:
     name, planted = PLANTED[error]
     with planted(), pytest.raises(AssertionError, match=shows):
-        check_case(group, case, name, given, full=True)
+        check_case(group, case, name, options, full=True)

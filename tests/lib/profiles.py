@@ -1,4 +1,4 @@
-"""A machine that was never measured, for what is decided by its prices."""
+"""Artificial machine profiles, for tests of decisions that depend on prices."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from weft.cost.prices import WORK, table_of
 
 PER_UNIT = {"linear": 5e-11, "linear_weights": 5e-11, "Attend": 2e-9, "Attend_backward": 4e-9}
 SECONDS = 4e-10
-"""Of a unit of any other kernel."""
+"""Seconds per unit of work of any other kernel."""
 
 
 def profile(cores: int = 2, *, byte_seconds: float = 1e-9, message_seconds: float = 1e-4) -> Profile:
-    """Kernels that cost the same for any size, twice as much with all cores at work; a network with a latency."""
+    """Return prices that do not depend on size, with kernels that share cores fairly, and a network with latency."""
     tables = {table_of(name) for name in WORK}
     prices = [
         Prices(
@@ -34,7 +34,7 @@ def profile(cores: int = 2, *, byte_seconds: float = 1e-9, message_seconds: floa
 
 
 def flat(seconds: float, name: str) -> PriceTable:
-    """A table that has one price."""
+    """Return a table with a single price."""
     axes = {"pass": 1, "gather": 2, "exponential": 1, "dropout": 1, "update": 1, "loss": 2, "draw": 2}
     axes |= {"Attend": 5, "AttendEdges": 5}
     count = axes.get(name.removesuffix("_backward"), 3 if name.startswith("linear") else 4)

@@ -1,7 +1,7 @@
-"""Runs functions on P ranks: gloo, rendezvous by file, one thread a rank, a hard limit, the first traceback.
+"""Run functions on P ranks over gloo, with rendezvous by file, one thread per rank and a time limit.
 
-Ranks are forked from a process that has imported what they need and does nothing else. Those of `on_ranks` stay for the
-session, one pool per P; those of `spawn` are new.
+Ranks are forked from a process that only imports modules. Ranks of `on_ranks` live for the whole session, in one pool
+per P; ranks of `spawn` are new. The first traceback is raised as an AssertionError.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ _pools: dict[int, Pool] = {}
 
 
 def forked() -> Any:
-    """The context of processes that are forked with what is preloaded."""
+    """Return a `multiprocessing` context whose processes start with the preloaded modules, if they can be forked."""
     if torch.cuda.is_available():  # PyG, when imported, initialises CUDA's driver, which a forked process cannot use
         return multiprocessing.get_context("spawn")
     return fork_server.context()
 
 
 def keep_digits() -> None:
-    """Build the graph `digits` once a process: hundreds of tests load it, and nobody changes it."""
+    """Build the graph `digits` once per process: hundreds of tests load it, and none changes it."""
     BUILT_IN["digits"] = cache(digits)
 
 
 def collect_seldom() -> None:
-    """Has Python look for cycles less often, which takes a tenth of some modules' time among all that is imported."""
+    """Run the garbage collector less often: with many imported modules it takes a tenth of some tests' time."""
     gc.set_threshold(50_000, 50, 100)
 
 
 def on_ranks(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """`function(group, *arguments)` on each of `size` ranks that are kept; the results in rank order.
+    """Call `function(group, *arguments)` on each of `size` persistent ranks and return the results in rank order.
 
-    One rank is this process. Function, arguments and results are pickled. AssertionError with the first traceback.
+    With one rank, call it in this process. Otherwise function, arguments and results are pickled.
     """
     if size == 1:
         return [function(Group(), *arguments)]
@@ -62,19 +62,19 @@ def on_ranks(size: int, function: Callable[..., Any], *arguments: Any) -> list[A
 
 
 def spawn(size: int, function: Callable[..., Any], *arguments: Any, timeout_seconds: int = 60) -> list[Any]:
-    """As `on_ranks`, in processes of its own, which wait for each other so long."""
+    """Call a function like `on_ranks`, but on new ranks, whose exchanges time out after `timeout_seconds`."""
     with closing(Pool(size, timeout_seconds)) as pool:
         return pool.run(function, *arguments)
 
 
 def close_pools() -> None:
-    """Ends all ranks that are kept."""
+    """End all persistent ranks."""
     while _pools:
         _pools.popitem()[1].close()
 
 
 class Pool:
-    """Ranks that run one function after another; after a failure all are ended, since some may wait for others."""
+    """Ranks that run one function after another. A failure ends all of them, since some may wait for others."""
 
     def __init__(self, size: int, timeout_seconds: int = 60) -> None:
         context = forked()
@@ -92,10 +92,10 @@ class Pool:
         ]
         for process, (_, theirs) in zip(self._processes, pipes, strict=True):
             process.start()
-            theirs.close()  # so that a rank that dies without a word is an end of file here
+            theirs.close()  # so that the death of a rank is an end of file here
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """`function(group, *arguments)` on every rank; the results in rank order."""
+        """Call `function(group, *arguments)` on every rank and return the results in rank order."""
         try:
             for pipe in self._pipes:
                 pipe.send((function, arguments))
@@ -105,7 +105,7 @@ class Pool:
             raise
 
     def close(self, wait_seconds: float = 5) -> None:
-        """Ends the ranks, at once if they do not end by themselves."""
+        """End the ranks; kill those that do not end within `wait_seconds`."""
         self.closed = True
         for pipe in self._pipes:
             pipe.close()
@@ -132,7 +132,7 @@ class Pool:
 
 
 def _received(pipe: Connection) -> tuple[bool, Any]:
-    """Whether a rank failed, and its result or its traceback."""
+    """Return whether a rank failed, and its result or its traceback."""
     try:
         failed, value = pipe.recv()
     except (EOFError, ConnectionError):
@@ -141,16 +141,16 @@ def _received(pipe: Connection) -> tuple[bool, Any]:
 
 
 def _serve(rank: int, size: int, timeout_seconds: int, folder: str, port: int, pipe: Connection) -> None:
-    """A rank of a pool, until the other end of the pipe is closed. Ranks that a function has parted meet again."""
+    """Run a rank of a pool until the other end of the pipe is closed. Every function gets a new group."""
     torch.set_num_threads(1)
     collect_seldom()
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))  # where ranks that go over to GPUs meet anew
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))  # for ranks that connect again over GPUs
     turn, group = 0, Group()
     while True:
         try:
-            function, arguments = pipe.recv()  # when all ranks have done what was before
+            function, arguments = pipe.recv()  # after all ranks have finished the previous function
             group.close_host_group()
         except EOFError:
             return

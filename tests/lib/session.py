@@ -1,4 +1,4 @@
-"""A case under a strategy, and what every exact strategy must show: the numbers of `single`, its trace's counts."""
+"""Run a case under a strategy and check it: results equal those of `single`, counts equal those of the trace."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ from weft.training.tasks.metrics import NodeTask
 
 TOLERANCE = 1e-9
 STEPS = 5
-"""Adam steps of a case in full depth. An error in a moment shows in the second, in a weight decay perhaps later."""
+"""Adam steps of a case in full depth. An error in a moment shows in the second step, in weight decay maybe later."""
 RESULTS = ("logits", "losses", "evaluation", "input_gradient")
 
 
 class Given(dict[str, Any]):
-    """What is said to any strategy: those of its options that it has, and the machine, where it decides by that."""
+    """Options for any strategy, which takes those that it has, and the machine if it plans by its prices."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(options)
 
     def plan(self, name: str, work: Workload, size: int = 1, decisions: Any = None) -> Any:
         kind = get_strategy(name)
-        known = {spec.name for spec in fields(kind.options_type)}
-        options = kind.options_type(**{one: value for one, value in self.items() if one in known})
+        names = {spec.name for spec in fields(kind.options_type)}
+        options = kind.options_type(**{option: value for option, value in self.items() if option in names})
         return kind(work, size, options, self.get("machine") if "machine" in kind.flags else None, decisions)
 
 
@@ -58,24 +58,24 @@ NOTHING = Given()
 
 @dataclass(frozen=True)
 class Planned:
-    """What ranks are told of a plan that was made before them, as by the launcher: they need not find it out each."""
+    """State of a plan that ranks receive, as from the launcher, so that they need not compute it."""
 
     decisions: Any
     outlines: dict[OutlineKey, tuple[GraphOperation, ...]]
     maps: dict[DenseFlopsKey, tuple[DenseFlops, ...]]
 
     @classmethod
-    def of(cls, case: Case, name: str, given: Given, size: int) -> Planned:
+    def of(cls, case: Case, name: str, options: Given, size: int) -> Planned:
         work = workload(case)
-        plan = given.plan(name, work, size)
-        if isinstance(plan, OffloadPlan):  # whose traces leave nothing behind; what is foreseen, no rank needs
+        plan = options.plan(name, work, size)
+        if isinstance(plan, OffloadPlan):  # whose traces cache nothing that ranks need
             return cls(plan._cuts(), work.outlines, work.dense_flops)
         for rank, training in product(range(size), (True, False)):
             plan.trace(rank, training=training)
         return cls(plan.state(), work.outlines, work.dense_flops)
 
     def workload(self, case: Case) -> Workload:
-        """That of the case, of which what is known here is found out."""
+        """Return the workload of the case, with the outlines and FLOPs that are already computed."""
         work = workload(case)
         work.outlines.update(self.outlines)
         work.dense_flops.update(self.maps)
@@ -83,14 +83,14 @@ class Planned:
 
 
 class Session:
-    """A case under a strategy: what can be seen of it. traced: whether its trace is made, before it is placed."""
+    """A case under a strategy. traced: whether to trace the plan, which must happen before it is placed."""
 
     def __init__(
         self,
         case: Case,
         strategy: str,
         group: Group,
-        given: Given = NOTHING,
+        options: Given = NOTHING,
         planned: Planned | None = None,
         *,
         traced: bool = False,
@@ -98,7 +98,7 @@ class Session:
         self.case, self.group = case, group
         work = planned.workload(case) if planned else workload(case)
         self.graph = work.graph
-        self.plan = given.plan(strategy, work, group.size, planned.decisions if planned else None)
+        self.plan = options.plan(strategy, work, group.size, planned.decisions if planned else None)
         self._traces = {
             training: self.plan.trace(group.rank, training=training) for training in ((True, False) if traced else ())
         }
@@ -108,7 +108,7 @@ class Session:
         self.meter = group.meter
 
     def step(self, epoch: int) -> tuple[Tensor, float]:
-        """One training step without the optimiser's: logits of this rank's rows and its part of the loss."""
+        """Run one training step without the optimizer; return logits of this rank's rows and its part of the loss."""
         self.model.zero_grad()
         with self.meter.during("train"):
             (step,) = self.strategy.steps(epoch)
@@ -118,13 +118,13 @@ class Session:
         return logits.detach(), loss.item()
 
     def rows(self, *, training: bool) -> slice | Tensor:
-        """The vertices whose logits this rank gives in a step."""
+        """Return the vertices whose logits this rank computes in a step."""
         (step,) = self.strategy.steps(0) if training else (self.strategy.evaluation(0),)
         return self.strategy.rows if step.vertices is None else step.vertices
 
     @property
     def inputs(self) -> Inputs:
-        """The constant features of a resident strategy's training steps."""
+        """Constant features in the training steps of a resident strategy."""
         assert isinstance(self.strategy, ResidentPlaced)
         (step,) = self.strategy.steps(0)
         return self.strategy.step_inputs(step).inputs
@@ -133,9 +133,9 @@ class Session:
         return {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
 
     def input_gradient(self) -> Tensor | None:
-        """The gradient of the loss by all features, summed over the ranks, which are not taken for constant here.
+        """Return the gradient of the loss with respect to all features, summed over the ranks.
 
-        None from a strategy that is not resident, which only does to running statistics what the others do.
+        A strategy that is not resident returns None, after a forward pass that updates running statistics.
         """
         self.model.train()
         self.model.zero_grad()
@@ -145,25 +145,28 @@ class Session:
         if not isinstance(self.strategy, ResidentPlaced):
             self.strategy.forward(step)
             return None
-        share = self.strategy.step_inputs(step)
-        assert share.inputs.rows is not None
-        x = share.inputs.rows.clone().requires_grad_()
+        step_inputs = self.strategy.step_inputs(step)
+        assert step_inputs.inputs.rows is not None
+        x = step_inputs.inputs.rows.clone().requires_grad_()
         logits = self.model(self.strategy.views(step), x)
         _, grad = self.task.loss(logits, step)
         logits.backward(grad)
         whole = x.new_zeros(self.graph.num_vertices, x.shape[1])
-        if x.grad is not None:  # None of a model that reads the features under torch.no_grad
-            whole[share.input_rows] = x.grad
+        if x.grad is not None:  # None if the model reads the features under torch.no_grad
+            whole[step_inputs.input_rows] = x.grad
         total = self.group.all_reduce(whole, tag="test")
         return total[self.graph.ids.argsort()] if self.graph.ids is not None else total
 
     def restore(self, gradients: dict[str, Tensor]) -> None:
-        """Gives the parameters the gradients that a step left."""
+        """Set the gradients of the parameters to those of an earlier step."""
         for name, parameter in self.model.named_parameters():
             parameter.grad = gradients.get(name)
 
     def losses(self, steps: int, first: float) -> list[float]:
-        """This rank's part of the losses of Adam steps; first: that of `step(0)`, whose gradients are there."""
+        """Return this rank's part of the losses of Adam steps.
+
+        first: loss of `step(0)`, whose gradients the parameters already have.
+        """
         optimizer = torch.optim.Adam(self.model.parameters(), lr=0.02, weight_decay=1e-3)
         losses = [first]
         for epoch in range(1, steps):
@@ -172,7 +175,7 @@ class Session:
         return losses
 
     def all_losses(self, steps: int, first: float) -> Tensor:
-        """The same, summed over the ranks, float64 [steps]."""
+        """Return the losses of Adam steps summed over the ranks, float64 [steps]."""
         parts = [report["losses"] for report in self.group.all_gather_object({"losses": self.losses(steps, first)})]
         return torch.tensor(parts, dtype=torch.float64).sum(0)
 
@@ -181,27 +184,27 @@ class Session:
             return self.strategy.forward(self.strategy.evaluation(0))
 
     def trace(self, *, training: bool) -> Trace:
-        """What this rank is to do in a training step, or in an evaluation."""
+        """Return the trace of this rank's training step, or of its evaluation."""
         return self._traces[training]
 
 
 @cache
 def built(case: Case) -> tuple[Graph, nn.Module]:
-    """Return graph and model of a case without `case.without`; nobody changes them."""
+    """Return graph and model of a case without `case.without`; cached, so do not change them."""
     assert not case.without
     return case.build()
 
 
 @cache
 def workload(case: Case) -> Workload:
-    """Return the workload of a case, with what plans of other strategies have found out about it."""
+    """Return the workload of a case, with the outlines and FLOPs that other plans have computed."""
     graph, model = built(replace(case, without=""))
     return Workload(model, graph, Optimisations.without(case.without))
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Results of `single` for all vertices of a case, as they were first numbered, with every other optimisation."""
+    """Results of `single` for all vertices of a case, in the original order, with all optimisations but pruning."""
 
     logits: Tensor
     losses: Tensor
@@ -252,32 +255,32 @@ def reference(case: Case, *, full: bool = False) -> Reference:
     return Reference.read(path)
 
 
-def check_on_ranks(size: int, case: Case, name: str, given: Given = NOTHING, *, full: bool = False) -> None:
-    """Run `check_case` on `size` ranks. They read the reference and, where there are several, the plan made here."""
+def check_on_ranks(size: int, case: Case, name: str, options: Given = NOTHING, *, full: bool = False) -> None:
+    """Run `check_case` on `size` ranks, which read the reference and, if there are several, the plan made here."""
     reference(case, full=full)
-    planned = Planned.of(case, name, given, size) if size > 1 else None
-    on_ranks(size, _check_rank, case, name, given, planned, full)
+    planned = Planned.of(case, name, options, size) if size > 1 else None
+    on_ranks(size, _check_rank, case, name, options, planned, full)
 
 
-def _check_rank(group: Group, case: Case, name: str, given: Given, planned: Planned | None, full: bool) -> None:
-    check_case(group, case, name, given, planned, full=full)
+def _check_rank(group: Group, case: Case, name: str, options: Given, planned: Planned | None, full: bool) -> None:
+    check_case(group, case, name, options, planned, full=full)
 
 
 def check_case(
     group: Group,
     case: Case,
     name: str,
-    given: Given = NOTHING,
+    options: Given = NOTHING,
     planned: Planned | None = None,
     *,
     full: bool = False,
 ) -> Session:
-    """Compare a strategy with `single`, and what it counts with its trace.
+    """Compare a strategy with `single`, and its counts with its trace.
 
-    In core depth: one training step and one evaluation: logits, gradients, loss, counts. In full depth also the
-    gradient of the features, FLOPs, kernel calls, and the losses of `STEPS` steps of Adam.
+    Core depth checks logits, gradients, loss and counts of one training step and one evaluation. Full depth also checks
+    the gradient of the features, FLOPs, kernel calls, and the losses of `STEPS` steps of Adam.
     """
-    expected, placed = reference(case, full=full), Session(case, name, group, given, planned, traced=True)
+    expected, placed = reference(case, full=full), Session(case, name, group, options, planned, traced=True)
     ids = placed.strategy.topology.ids
 
     placed.meter.take("train")
@@ -307,7 +310,7 @@ def check_case(
 
 
 def check_trace(placed: Session, flops: Flops | None, *, training: bool) -> None:
-    """Compare what was counted with the trace; with `flops` given, also FLOPs and the calls of kernels."""
+    """Compare the counts with the trace; if `flops` is not None, also FLOPs and kernel calls."""
     trace = placed.trace(training=training)
     check_counts(placed.meter.take("train" if training else "eval"), trace, placed.case)
     calls = [call for operation in trace.operations for call in operation.calls]
@@ -325,7 +328,7 @@ def check_counts(counts: Counts, trace: Trace, case: Case) -> None:
 
 
 class Flops(TorchDispatchMode):
-    """What PyTorch's FlopCounterMode counts, by its formulas, but not by module, which takes most of its time."""
+    """Counter of FLOPs by the formulas of PyTorch's FlopCounterMode, without its slow counts per module."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -339,7 +342,7 @@ class Flops(TorchDispatchMode):
 
 
 def check_calls(trace: Trace, case: Case) -> None:
-    """The calls of kernels, by which a step is priced, are those of the trace's flops and edges."""
+    """Check that the kernel calls, from which a step's time is estimated, sum to the trace's FLOPs and edges."""
     for operation in trace.operations:
         edges = flops = 0
         for call in operation.calls:
@@ -358,11 +361,11 @@ def check_flops(counted: Flops, trace: Trace, case: Case) -> None:
 
 
 def check_close(actual: Tensor, expected: Tensor, what: str) -> None:
-    """Every element, by the tolerance that every exact strategy is held to."""
+    """Compare every element with the tolerance that all exact strategies must meet."""
     torch.testing.assert_close(actual, expected, rtol=TOLERANCE, atol=TOLERANCE, msg=lambda text: f"{what}\n{text}")
 
 
 def part_by(method: str, case: Case, size: int) -> Tensor:
-    """The part of every vertex of a case's graph."""
+    """Return the part of every vertex of a case's graph."""
     graph = workload(case).graph if isinstance(case, Case) else case.build()[0]
     return make_book(graph, min(size, graph.num_vertices), method=method).part

@@ -1,4 +1,4 @@
-"""Small files of every kind, how often they are spoilt, and what reading one must come to."""
+"""Small files of every kind, the number of damaged copies to try, and an assertion about reading them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ THOROUGH = settings(QUICK, max_examples=5000, derandomize=False)
 
 
 def graph() -> Graph:
-    """A small directed graph with everything that a store keeps."""
+    """Return a small directed graph with everything that a store can contain."""
     source, target = torch.tensor([0, 1, 2, 2]), torch.tensor([1, 2, 1, 1])
     mask = torch.tensor([True, False, False])
     return Graph.from_edges(
@@ -73,11 +73,11 @@ def write_typed_npz(path: Path) -> None:
 
 
 def assert_graph_or_one_line(read: Callable[[], object]) -> None:
-    """Asserts that reading succeeds, or is refused in one line."""
-    said = "a graph"
+    """Assert that reading succeeds, or fails with a message of one line."""
+    message = "a graph"
     try:
         read()
     except InputError as error:
-        said = str(error)
-    assert said
-    assert said.isprintable()
+        message = str(error)
+    assert message
+    assert message.isprintable()

@@ -1,8 +1,8 @@
-"""A device that is none: its streams, marks and buffers are noted, and what nothing has put in order is a RaceError.
+"""A fake device with streams, which detects races: two accesses that no wait puts in order raise a RaceError.
 
-Tensors are the CPU's, and everything is done at once, in the order of the program. But each stream and each thread of
-the host has a vector clock: an access of some bytes must come behind every other one of them, unless both read. Which
-bytes an operation reads and writes, PyTorch's dispatcher says; what is in the device's memory is known by its storage.
+Tensors are CPU tensors, and operations run at once, in program order. Each stream and each host thread has a vector
+clock: an access to some bytes must be ordered after every earlier access to them, unless both only read. PyTorch's
+dispatcher tells which bytes an operation reads and writes; a table of storages tells which are in device memory.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from weft.runtime.streams import COMPUTE, StreamMark
 
 HOST, DEVICE = "host", "device"
 DEVICE_NAME = torch.device("cpu", 0)
-"""By which what is made on the device is told from what is made on the host."""
+"""Device of tensors created on the fake device, unlike those of the host, whose device is `cpu`."""
 BY_ROWS = ("index_select", "index_copy_", "index_add_", "index_fill_", "index")
 ON_HOST = ("gather_file_rows", "add_file_rows", "add_rows", "read_bytes", "write_bytes")
 MAIN, LOADER = "main thread", "loader"
 
 
 class RaceError(AssertionError):
-    """Nothing orders two accesses of the same bytes."""
+    """Two accesses to the same bytes are not ordered, and one of them writes."""
 
 
 class Region(NamedTuple):
-    """Some bytes of a storage: those of a tensor, or of some of its rows."""
+    """Bytes of a storage that a tensor occupies, or some of its rows."""
 
     num_bytes: int
     offset: int
@@ -54,23 +54,23 @@ class Region(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor, rows: Tensor | None) -> Region:
-        chosen = None if rows is None else tuple(rows.unique().tolist())
+        row_ids = None if rows is None else tuple(rows.unique().tolist())
         num_bytes = tensor.untyped_storage().nbytes()
-        return cls(num_bytes, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.itemsize, chosen)
+        return cls(num_bytes, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.itemsize, row_ids)
 
 
 @cache
 def bytes_of(region: Region) -> Tensor:
-    """Which bytes of the storage these are: bool."""
-    found, size = torch.zeros(region.num_bytes, dtype=torch.bool), region.itemsize
+    """Return which bytes of the storage a region contains: bool [num_bytes]."""
+    mask, size = torch.zeros(region.num_bytes, dtype=torch.bool), region.itemsize
     strides = [size * stride for stride in region.stride]
-    own = found.as_strided([*region.shape, size], [*strides, 1], size * region.offset)
-    own[slice(None) if region.rows is None else list(region.rows)] = True
-    return found
+    region_mask = mask.as_strided([*region.shape, size], [*strides, 1], size * region.offset)
+    region_mask[slice(None) if region.rows is None else list(region.rows)] = True
+    return mask
 
 
 class Access(NamedTuple):
-    """What an actor, at a tick of its clock, does to some bytes of a storage."""
+    """A read or write of a region by an actor (a stream or a host thread), at a tick of its clock."""
 
     actor: str
     tick: int
@@ -81,20 +81,20 @@ class Access(NamedTuple):
 
 @dataclass
 class Buffer:
-    """A storage that is known."""
+    """A storage, and the accesses to it."""
 
     space: str
     maker: str
-    """The stream whose memory it is, if it is the device's."""
+    """Stream that allocated the storage, if it is device memory."""
     history: list[Access] = field(default_factory=list)
     lent: set[str] = field(default_factory=set)
 
 
 class FakeStreams(TorchDispatchMode):
-    """Is entered while a device is faked; the first race is raised at the end, since other ranks may wait for this one.
+    """Context that fakes a device. The first race is raised on exit, since other ranks may wait for this one.
 
-    without: the place of a wait, or of a loan, that is taken out. late: what a loader is told is done when it is waited
-    for, else at once: whatever is right is right both ways.
+    without: name of a wait or loan to skip, as in `places`. late: run the work of a loader thread only when it is
+    waited for, instead of at once; correct code has no race either way.
     """
 
     asynchronous = True
@@ -103,9 +103,9 @@ class FakeStreams(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.without, self.late = without, late
         self.places: Counter[str] = Counter()
-        """Of waits and loans: how often each was there."""
+        """Number of times that each wait or loan occurred, as 'join in function'."""
         self.streams: Counter[str] = Counter()
-        """How many operations each has had."""
+        """Number of operations of each stream and host thread."""
         self._clocks: dict[str, Counter[str]] = {}
         self._buffers: dict[StorageWeakRef, Buffer] = {}
         self._present, self._thread = [COMPUTE], MAIN
@@ -116,8 +116,8 @@ class FakeStreams(TorchDispatchMode):
         kernels, features = Kernels(self), Workload.features
 
         def features_at(work: Workload, vertices: Any, device: torch.device) -> Tensor:
-            found = features(work, vertices, device)
-            return self.to_device(found) if device == DEVICE_NAME else found
+            rows = features(work, vertices, device)
+            return self.to_device(rows) if device == DEVICE_NAME else rows
 
         self._patches.enter_context(replaced(ops, "backend_of", lambda _: kernels))
         self._patches.enter_context(replaced(Workload, "features", features_at))
@@ -133,7 +133,7 @@ class FakeStreams(TorchDispatchMode):
         if self._failed and error[0] is None:
             raise RaceError(self._failed[0])
 
-    # what weft.runtime.streams asks of a device
+    # the interface of weft.runtime.streams to a device
 
     def mark(self) -> StreamMark:
         return StreamMark(self._present[-1], self._behind(self._present[-1], self._thread))
@@ -158,56 +158,58 @@ class FakeStreams(TorchDispatchMode):
         self._present.pop()
 
     def lend(self, tensor: Tensor, stream: str) -> Tensor:
-        known = self._known(tensor)
-        if known is not None and known.maker != stream and self._stays("lend"):
-            known.lent.add(stream)
+        buffer = self._known(tensor)
+        if buffer is not None and buffer.maker != stream and self._stays("lend"):
+            buffer.lent.add(stream)
         return tensor
 
     def holds(self, tensor: Tensor) -> bool:
-        known = self._known(tensor)
-        return known is not None and known.space == DEVICE
+        buffer = self._known(tensor)
+        return buffer is not None and buffer.space == DEVICE
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        made = torch.empty(*shape, dtype=dtype)
-        self._know(made, HOST)
-        return made
+        tensor = torch.empty(*shape, dtype=dtype)
+        self._know(tensor, HOST)
+        return tensor
 
     def to_device(self, tensor: Tensor) -> Tensor:
         if self.holds(tensor):
             return tensor
-        made = torch.empty(tensor.shape, dtype=tensor.dtype, device=DEVICE_NAME)
-        return made.copy_(tensor, non_blocking=True)
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype, device=DEVICE_NAME)
+        return copy.copy_(tensor, non_blocking=True)
 
-    # what it notes
+    # recording of operations
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func.namespace == "c10d" and any(map(self.holds, tensors((args, kwargs)))):
             self._failed.append(f"gloo's {func.overloadpacket.__name__} is given memory of the device")
-        names = [one.name for one in func._schema.arguments]
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        made = func(*args, **kwargs)
-        written = {one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write}
-        known = {id(one.untyped_storage()) for one in tensors(given)}
-        fresh = [one for one in tensors(made) if id(one.untyped_storage()) not in known]
-        if not written and not fresh and tensors(made):
-            return made  # a view
-        rows = given.get("index", (given.get("indices") or [None])[0]) if given.get("dim", 0) == 0 else None
+        names = [parameter.name for parameter in func._schema.arguments]
+        values = {**dict(zip(names, args, strict=False)), **kwargs}
+        result = func(*args, **kwargs)
+        written = {
+            item.name for item in func._schema.arguments if item.alias_info is not None and item.alias_info.is_write
+        }
+        old_storages = {id(tensor.untyped_storage()) for tensor in tensors(values)}
+        fresh = [tensor for tensor in tensors(result) if id(tensor.untyped_storage()) not in old_storages]
+        if not written and not fresh and tensors(result):
+            return result  # a view
+        rows = values.get("index", (values.get("indices") or [None])[0]) if values.get("dim", 0) == 0 else None
         by_rows = rows if func.overloadpacket.__name__ in BY_ROWS and isinstance(rows, Tensor) else None
-        reads = [(one, by_rows if name == "self" else None) for name, value in given.items() if name not in written
-                 for one in tensors(value)]  # fmt: skip
-        writes = [(one, by_rows if name == "self" else None) for name in written for one in tensors(given[name])]
+        reads = [(tensor, by_rows if name == "self" else None) for name, value in values.items() if name not in written
+                 for tensor in tensors(value)]  # fmt: skip
+        writes = [(tensor, by_rows if name == "self" else None) for name in written for tensor in tensors(values[name])]
         what = func.overloadpacket.__name__
-        copies = what == "copy_" and bool(given.get("non_blocking"))
-        made_there = given.get("device") == DEVICE_NAME
-        if what.startswith("new_") or what.endswith("_like"):  # as large as what it is given, which it does not read
-            made_there, reads = made_there or self.holds(given["self"]), []
-        self.note(what, reads, writes, fresh, copies=copies, made_there=made_there)
-        if what == "_local_scalar_dense" and self.holds(given["self"]):  # the host waits for it
+        copies = what == "copy_" and bool(values.get("non_blocking"))
+        created_on_device = values.get("device") == DEVICE_NAME
+        if what.startswith("new_") or what.endswith("_like"):  # as large as their argument, which they do not read
+            created_on_device, reads = created_on_device or self.holds(values["self"]), []
+        self.record(what, reads, writes, fresh, copies=copies, created_on_device=created_on_device)
+        if what == "_local_scalar_dense" and self.holds(values["self"]):  # the host waits for it
             self._clocks[self._thread] = joined(self._clock(self._thread), self._clock(self._present[-1]))
-        return made
+        return result
 
-    def note(
+    def record(
         self,
         what: str,
         reads: Iterable[tuple[Tensor, Tensor | None]],
@@ -215,55 +217,57 @@ class FakeStreams(TorchDispatchMode):
         fresh: Sequence[Tensor] = (),
         *,
         copies: bool = False,
-        made_there: bool = False,
+        created_on_device: bool = False,
     ) -> None:
-        """An operation: what it reads and writes, and which rows of it, if not all; what it has made.
+        """Record an operation.
 
-        copies: between host and device, for which the host does not wait. made_there: on the device.
+        reads, writes: tensors, each with the ids of the rows that are accessed (None: all). fresh: tensors that it
+        creates. copies: whether it copies between host and device without blocking the host. created_on_device: whether
+        it creates tensors on the device.
         """
         reads, writes = list(reads), list(writes)
-        spaces = {known.space for one, _ in (*reads, *writes) if (known := self._known(one)) is not None}
+        spaces = {buffer.space for tensor, _ in (*reads, *writes) if (buffer := self._known(tensor)) is not None}
         if len(spaces) == 2 and what != "copy_":
             self._failed.append(f"{what} has operands of the host and of the device")
-        by_device = made_there or DEVICE in spaces
+        by_device = created_on_device or DEVICE in spaces
         if not spaces and not by_device:
             return
         actor = self._present[-1] if by_device else self._thread
         clock = self._clocks[actor] = self._behind(actor, self._thread)
         clock[actor] += 1
         self.streams[actor] += 1
-        for one in fresh if by_device else ():
-            self._know(one, DEVICE, actor)
-        accesses = [(False, reads), (True, [*writes, *((one, None) for one in fresh)])]
-        for writing, ones in accesses:
-            for one, rows in ones:
-                if (known := self._known(one)) is not None:
-                    self._access(known, Access(actor, clock[actor], writing, Region.of(one, rows), what), clock)
+        for tensor in fresh if by_device else ():
+            self._know(tensor, DEVICE, actor)
+        accesses = [(False, reads), (True, [*writes, *((tensor, None) for tensor in fresh)])]
+        for writing, accessed in accesses:
+            for tensor, rows in accessed:
+                if (buffer := self._known(tensor)) is not None:
+                    self._access(buffer, Access(actor, clock[actor], writing, Region.of(tensor, rows), what), clock)
         if len(spaces) == 2 and not copies:  # the host waits for it
             self._clocks[self._thread] = joined(self._clock(self._thread), clock)
 
-    def _access(self, known: Buffer, access: Access, clock: Counter[str]) -> None:
-        kept = []
-        for before in known.history:
+    def _access(self, buffer: Buffer, access: Access, clock: Counter[str]) -> None:
+        history = []
+        for before in buffer.history:
             same = before.actor == access.actor
             at_once = not same and (before.writes or access.writes) and clock[before.actor] < before.tick
             if at_once and bool((bytes_of(before.region) & bytes_of(access.region)).any()):
                 self._failed.append(
                     f"{access.what} on {access.actor} does not wait for {before.what} on {before.actor}, "
-                    f"of a buffer of the {known.space}"
+                    f"of a buffer of the {buffer.space}"
                 )
             if not (same and before.writes == access.writes and before.region == access.region):
-                kept.append(before)
-        known.history = [*kept, access]
+                history.append(before)
+        buffer.history = [*history, access]
 
     def _freed(self, reference: StorageWeakRef) -> None:
-        """The memory is its stream's again, which may use it behind all that it has been given."""
-        known = self._buffers.pop(reference)
-        clock = self._behind(known.maker, self._thread) if known.maker else Counter()
-        for access in known.history if known.space == DEVICE else ():
-            if access.actor not in (known.maker, *known.lent) and clock[access.actor] < access.tick:
+        """Check that accesses have ended when memory is freed: its stream may reuse it for its next operations."""
+        buffer = self._buffers.pop(reference)
+        clock = self._behind(buffer.maker, self._thread) if buffer.maker else Counter()
+        for access in buffer.history if buffer.space == DEVICE else ():
+            if access.actor not in (buffer.maker, *buffer.lent) and clock[access.actor] < access.tick:
                 self._failed.append(
-                    f"memory of {known.maker} is free while {access.what} on {access.actor} is under way: lend it"
+                    f"memory of {buffer.maker} is free while {access.what} on {access.actor} is under way: lend it"
                 )
 
     def _know(self, tensor: Tensor, space: str, maker: str = "") -> None:
@@ -280,29 +284,29 @@ class FakeStreams(TorchDispatchMode):
         return self._clocks.setdefault(actor, Counter())
 
     def _behind(self, *actors: str) -> Counter[str]:
-        """A clock behind all that some actors have been given."""
+        """Return a clock after all operations so far of some actors."""
         return joined(*map(self._clock, actors))
 
     def _stays(self, what: str) -> bool:
-        """Whether a wait is there, as it is unless it is the one that was taken out."""
+        """Count a wait or loan, and return False if it is the one to skip."""
         place = f"{what} in {sys._getframe(2).f_code.co_name}"
         self.places[place] += 1
         return place != self.without
 
     def _by_host(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of the host, which is taken to write to whatever it is given."""
+        """Wrap a function of the host, which is assumed to write to all of its arguments."""
 
-        def noted(*given: Any, **named: Any) -> Any:
-            ones = tensors((given, named))
-            if any(map(self.holds, ones)):
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            arguments = tensors((args, kwargs))
+            if any(map(self.holds, arguments)):
                 self._failed.append(f"{function.__name__} of the host is given memory of the device")
-            self.note(function.__name__, [], [(one, None) for one in ones])
-            return function(*given, **named)
+            self.record(function.__name__, [], [(tensor, None) for tensor in arguments])
+            return function(*args, **kwargs)
 
-        return noted
+        return recorded
 
     def run_as(self, thread: str, work: Callable[[], Any]) -> Any:
-        """Work of another thread of the host, which has not done anything since it was told of the last."""
+        """Run `work` as another thread of the host."""
         before, self._thread, self._present = (self._thread, self._present), thread, [COMPUTE]
         try:
             return work()
@@ -310,35 +314,35 @@ class FakeStreams(TorchDispatchMode):
             self._thread, self._present = before
 
     def hand_over(self, giver: Counter[str], to: str) -> None:
-        """A thread hears of what another has done."""
+        """Order the next operations of the thread `to` after those in the clock `giver`."""
         self._clocks[to] = joined(self._clock(to), giver)
 
     def done_by(self, thread: str | None = None) -> Counter[str]:
-        """What a thread has done, the present one if none is named."""
+        """Return the clock of a thread, by default of the current one."""
         return self._behind(thread or self._thread)
 
 
 class Loader:
-    """A thread that does one thing after the other."""
+    """A fake ThreadPoolExecutor with one thread."""
 
     def __init__(self, fake: FakeStreams) -> None:
         self.fake = fake
 
-    def submit(self, function: Callable[..., Any], *given: Any) -> Any:
-        return Submitted(self.fake, lambda: function(*given))
+    def submit(self, function: Callable[..., Any], *args: Any) -> Any:
+        return Submitted(self.fake, lambda: function(*args))
 
 
 class Submitted(Future[Any]):
-    """Done at once, or when it is waited for."""
+    """A future whose work runs at once, or when its result is requested."""
 
     def __init__(self, fake: FakeStreams, work: Callable[[], Any]) -> None:
         super().__init__()
-        self.fake, self._work, self._told = fake, work, fake.done_by()
+        self.fake, self._work, self._submitted_after = fake, work, fake.done_by()
         if not fake.late:
             self._do()
 
     def _do(self) -> None:
-        self.fake.hand_over(self._told, LOADER)
+        self.fake.hand_over(self._submitted_after, LOADER)
         self.set_result(self.fake.run_as(LOADER, self._work))
 
     def result(self, timeout: float | None = None) -> Any:
@@ -349,7 +353,7 @@ class Submitted(Future[Any]):
 
 
 class Kernels:
-    """The CPU's kernels as the device's. Of what a kernel reads by source, it reads the rows that edges name."""
+    """The CPU's kernels as the device's. From source rows, a kernel reads only those that edges refer to."""
 
     def __init__(self, fake: FakeStreams) -> None:
         self._fake = fake
@@ -357,42 +361,42 @@ class Kernels:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         kernel = getattr(cpu, name)
 
-        def noted(*given: Any, **named: Any) -> Any:
-            made = kernel(*given, **named)
-            known = getattr(given[0], "adj", given[0])  # by itself, or with what is asked of an attention
-            adjacency = known if isinstance(known, Adjacency) else None
-            ones = tensors((given, named, adjacency_tensors(adjacency)))
-            reads = [(one, sources(one, adjacency, name)) for one in ones]
-            into = tensors(named.get("into", given[4] if name == "spmm_transposed" and len(given) > 4 else None))
-            self._fake.note(name, reads, [(one, None) for one in into], tensors(made))
-            return made
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            result = kernel(*args, **kwargs)
+            first = getattr(args[0], "adj", args[0])  # the adjacency itself, or an argument that contains it
+            adjacency = first if isinstance(first, Adjacency) else None
+            arguments = tensors((args, kwargs, adjacency_tensors(adjacency)))
+            reads = [(tensor, sources(tensor, adjacency, name)) for tensor in arguments]
+            into = tensors(kwargs.get("into", args[4] if name == "spmm_transposed" and len(args) > 4 else None))
+            self._fake.record(name, reads, [(tensor, None) for tensor in into], tensors(result))
+            return result
 
-        return noted
+        return recorded
 
 
-def sources(one: Tensor, adjacency: Adjacency | None, kernel: str) -> Tensor | None:
-    """The rows that a kernel reads of a tensor, if they are those of sources; None: all."""
-    if adjacency is None or "transposed" in kernel or one.dim() != 2:
+def sources(tensor: Tensor, adjacency: Adjacency | None, kernel: str) -> Tensor | None:
+    """Return the rows of a tensor that a kernel reads, if they are source rows; None means all rows."""
+    if adjacency is None or "transposed" in kernel or tensor.dim() != 2:
         return None
-    return adjacency.indices.long() if len(one) == adjacency.num_sources else None
+    return adjacency.indices.long() if len(tensor) == adjacency.num_sources else None
 
 
 def adjacency_tensors(adjacency: Adjacency | None) -> list[Tensor]:
-    known = () if adjacency is None else (adjacency.indptr, adjacency.indices, adjacency.weight)
-    return [one for one in known if one is not None]
+    arrays = () if adjacency is None else (adjacency.indptr, adjacency.indices, adjacency.weight)
+    return [array for array in arrays if array is not None]
 
 
 def tensors(value: Any) -> list[Tensor]:
-    """Those in some value, in whatever lists, tuples and dicts."""
+    """Return the tensors in a value, at any depth of lists, tuples and dicts."""
     if isinstance(value, Tensor):
         return [value]
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return [one for each in inside for one in tensors(each)]
+    return [tensor for item in inside for tensor in tensors(item)]
 
 
 def joined(*clocks: Counter[str]) -> Counter[str]:
-    """A clock behind some others."""
-    found: Counter[str] = Counter()
+    """Return a clock that is after some others."""
+    clock_after: Counter[str] = Counter()
     for clock in clocks:
-        found |= clock
-    return found
+        clock_after |= clock
+    return clock_after

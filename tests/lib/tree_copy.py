@@ -1,6 +1,6 @@
-"""A copy of the tree with an environment of its own, in which a file can be changed while tests run.
+"""A copy of the source tree with its own environment, in which a file can be changed while tests run.
 
-Under pytest this module is a plugin: it runs the tests of a list alone, in the list's order, and notes how each ends.
+Under pytest this module is a plugin: it runs only the tests of a list, in the list's order, and records their outcomes.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from pathlib import Path
 import pytest
 
 TRIED = "WEFT_TRIED_TESTS"
-"""The environment's name of a folder, with the list of tests to run, if any, and the notes of how they ended."""
+"""Environment variable with the folder that contains the list of tests to run, if any, and their outcomes."""
 IGNORED = shutil.ignore_patterns(".*", "__pycache__", "build", "runs", "site")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The first test that failed, or nothing; how many passed before, and whether pytest came to an end by itself."""
+    """The first test that failed ('' for none), the number that passed before, and whether pytest ended by itself."""
 
     failed: str
     passed: int
@@ -38,17 +38,17 @@ class Outcome:
 
 
 class TreeCopy:
-    """The copy, which is there while it is entered, and with it the processes that were started in it."""
+    """A copy of the tree that exists while the context is entered; processes started in it are ended with it."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._sound: set[str] = set()
         self.unsound: set[str] = set()
-        """Tests that fail without a change as well, and so show nothing."""
+        """Tests that also fail without a change, and therefore show nothing."""
 
     def __enter__(self) -> TreeCopy:
         folder = Path(tempfile.mkdtemp(prefix="weft-"))
-        # A process that removes the copy when this one lets go of it, also where this one is killed.
+        # A process that removes the copy when this one closes the pipe, even if this one is killed.
         remove = ["sh", "-c", 'read -r _; until rm -rf "$0"; do sleep 1; done', folder]
         self._remover = subprocess.Popen(remove, stdin=subprocess.PIPE, start_new_session=True)
         self.tree, self._tried, self._python = folder / "tree", folder / "tried", folder / "bin" / "python"
@@ -62,7 +62,7 @@ class TreeCopy:
         self._remover.communicate()
 
     def _make_environment(self, folder: Path) -> None:
-        """Puts the copy before the packages of this environment, whose hooks for an editable weft are not run there."""
+        """Create an environment that finds the copy before this environment's packages, without its editable weft."""
         native = importlib.util.find_spec("weft._native")
         assert native is not None
         assert native.origin is not None
@@ -81,7 +81,7 @@ class TreeCopy:
     def run_changed(
         self, path: str, change: Callable[[bytes], bytes], tests: list[str] | None, limit_seconds: float
     ) -> Outcome:
-        """Runs tests with a file changed, until one fails that passes without the change."""
+        """Run tests with a file changed, until one fails that passes without the change."""
         right = (self.tree / path).read_bytes()
         while True:
             self._write(path, change(right))
@@ -91,21 +91,21 @@ class TreeCopy:
                 return outcome
 
     def _passes(self, test: str, limit_seconds: float) -> bool:
-        """Whether a test passes without a change."""
+        """Return True if a test passes without a change."""
         if test not in self._sound:
             outcome = self.run([test], limit_seconds)
             (self._sound if outcome.finished and outcome.passed else self.unsound).add(test)
         return test in self._sound
 
     def _write(self, path: str, text: bytes) -> None:
-        """Writes a file whose compiled form, which Python knows by time and size, may be that of another text."""
+        """Write a file and remove its compiled form, which Python compares only by time and size."""
         file = self.tree / path
         file.write_bytes(text)
         for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
             compiled.unlink()
 
     def run(self, tests: list[str] | None, limit_seconds: float) -> Outcome:
-        """Runs tests, or all quick ones, until one fails; those still running at the limit are ended."""
+        """Run tests, or all quick ones, until one fails; end those that are still running at the time limit."""
         notes, listed = self._tried / "notes", self._tried / "list"
         notes.write_text("")
         listed.unlink(missing_ok=True)
@@ -134,7 +134,7 @@ class TreeCopy:
         return Outcome("".join(failed[:1]), passed, time.monotonic() - started, code is not None)
 
     def _end_processes(self) -> None:
-        """Ends what was started in the copy, whatever its session: it has the copy's folder in its environment."""
+        """End all processes that were started in the copy, recognized by the folder in their environment."""
         mark = f"{TRIED}={self._tried}".encode()
         for entry in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):  # it has ended
@@ -144,16 +144,16 @@ class TreeCopy:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves the listed tests alone, in their order; all of them where there is no list."""
+    """Select only the listed tests, in the list's order; select all if there is no list."""
     listed = Path(os.environ[TRIED]) / "list"
     if listed.exists():
-        order = {test: place for place, test in enumerate(listed.read_text().splitlines())}
+        order = {test: position for position, test in enumerate(listed.read_text().splitlines())}
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in order])
         items[:] = sorted((item for item in items if item.nodeid in order), key=lambda item: order[item.nodeid])
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Notes a test that passed or failed, in the process that starts the others."""
+    """Record that a test passed or failed, in the process that starts the workers."""
     if "PYTEST_XDIST_WORKER" not in os.environ and (report.when == "call" or report.failed):
         with open(Path(os.environ[TRIED]) / "notes", "a") as notes:
             notes.write(f"{report.outcome} {report.nodeid}\n")

@@ -24,7 +24,7 @@ import weft
 from tests.cli.test_main import mistake
 from tests.lib.graphs import make_graph, with_few_labels
 from tests.lib.ranks import on_ranks
-from tests.lib.running import command, complaints, finish, said_by_ranks, start, train
+from tests.lib.running import command, complaints, finish, run_on_ranks, start, train
 from weft.cli.main import main
 from weft.comm import Group
 from weft.config.optimisations import Optimisations
@@ -60,7 +60,7 @@ def predict(run: Any, *arguments: Any, workers: int = 1, **options: Any) -> Tens
     """`weft.predict` on ranks that are there."""
     if workers == 1:
         return weft.predict(run, *arguments, workers=1, **options)
-    rows: Tensor = said_by_ranks(workers, weft.predict, run, *arguments, **options).result
+    rows: Tensor = run_on_ranks(workers, weft.predict, run, *arguments, **options).result
     return rows
 
 

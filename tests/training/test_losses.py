@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import weft
 from tests.lib.ranks import on_ranks
-from tests.lib.running import losses, said_by_ranks, train
+from tests.lib.running import losses, run_on_ranks, train
 from weft.comm import Group
 from weft.config.config import Config
 from weft.data import Graph
@@ -166,7 +166,7 @@ def test_a_mean_over_the_rows_of_a_rank_is_detected(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("weft.training.tasks.losses.require_row_independence", lambda *_: None)
         single = weft.train("digits", out=tmp_path / "one", loss=counted, **OPTIONS)
-    parallel = said_by_ranks(2, train_counted, tmp_path / "two").result
+    parallel = run_on_ranks(2, train_counted, tmp_path / "two").result
     assert losses(parallel.folder) != pytest.approx(losses(single.folder), rel=1e-3)
 
 

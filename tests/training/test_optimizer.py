@@ -24,7 +24,7 @@ import weft
 from tests.lib.graphs import make_typed_graph
 from tests.lib.pairwise import param
 from tests.lib.ranks import on_ranks
-from tests.lib.running import said_by_ranks, train
+from tests.lib.running import run_on_ranks, train
 from tests.training.test_typed_runs import OPTIONS, losses, weights
 from weft.comm import Group
 from weft.config.config import Config
@@ -149,7 +149,7 @@ def test_a_local_norm_is_detected(tmp_path: Path) -> None:
     single = weft.train(graph, "rgcn", out=tmp_path / "one", epochs=4, **{**options, "strategy": "single"})
     right = train(store, "rgcn", out=tmp_path / "right", epochs=4, workers=3, **options)
     assert losses(right) == pytest.approx(losses(single), abs=1e-9)
-    wrong = said_by_ranks(3, train_with_local_norms, store, tmp_path / "wrong", options).result
+    wrong = run_on_ranks(3, train_with_local_norms, store, tmp_path / "wrong", options).result
     assert losses(wrong) != pytest.approx(losses(single), abs=1e-9)
 
 

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 import weft
 from tests.lib.graphs import make_typed_graph
 from tests.lib.pairwise import param
-from tests.lib.running import said_by_ranks
+from tests.lib.running import run_on_ranks
 from weft.utils.errors import InputError
 
 EPOCHS = 4
@@ -65,8 +65,8 @@ def test_equals_train_bit_for_bit(strategy: str, size: int, tmp_path: Path) -> N
     if strategy == "single" and size > 1:
         pytest.skip("single has one rank")
     options, path, out = CASES[strategy], tmp_path / "loop.pt", tmp_path / "run"
-    said_by_ranks(size, as_rank, strategy, options, path)
-    said_by_ranks(size, trained, strategy, options, out)
+    run_on_ranks(size, as_rank, strategy, options, path)
+    run_on_ranks(size, trained, strategy, options, out)
     results, run = torch.load(path, weights_only=True), weft.Run.open(out)
     for epoch, scores in zip(run.history, results["scores"], strict=True):
         assert {name: epoch[name] for name in scores} == scores
@@ -81,8 +81,8 @@ def test_equals_train_bit_for_bit(strategy: str, size: int, tmp_path: Path) -> N
 def test_a_loss_that_ignores_other_ranks_is_detected(tmp_path: Path) -> None:
     """A loss divided by the number of labels on one rank only gives other weights than `weft.train`."""
     path = tmp_path / "loop.pt"
-    said_by_ranks(2, as_wrong_rank, path)
-    said_by_ranks(2, as_rank, "hybrid", CASES["hybrid"], tmp_path / "right.pt")
+    run_on_ranks(2, as_wrong_rank, path)
+    run_on_ranks(2, as_rank, "hybrid", CASES["hybrid"], tmp_path / "right.pt")
     wrong, right = (torch.load(file, weights_only=True)["weights"] for file in (path, tmp_path / "right.pt"))
     assert any(not torch.allclose(wrong[name], right[name], rtol=1e-9, atol=1e-9) for name in right)
 
@@ -128,7 +128,7 @@ def embedded_state(path: Path) -> None:
 def test_state_has_all_embedded_rows(tmp_path: Path) -> None:
     graph = make_typed_graph(20, "some")
     for size in (1, 2):
-        said_by_ranks(size, embedded_state, tmp_path / f"{size}.pt")
+        run_on_ranks(size, embedded_state, tmp_path / f"{size}.pt")
     single, parallel = (torch.load(tmp_path / f"{size}.pt", weights_only=True) for size in (1, 2))
     assert any(len(value) == graph.typed.num_embedded for value in single.values())
     for name, value in single.items():
@@ -218,7 +218,7 @@ def test_gradients_add_up_and_a_penalty_counts_once(strategy: str, tmp_path: Pat
     if strategy in ("offload", "pipeline"):
         options["chunks"] = 3
     for size in (1, 2, 3):
-        said_by_ranks(size, penalised_gradients, strategy, options, tmp_path / f"{size}.pt")
+        run_on_ranks(size, penalised_gradients, strategy, options, tmp_path / f"{size}.pt")
     single, *others = (torch.load(tmp_path / f"{size}.pt", weights_only=True) for size in (1, 2, 3))
     for other in others:
         assert single.keys() == other.keys()

@@ -187,7 +187,7 @@ def test_ranks_listen_to_nobody_else_and_end_with_their_launcher(tmp_path: Path,
     assert listening(pids) <= LOOPBACK
     assert bool(listening(pids)) == (workers > 1)  # gloo listens, so that the check above checks something
     os.kill(process.pid, signal.SIGKILL)
-    process.said()
+    process.output()
     deadline = time.monotonic() + 10
     while members(process.pid) and time.monotonic() < deadline:
         time.sleep(0.05)

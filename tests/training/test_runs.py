@@ -24,7 +24,7 @@ from tests.lib.running import (
     finish,
     losses,
     ranks,
-    said_by_ranks,
+    run_on_ranks,
     say,
     start,
     summary,
@@ -406,7 +406,7 @@ def test_dependencies(tmp_path: Path) -> None:
 
     options |= {"epochs": 1, "strategy": "hybrid", "cache_ratio": 1.0, "cache_memory": "1kB", "out": tmp_path / "few"}
     options |= {"quiet": False}
-    few = said_by_ranks(2, weft.train, "digits", **options)
+    few = run_on_ranks(2, weft.train, "digits", **options)
     assert cached_counts(few.result) == [[0, 0, 0]] * 2
     for rank in range(2):
         assert f"rank {rank}: --cache-memory limits caching to 0 vertices" in few.err
