@@ -1,4 +1,4 @@
-"""Rows with gaps, as sums over edges have them at some widths: here all maps' and all losses' gradients."""
+"""Padded rows: results do not change if dense layers and gradients pad all rows to whole cache lines."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ CASES = [
 STRATEGIES = ["single", "tensor", "communicated", "hybrid", "pipeline", "offload"]
 
 
-def test_without() -> None:
+def test_no_row_is_padded_without_alignment() -> None:
     case = replace(CASES[0], without="lines")
     reference(case)
-    with gaps() as found:
+    with padded_rows() as padded:
         check_case(Group(), case, "single")
-    assert not found
+    assert not padded
 
 
 @contextmanager
-def gaps() -> Iterator[list[Tensor]]:
-    """All rows on lines; those that sums read so."""
-    found: list[Tensor] = []
+def padded_rows() -> Iterator[list[Tensor]]:
+    """Pad all rows to whole cache lines; yield the padded rows that sums over edges read."""
+    padded: list[Tensor] = []
     readable = alignment.readable_width
 
-    def seen(x: Tensor) -> int:
-        found.extend([x] * (not x.is_contiguous()))
+    def recorded_width(x: Tensor) -> int:
+        padded.extend([x] * (not x.is_contiguous()))
         return readable(x)
 
-    def apart(width: int, itemsize: int) -> int:
+    def padded_width(width: int, itemsize: int) -> int:
         line = alignment.LINE_BYTES // itemsize
         return -(-width // line) * line
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(alignment, "row_stride", apart)
-        patched.setattr(linear_transform, "row_stride", apart)
-        patched.setattr(cpu, "readable_width", seen)
-        yield found
+        patched.setattr(alignment, "row_stride", padded_width)
+        patched.setattr(linear_transform, "row_stride", padded_width)
+        patched.setattr(cpu, "readable_width", recorded_width)
+        yield padded
 
 
 @pytest.mark.parametrize(
@@ -67,11 +67,11 @@ def gaps() -> Iterator[list[Tensor]]:
 )
 def test_equals_single(case: Case, name: str) -> None:
     reference(case)
-    on_ranks(1 if name == "single" else 2, check_gaps, case, name)
+    on_ranks(1 if name == "single" else 2, check_padded, case, name)
 
 
-def check_gaps(group: Group, case: Case, name: str) -> None:
-    with gaps() as found:
+def check_padded(group: Group, case: Case, name: str) -> None:
+    with padded_rows() as padded:
         check_case(group, case, name, Given(machine=MACHINE))
     if case.model == "gcn" and not case.decoupled and name in ("single", "hybrid"):
-        assert found
+        assert padded

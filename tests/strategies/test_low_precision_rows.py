@@ -1,4 +1,4 @@
-"""Rows of bfloat16 under every strategy that has them: near `single`, bytes as the trace says and half of float32's."""
+"""Rows of bfloat16 under every strategy that supports them: close to `single`, half of the bytes of float32."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.lib.cases import MACHINE, OWN, RESIDENT, Case
+from tests.lib.cases import EXAMPLE_STRATEGIES, MACHINE, RESIDENT, Case
 from tests.lib.pairwise import param
 from tests.lib.ranks import on_ranks
 from tests.lib.session import Flops, Given, Session, check_counts, check_flops, workload
@@ -23,45 +23,45 @@ from weft.strategies import get_strategy
 from weft.utils.errors import InputError
 
 UNIT = 2**-8
-"""What rounding to bfloat16 changes a number by at most, as a share of it."""
+"""Largest relative error of rounding a number to bfloat16."""
 ROUNDINGS = 8
-"""On the way of a row through a layer: what it begins with, dropout, map, its two parts, sums that are sent, the
-aggregate, the bias."""
-NARROW = Given(machine=MACHINE)
-WIDE = Given(machine=replace(MACHINE, seconds_per_byte=MACHINE.seconds_per_byte / 2))
-"""By which `hybrid` chooses alike where a number has twice as many bytes."""
-PARAMETERS = {"gradients", "statistics"}
-"""Tags of what is float32: sums of parameters' gradients, and of batch norm."""
+"""Number of roundings of a row in a layer: input, dropout, dense layer, its two parts, partial sums that are sent,
+aggregate, bias."""
+BFLOAT16 = Given(machine=MACHINE)
+FLOAT32 = Given(machine=replace(MACHINE, seconds_per_byte=MACHINE.seconds_per_byte / 2))
+"""Options of float32 runs. Half the time per byte and twice the bytes per number, so `hybrid` caches the same rows."""
+FLOAT32_TAGS = {"gradients", "statistics"}
+"""Tags of exchanges in float32: gradients of parameters, and statistics of batch norm."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class NarrowCase(Case):
+class LowPrecisionCase(Case):
     """A case in float32, or with rows of bfloat16."""
 
-    narrow: bool = True
+    low_precision: bool = True
 
     def build(self) -> tuple[Graph, nn.Module]:
         graph, model = super().build()
         assert isinstance(model, PhasedModel)
-        if self.narrow:
+        if self.low_precision:
             model.row_dtype = torch.bfloat16
         return graph, model.float()
 
 
 CASES = [
-    NarrowCase(model="gcn", weighted=True),
-    NarrowCase(model="gcn", decoupled=True, norm="layer"),
-    NarrowCase(model="sage", norm="batch"),
-    NarrowCase(model="sage", sparse=True, input_dropout=0.2, residual=True),
-    NarrowCase(model="gin", hidden=8),
-    NarrowCase(model="gat", attention_dropout=0.3),
-    NarrowCase(model="gat", decoupled=True, layers=2),
-    NarrowCase(model="gcn", labels=2),
+    LowPrecisionCase(model="gcn", weighted=True),
+    LowPrecisionCase(model="gcn", decoupled=True, norm="layer"),
+    LowPrecisionCase(model="sage", norm="batch"),
+    LowPrecisionCase(model="sage", sparse=True, input_dropout=0.2, residual=True),
+    LowPrecisionCase(model="gin", hidden=8),
+    LowPrecisionCase(model="gat", attention_dropout=0.3),
+    LowPrecisionCase(model="gat", decoupled=True, layers=2),
+    LowPrecisionCase(model="gcn", labels=2),
 ]
 
 
 @cache
-def of_single(case: NarrowCase) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+def results_of_single(case: LowPrecisionCase) -> tuple[Tensor, dict[str, Tensor], Tensor]:
     """Logits, gradients and evaluation of all vertices on one rank."""
     whole = Session(replace(case, without="reach"), "single", Group())
     logits, _ = whole.step(0)
@@ -72,56 +72,56 @@ def pairs() -> list[Any]:
     """Return every case under every strategy on two and three ranks; some are quick."""
     params = []
     for (first, case), (second, name), size in product(enumerate(CASES), enumerate(RESIDENT), (2, 3)):
-        quick = name not in OWN and (first + 2 * second) % 12 == size - 2
+        quick = name not in EXAMPLE_STRATEGIES and (first + 2 * second) % 12 == size - 2
         params.append(param(case, name, size, name=f"{name}-{case.id}-P{size}", quick=quick))
     return params
 
 
 @pytest.mark.parametrize(("case", "name", "size"), pairs())
-def test_near_single(case: NarrowCase, name: str, size: int) -> None:
-    """What differs is where rows are rounded: at most so often on the way through a layer, by so much each time."""
+def test_near_single(case: LowPrecisionCase, name: str, size: int) -> None:
+    """Results differ from `single`'s by at most the error of `ROUNDINGS` roundings in each layer."""
     on_ranks(size, check_near, case, name)
 
 
-def check_near(group: Group, case: NarrowCase, name: str) -> None:
-    logits, gradients, evaluation = of_single(case)
-    placed = Session(case, name, group, NARROW, traced=True)
+def check_near(group: Group, case: LowPrecisionCase, name: str) -> None:
+    expected_logits, gradients, evaluation = results_of_single(case)
+    placed = Session(case, name, group, BFLOAT16, traced=True)
     bound = ROUNDINGS * case.layers * UNIT
     placed.meter.take("train")
     with Flops() as flops:
-        found, loss = placed.step(0)
+        logits, loss = placed.step(0)
     counts, trace = placed.meter.take("train"), placed.trace(training=True)
     check_counts(counts, trace, case)
     check_flops(flops, trace, case)
-    assert found.dtype == torch.float32, "logits are given out in float32"
-    check_within(found, logits[placed.rows(training=True)], bound, "logits")
+    assert logits.dtype == torch.float32, "logits are returned in float32"
+    check_within(logits, expected_logits[placed.rows(training=True)], bound, "logits")
     for parameter, gradient in gradients.items():
         assert placed.gradients()[parameter].dtype == torch.float32
         check_within(placed.gradients()[parameter], gradient, bound, f"gradient of {parameter}")
     check_within(placed.evaluation(), evaluation[placed.rows(training=False)], bound, "evaluation")
 
-    again = Session(case, name, group, NARROW)
+    again = Session(case, name, group, BFLOAT16)
     logits_again, loss_again = again.step(0)
-    assert torch.equal(found, logits_again)
+    assert torch.equal(logits, logits_again)
     assert loss == loss_again
 
-    wide = WIDE.plan(name, workload(replace(case, narrow=False)), group.size)
-    for tag, sent in wide.trace(group.rank, training=True).bytes_sent.items():
-        assert sent == counts.bytes_sent[tag] * (1 if tag in PARAMETERS else 2), tag
+    float32_plan = FLOAT32.plan(name, workload(replace(case, low_precision=False)), group.size)
+    for tag, num_bytes in float32_plan.trace(group.rank, training=True).bytes_sent.items():
+        assert num_bytes == counts.bytes_sent[tag] * (1 if tag in FLOAT32_TAGS else 2), tag
 
 
-def test_bytes_of_float32_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted error: a trace that takes rows for as wide as parameters promises twice the bytes."""
-    trace = NARROW.plan("tensor", workload(CASES[0]), 2).trace(0, training=True)
+def test_a_trace_with_the_wrong_itemsize_has_twice_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted error, rows with the itemsize of parameters, doubles the bytes of the trace."""
+    trace = BFLOAT16.plan("tensor", workload(CASES[0]), 2).trace(0, training=True)
     with monkeypatch.context() as patched:
         patched.setattr(Workload, "itemsize", property(lambda work: work.dtype.itemsize))
-        planted = NARROW.plan("tensor", workload(CASES[0]), 2).trace(0, training=True)
+        planted = BFLOAT16.plan("tensor", workload(CASES[0]), 2).trace(0, training=True)
     assert planted.bytes_sent["rows_to_cols"] == 2 * trace.bytes_sent["rows_to_cols"] > 0
 
 
-def check_within(found: Tensor, wanted: Tensor, bound: float, what: str) -> None:
-    if wanted.numel():
-        error, size = float((found - wanted).abs().max()), float(wanted.abs().max())
+def check_within(actual: Tensor, expected: Tensor, bound: float, what: str) -> None:
+    if expected.numel():
+        error, size = float((actual - expected).abs().max()), float(expected.abs().max())
         assert error <= bound * size, f"{what}: {error / max(size, 1e-30):.3g} of the largest, more than {bound:.3g}"
 
 

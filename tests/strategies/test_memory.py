@@ -1,4 +1,4 @@
-"""The bytes that a plan says a step makes, beside those of the tensors that are alive while ranks run it."""
+"""Estimated memory of a step, compared with the bytes of tensors that are alive while ranks run it."""
 
 from __future__ import annotations
 
@@ -31,98 +31,104 @@ from weft.strategies.vertex.stale import StalePlan
 from weft.training.tasks.metrics import NodeTask
 
 GRAPH = "rmat:vertices=2k,edges=12k,features=16,classes=4"
-RANKS, NEAR = 2, 0.1
+NUM_RANKS, TOLERANCE = 2, 0.1
 
 
 @pytest.mark.parametrize("model", ["gcn", "gat", "gatv2"])
 @pytest.mark.parametrize("strategy", ["communicated", "cached", "hybrid", "stale"])
-def test_rows_that_come_are_told(strategy: str, model: str) -> None:
-    """Those of an attention are there twice at most: gradients go on when what its kernels keep is gone."""
-    told, seen = zip(*on_ranks(RANKS, step_bytes, strategy, model), strict=True)
-    assert max(told) == pytest.approx(max(seen), rel=NEAR)
+def test_memory_of_received_rows_is_estimated(strategy: str, model: str) -> None:
+    """Rows received for attention exist at most twice: gradients are sent after tensors saved by kernels are freed."""
+    estimated, measured = zip(*on_ranks(NUM_RANKS, step_bytes, strategy, model), strict=True)
+    assert max(estimated) == pytest.approx(max(measured), rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("model", ["gcn", "gat"])
-def test_old_halos_are_told(model: str) -> None:
-    """A step that exchanges leaves as much anew, which one that does not leaves alone; sums over the least rows too."""
-    for told, seen in on_ranks(RANKS, table_bytes, model):
-        assert told == seen > 0
+def test_memory_of_stale_halos_is_estimated(model: str) -> None:
+    """A step that refreshes allocates new halos, also for partial aggregation; the next one allocates none."""
+    for estimated, measured in on_ranks(NUM_RANKS, stale_halo_bytes, model):
+        assert estimated == measured > 0
 
 
-def table_bytes(group: Group, model: str) -> tuple[int, int]:
-    """Of the halos that a rank keeps under `stale`: what its plan says, and what a later exchange makes."""
+def stale_halo_bytes(group: Group, model: str) -> tuple[int, int]:
+    """Return the estimated bytes of the halos that `stale` keeps on a rank, and those that a refresh allocates."""
     work = workload(model)
     plan, without = (get_strategy(strategy)(work, group.size) for strategy in ("stale", "communicated"))
     assert isinstance(plan, StalePlan)
     assert isinstance(without, CommunicatedPlan)
     every = plan.options.refresh_every
-    left = [alive for _, alive in step_peaks(plan.place(group), epochs=every + 2)]
-    told = plan.resident_memory(group.rank).device - without.resident_memory(group.rank).device
-    return told, left[every] - left[every + 1]
+    alive_bytes = [alive for _, alive in step_peaks(plan.place(group), epochs=every + 2)]
+    estimated = plan.resident_memory(group.rank).device - without.resident_memory(group.rank).device
+    return estimated, alive_bytes[every] - alive_bytes[every + 1]
 
 
 @pytest.mark.parametrize("model", ["gcn", "gat"])
 @pytest.mark.parametrize("strategy", ["communicated", "cached", "hybrid", "tensor"])
-def test_edges_are_kept_the_other_way_where_gradients_go_back(strategy: str, model: str) -> None:
-    """Not those of aggregates that are made only once, nor those of a block whose sums go by slices of it."""
-    for told, seen in on_ranks(RANKS, edge_bytes, strategy, model):
-        assert told == seen
+def test_transposed_edges_are_resident_only_where_gradients_need_them(strategy: str, model: str) -> None:
+    """Aggregates that are computed only once need no transposed edges, nor do blocks that are aggregated in slices."""
+    for estimated, measured in on_ranks(NUM_RANKS, edge_bytes, strategy, model):
+        assert estimated == measured
 
 
 def edge_bytes(group: Group, strategy: str, model: str) -> tuple[int, int]:
-    """Of the ids that a rank has for its edges: what its plan says, and those that are there behind a step."""
+    """Return the estimated bytes of the edge ids on a rank, and those resident after a step."""
     work = workload(model)
     plan = get_strategy(strategy)(work, group.size)
     assert isinstance(plan, ResidentPlan)
-    told = plan.resident_memory(group.rank).device
+    estimated = plan.resident_memory(group.rank).device
     plan.resident_edges = lambda _: []  # type: ignore[method-assign]
-    told -= plan.resident_memory(group.rank).device
+    estimated -= plan.resident_memory(group.rank).device
     placed = plan.place(group)
     assert isinstance(placed, ResidentPlaced)
     step_peaks(placed, epochs=1)
-    found = {id(edges): (edges, num_edges) for one in placed.whole.exchanges for edges, num_edges in arrangements(one)}
-    return told, sum((4 if edges._existing_transpose() is None else 12) * number for edges, number in found.values())
+    adjacencies = {
+        id(edges): (edges, num_edges)
+        for exchange in placed.whole.exchanges
+        for edges, num_edges in adjacencies_of(exchange)
+    }
+    return estimated, sum(
+        (4 if edges._existing_transpose() is None else 12) * number for edges, number in adjacencies.values()
+    )
 
 
-def arrangements(exchange: Exchange) -> Iterator[tuple[Adjacency, int]]:
-    """The edges of a stage, as they are and by where the rows that are summed come from, and how many these are."""
-    found = [exchange.topology.adjacency]
+def adjacencies_of(exchange: Exchange) -> Iterator[tuple[Adjacency, int]]:
+    """Yield the adjacencies that an exchange aggregates over (also slices and partial sums), and their edge counts."""
+    adjacencies = [exchange.topology.adjacency]
     if isinstance(exchange, Halos):
-        found = [block.adjacency for block in exchange.blocks]
+        adjacencies = [block.adjacency for block in exchange.blocks]
         for block in exchange.blocks:
             for slices in block._slices.values():
-                found += [slices.local, *(part.adjacency for part in slices.remote)]
+                adjacencies += [slices.local, *(part.adjacency for part in slices.remote)]
             if block.least_halo is not None and block.least_halo.route.sums is not None:
                 yield block.least_halo.route.sums, block.least_halo.route.num_summed
-    for edges in found:
+    for edges in adjacencies:
         yield edges, edges.num_edges
 
 
 @pytest.mark.parametrize("dropped", [False, True])
-@pytest.mark.parametrize("reached", [False, True])
-def test_columns_of_features_are_kept_for_dropout_alone(reached: bool, dropped: bool) -> None:
-    """Which makes others of them in each step; an aggregate of constant ones is made once, and they are let go."""
-    for told, seen in on_ranks(RANKS, column_bytes, reached, dropped):
-        assert told == seen
-        assert bool(seen) == dropped
+@pytest.mark.parametrize("pruned", [False, True])
+def test_feature_columns_stay_resident_only_for_dropout(pruned: bool, dropped: bool) -> None:
+    """Dropout reads the columns in each step. Otherwise they are released after the first aggregate, computed once."""
+    for estimated, measured in on_ranks(NUM_RANKS, column_bytes, pruned, dropped):
+        assert estimated == measured
+        assert bool(measured) == dropped
 
 
-def column_bytes(group: Group, reached: bool, dropped: bool) -> tuple[int, int]:
-    """Of the columns of features that a rank of `tensor` has behind a step: what its plan says, and those there are."""
+def column_bytes(group: Group, pruned: bool, dropped: bool) -> tuple[int, int]:
+    """Return the estimated and the measured bytes of feature columns that a rank of `tensor` has after a step."""
     graph = weft.load(GRAPH)
-    if reached:
+    if pruned:
         graph = replace(graph, train_mask=torch.arange(graph.num_vertices) < 3)
     model = make_model("gin", graph.num_features, graph.num_classes, input_dropout=0.5 * dropped)
     work = Workload(model, graph)
     plan = TensorPlan(work, group.size)
-    assert (plan.step_plans[True] is not plan) == reached
+    assert (plan.step_plans[True] is not plan) == pruned
     placed = plan.place(group)
     step_peaks(placed, epochs=1)
-    share = placed.step_inputs(next(iter(placed.steps(1))))
-    kept = [vars(exchange).get("features", torch.empty(0)) for exchange in set(share.exchanges)]
-    asked = [op for op in work.outline(plan.traits, training=True) if not work.is_cached(op)]
-    told = max(plan.step_plans[True].feature_copy_bytes(op, group.rank) for op in asked)
-    return told, sum(one.nbytes for one in kept)
+    inputs = placed.step_inputs(next(iter(placed.steps(1))))
+    columns = [vars(exchange).get("features", torch.empty(0)) for exchange in set(inputs.exchanges)]
+    operations = [op for op in work.outline(plan.traits, training=True) if not work.is_cached(op)]
+    estimated = max(plan.step_plans[True].feature_copy_bytes(op, group.rank) for op in operations)
+    return estimated, sum(column.nbytes for column in columns)
 
 
 @pytest.mark.parametrize(
@@ -134,16 +140,16 @@ def column_bytes(group: Group, reached: bool, dropped: bool) -> tuple[int, int]:
         pytest.param("communicated", "gat", marks=pytest.mark.slow),
     ],
 )
-def test_narrow_rows_take_less(strategy: str, model: str) -> None:
-    """Little more than half: the rest is sums before they are rounded."""
-    told, seen = zip(*on_ranks(RANKS, step_bytes, strategy, model, torch.bfloat16), strict=True)
-    _, wide = zip(*on_ranks(RANKS, step_bytes, strategy, model), strict=True)
-    assert max(told) == pytest.approx(max(seen), rel=NEAR)
-    assert max(seen) < 0.75 * max(wide)
+def test_low_precision_rows_need_less_memory(strategy: str, model: str) -> None:
+    """Low-precision rows need little more than half of the memory; sums are in float32 until they are rounded."""
+    estimated, measured = zip(*on_ranks(NUM_RANKS, step_bytes, strategy, model, torch.bfloat16), strict=True)
+    _, float32_bytes = zip(*on_ranks(NUM_RANKS, step_bytes, strategy, model), strict=True)
+    assert max(estimated) == pytest.approx(max(measured), rel=TOLERANCE)
+    assert max(measured) < 0.75 * max(float32_bytes)
 
 
 CHUNKED = [("gcn", False), ("sage", True), ("gin", True), ("gat", False), ("gat", True), ("gatv2", False)]
-SMALL = "rmat:vertices=600,edges=4k,features=7,classes=3"
+SMALL_GRAPH = "rmat:vertices=600,edges=4k,features=7,classes=3"
 
 
 CHUNKS = [{"chunks": 1}, {"chunks": 9}, {"chunks": 30}, {"limit": 4}, {"limit": 1000}]
@@ -151,65 +157,67 @@ QUICK = [(1, CHUNKS[1])]
 
 
 @pytest.mark.parametrize(
-    ("size", "asked"),
+    ("size", "chunking"),
     [
-        param(size, asked, name=f"P{size}-{asked}", quick=(size, asked) in QUICK)
-        for size, asked in product((1, 2, 3), CHUNKS)
+        param(size, chunking, name=f"P{size}-{chunking}", quick=(size, chunking) in QUICK)
+        for size, chunking in product((1, 2, 3), CHUNKS)
     ],
 )
-def test_chunks_are_told(size: int, asked: dict[str, int]) -> None:
-    """Of sums, maxima and attention, of one step and several, what is kept and what is made again."""
-    for one in on_ranks(size, chunk_ratios, asked):
-        for case, (told, seen) in one.items():
-            assert told == pytest.approx(seen, rel=NEAR), case
+def test_memory_of_chunks_is_estimated(size: int, chunking: dict[str, int]) -> None:
+    """Estimates hold for sums, maxima and attention, in one or several steps, with stored or recomputed results."""
+    for bytes_by_case in on_ranks(size, chunk_bytes, chunking):
+        for case, (estimated, measured) in bytes_by_case.items():
+            assert estimated == pytest.approx(measured, rel=TOLERANCE), case
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "nothing", "asked"),
+    ("kind", "name", "nothing", "chunking"),
     [
         (PassSizes, "arrays", property(lambda _: 0), {"chunks": 9}),
         (PassSizes, "read_width", lambda *_: 0, {"limit": 1000}),
     ],
     ids=["rows", "slots"],
 )
-def test_a_buffer_that_is_left_out_is_seen(
-    kind: type, name: str, nothing: object, asked: dict[str, int], monkeypatch: pytest.MonkeyPatch
+def test_an_estimate_without_a_buffer_is_too_small(
+    kind: type, name: str, nothing: object, chunking: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the columns of all rows, or the slots of those that chunks read, attention takes too little."""
+    """The estimate for attention needs the columns of all rows and the slots of the rows that chunks read."""
     monkeypatch.setattr(kind, name, nothing)
-    told, seen = chunk_ratios(Group(), asked)["gatv2", False]
-    assert told < (1 - NEAR) * seen
+    estimated, measured = chunk_bytes(Group(), chunking)["gatv2", False]
+    assert estimated < (1 - TOLERANCE) * measured
 
 
-def chunk_ratios(group: Group, asked: dict[str, int]) -> dict[tuple[str, bool], tuple[int, int]]:
-    """By model and whether it is decoupled, what is told of a step of `tensor` in chunks, and what is seen.
+def chunk_bytes(group: Group, chunking: dict[str, int]) -> dict[tuple[str, bool], tuple[int, int]]:
+    """Return the estimated and the measured bytes of a `tensor` step in chunks, by model and whether it is decoupled.
 
-    What is loaded ahead is loaded here, where tensors are followed.
+    Prefetched tensors are loaded on this thread, since only its tensors are tracked.
     """
-    found = {}
+    bytes_by_case = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Runtime, "_loader", AtOnce())
+        patch.setattr(Runtime, "_loader", InlineExecutor())
         for model, decoupled in [*CHUNKED, ("max", False)]:
             work = chunk_workload(model, decoupled=decoupled)
             least = TensorPlan(work, group.size).least_bytes()
-            options = TensorOptions(chunks=asked.get("chunks", 0), device_memory=asked.get("limit", 0) * least or None)
+            options = TensorOptions(
+                chunks=chunking.get("chunks", 0), device_memory=chunking.get("limit", 0) * least or None
+            )
             plan = TensorPlan(work, group.size, options)
-            found[model, decoupled] = plan.memory(group.rank), step_peaks(plan.place(group), epochs=2)[-1][0]
-    return found
+            bytes_by_case[model, decoupled] = plan.memory(group.rank), step_peaks(plan.place(group), epochs=2)[-1][0]
+    return bytes_by_case
 
 
 def chunk_workload(model: str, *, decoupled: bool) -> Workload:
-    """In float64."""
-    graph = weft.load(SMALL)
+    """Return the workload of a model in float64."""
+    graph = weft.load(SMALL_GRAPH)
     torch.manual_seed(0)
     if model == "max":
         return Workload(Case(model="pyg-sage-max").make_model(graph).double(), graph)
-    made = make_model(model, graph.num_features, graph.num_classes, hidden=64, layers=3, decoupled=decoupled)
-    return Workload(made.double(), graph)
+    built = make_model(model, graph.num_features, graph.num_classes, hidden=64, layers=3, decoupled=decoupled)
+    return Workload(built.double(), graph)
 
 
-class AtOnce:
-    """An executor whose work is done when it is given."""
+class InlineExecutor:
+    """An executor that runs each task when it is submitted."""
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
         done = Future[Any]()
@@ -217,22 +225,25 @@ class AtOnce:
         return done
 
 
-def test_a_limit_is_where_the_chunks_are() -> None:
-    """The working set is on the device, within the limit; rows are on the host, or in files; pinned ones take more."""
+def test_the_limit_applies_to_the_device_of_the_chunks() -> None:
+    """The working set is on the device, within the limit; rows are in files, or in pinned memory, which needs more."""
     work = chunk_workload("gat", decoupled=False)
     limit = 8 * TensorPlan(work, 2).least_bytes()
-    here, apart = (TensorPlan(work, 2, TensorOptions(device_memory=limit, device=one)) for one in ("", "cuda"))
+    on_cpu, on_cuda = (
+        TensorPlan(work, 2, TensorOptions(device_memory=limit, device=device)) for device in ("", "cuda")
+    )
     whole = TensorPlan(work, 2).peak_memory()
-    assert 0 < apart.peak_memory().device == here.peak_memory().device <= limit
-    assert 0 < apart.peak_memory().host < here.peak_memory().host + here.peak_memory().device
-    assert 2 * here.peak_memory().disk > apart.peak_memory().disk > here.peak_memory().disk > whole.disk == 0
-    assert here.memory() < TensorPlan(work, 2, TensorOptions(chunks=9)).memory()
+    assert 0 < on_cuda.peak_memory().device == on_cpu.peak_memory().device <= limit
+    assert 0 < on_cuda.peak_memory().host < on_cpu.peak_memory().host + on_cpu.peak_memory().device
+    assert 2 * on_cpu.peak_memory().disk > on_cuda.peak_memory().disk > on_cpu.peak_memory().disk > whole.disk == 0
+    assert on_cpu.memory() < TensorPlan(work, 2, TensorOptions(chunks=9)).memory()
 
 
 def step_bytes(group: Group, strategy: str, model: str, rows: torch.dtype | None = None) -> tuple[int, int]:
-    """Of a rank: what its plan says, and what was alive at most in a step after the first, which makes what is kept.
+    """Return the estimated and the measured peak bytes of a step on a rank.
 
-    rows: their type, if it is not the parameters'.
+    The second step is measured, since the first one computes what later steps reuse. rows: dtype of the rows, by
+    default that of the parameters.
     """
     work = workload(model)
     work.model.row_dtype = rows  # type: ignore[assignment]
@@ -248,14 +259,14 @@ def workload(model: str) -> Workload:
 
 
 def step_peaks(placed: Placed, *, epochs: int) -> list[tuple[int, int]]:
-    """The bytes of each training step's tensors: at most, and behind it."""
+    """Return the peak bytes of the tensors of each training step, and the bytes alive after it."""
     task = NodeTask(placed.graph, placed.rows, placed.group, placed.empty_rows, placed.rows_device)
-    found = []
+    peaks = []
     for epoch in range(epochs):
         placed.model.zero_grad()
         (step,) = placed.steps(epoch)
         with TensorPeak() as peak:
             logits = placed.forward(step)
             placed.backward(logits, task.loss(logits, step)[1])
-        found.append((peak.most, peak.alive))
-    return found
+        peaks.append((peak.most, peak.alive))
+    return peaks

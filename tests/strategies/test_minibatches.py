@@ -1,4 +1,4 @@
-"""Mini-batches: `split` on P ranks is `split` on one and `sampled` on P; one batch of everything is `single`."""
+"""Mini-batches: `split` on P ranks equals `split` on one and `sampled` on P; one batch of all equals `single`."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from weft.training.tasks.task import make_task
 from weft.utils.errors import InputError
 
 SHORT = 1
-"""Steps in core depth; `STEPS` in full depth."""
+"""Number of steps in core depth; full depth runs `STEPS`."""
 EPOCHS = 8
-DRAWS = 300
+NUM_SAMPLES = 300
 CASE = Case(model="gcn")
 PLAIN = Given(batch_size="4", fanout="2", seed=5, prefetch_batches=0)
 AnyCase = Case | LinkCase
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a strategy gives on all ranks: logits of the first batches' vertices, gradients and losses by step."""
+class Results:
+    """Results from all ranks: logits and loss of each step, and gradients of the first step."""
 
     logits: list[Tensor]
     gradients: dict[str, Tensor]
@@ -54,7 +54,7 @@ class Seen:
 
 
 def link_operations(links: CandidateLinks) -> list[Operation]:
-    """Return what the link task exchanges in a training step on a mini-batch: the endpoints' rows and gradients."""
+    """Return the exchanges of the link task in a step on a mini-batch: rows and gradients of the endpoints."""
     if links.route is None:
         return []
     sent, received = (sum(counts) * WIDTH * 8 for counts in (links.route.sent, links.route.received))
@@ -62,11 +62,11 @@ def link_operations(links: CandidateLinks) -> list[Operation]:
     return [rows, rows.adjoint()]
 
 
-def train(group: Group, case: AnyCase, name: str, given: Given, num_steps: int = STEPS) -> Seen:
-    """Run steps of Adam, and compare what each counts with its trace."""
+def train(group: Group, case: AnyCase, name: str, options: Given, num_steps: int = STEPS) -> Results:
+    """Run steps of Adam, and compare the counts of each step with its trace."""
     of_links = isinstance(case, LinkCase)
     work = link_workload(case) if of_links else workload(case)
-    plan = given.plan(name, work, group.size)
+    plan = options.plan(name, work, group.size)
     placed = plan.place(group, seed=7)
     meter, model = group.meter, placed.model
     task = make_task(case.config, placed) if of_links else NodeTask(work.graph, placed.rows, group)
@@ -97,14 +97,14 @@ def train(group: Group, case: AnyCase, name: str, given: Given, num_steps: int =
             whole = rows.new_zeros(work.graph.num_vertices, rows.shape[1] + 1)
             whole[vertices] = torch.cat([rows.detach(), rows.new_ones(len(rows), 1)], 1)
             whole = group.all_reduce(whole, tag="test")
-            logits.append(whole[:, :-1] / whole[:, -1:].clamp(min=1))  # ends of links may be on several ranks
+            logits.append(whole[:, :-1] / whole[:, -1:].clamp(min=1))  # endpoints may be on several ranks
             losses.append(float(group.all_reduce(loss, tag="test")))
             optimizer.step()
     for parameter in embeddings(model):
         whole = torch.zeros(work.graph.typed.num_embedded, gradients[parameter].shape[1], dtype=torch.float64)
         whole[placed.embedded] = gradients[parameter]
         gradients[parameter] = group.all_reduce(whole, tag="test")
-    return Seen(logits, gradients, torch.tensor(losses, dtype=torch.float64))
+    return Results(logits, gradients, torch.tensor(losses, dtype=torch.float64))
 
 
 def link_workload(case: LinkCase) -> Workload:
@@ -112,23 +112,23 @@ def link_workload(case: LinkCase) -> Workload:
     return Workload(model, graph)
 
 
-def check_same(seen: Seen, expected: Seen, what: str) -> None:
+def check_same(seen: Results, expected: Results, what: str) -> None:
     check_close(seen.losses, expected.losses, f"{what}: losses")
-    for number, (one, other) in enumerate(zip(seen.logits, expected.logits, strict=True)):
-        check_close(one, other, f"{what}: logits of step {number}")
+    for number, (actual_logits, expected_logits) in enumerate(zip(seen.logits, expected.logits, strict=True)):
+        check_close(actual_logits, expected_logits, f"{what}: logits of step {number}")
     assert seen.gradients.keys() == expected.gradients.keys()
     for name, gradient in expected.gradients.items():
         check_close(seen.gradients[name], gradient, f"{what}: gradient of {name}")
 
 
-def check_rank(group: Group, case: AnyCase, name: str, given: Given, expected: Seen) -> None:
-    seen = train(group, case, name, given, len(expected.losses))
+def check_rank(group: Group, case: AnyCase, name: str, options: Given, expected: Results) -> None:
+    seen = train(group, case, name, options, len(expected.losses))
     check_same(seen, expected, f"{name}-{case.id}-P{group.size}")
 
 
-def check(case: AnyCase, name: str, size: int, given: Given, num_steps: int = STEPS) -> None:
-    expected = train(Group(), case, "split", Given(**{**given, "partition": None}), num_steps)
-    on_ranks(size, check_rank, case, name, given, expected)
+def check(case: AnyCase, name: str, size: int, options: Given, num_steps: int = STEPS) -> None:
+    expected = train(Group(), case, "split", Given(**{**options, "partition": None}), num_steps)
+    on_ranks(size, check_rank, case, name, options, expected)
 
 
 def has_batch_norm(case: Case) -> bool:
@@ -137,10 +137,10 @@ def has_batch_norm(case: Case) -> bool:
 
 @pytest.mark.parametrize(("point", "full"), params(MINIBATCH))
 def test_equals_one_rank(point: Point, full: bool) -> None:
-    name, size, (case, options) = point.strategy, point.size, point.resolved()
+    name, size, (case, resolved) = point.strategy, point.size, point.resolved()
     num_steps = STEPS if full else SHORT
-    given = Given(
-        **{"partition": part_by("random", case, size), **options},
+    options = Given(
+        **{"partition": part_by("random", case, size), **resolved},
         batch_size="3" if case.num_vertices > 9 and case.labels != 1 else "1",
         fanout="2",
         seed=5,
@@ -148,23 +148,23 @@ def test_equals_one_rank(point: Point, full: bool) -> None:
     )
     if case.model == "pyg-to-hetero":
         with pytest.raises(InputError, match=r"the model sums the edges of each relation.*: give --fanout all"):
-            given.plan(name, workload(case), size)
-        check(case, name, size, Given(**given | {"fanout": "all"}), num_steps)
+            options.plan(name, workload(case), size)
+        check(case, name, size, Given(**options | {"fanout": "all"}), num_steps)
         return
     embedded = case.typed in ("some", "none", "one") and not case.by_type
     if name == "sampled" and size > 1 and (has_batch_norm(case) or embedded):
         with pytest.raises(InputError, match="give --strategy split"):
-            given.plan(name, workload(case), size)
+            options.plan(name, workload(case), size)
         return
     if name == "split" and size > 1 and case.decoupled and case.model in ATTENTION:
         with pytest.raises(InputError, match="no --decoupled model with attention"):
-            given.plan(name, workload(case), size)
+            options.plan(name, workload(case), size)
         return
-    check(case, name, size, given, num_steps)
+    check(case, name, size, options, num_steps)
 
 
 def whole_cases() -> list[Any]:
-    """Return every case that one batch can hold as it is; the first of each model is quick."""
+    """Return every case without batch norm; the first of each model is quick."""
     every = [case for case in [*cases(), *pyg_cases(), *typed_cases()] if case.norm != "batch"]
     first = {case.model: case for case in reversed(every)}
     return [param(case, name=case.id, quick=case is first[case.model]) for case in every]
@@ -172,9 +172,9 @@ def whole_cases() -> list[Any]:
 
 @pytest.mark.parametrize("case", whole_cases())
 def test_one_batch_of_everything_is_single(case: Case) -> None:
-    """Dropout included: the first step of an epoch draws a full-graph step's masks."""
-    given = Given(batch_size="all", fanout="all", seed=5, prefetch_batches=0)
-    seen, expected = train(Group(), case, "split", given), reference(case, full=True)
+    """Dropout is the same as well: the first step of an epoch has the masks of a full-graph step."""
+    options = Given(batch_size="all", fanout="all", seed=5, prefetch_batches=0)
+    seen, expected = train(Group(), case, "split", options), reference(case, full=True)
     vertices = seen.logits[0].abs().sum(1).nonzero().view(-1)
     ids = workload(case).graph.ids
     rows = vertices if ids is None else ids[vertices]
@@ -184,12 +184,12 @@ def test_one_batch_of_everything_is_single(case: Case) -> None:
         check_close(seen.gradients[name], gradient, f"gradient of {name}")
 
 
-def link_given(case: LinkCase, **options: Any) -> Given:
+def link_options(case: LinkCase, **options: Any) -> Given:
     return Given(task="link", negatives=case.negatives, seed=case.config.seed, prefetch_batches=0, **options)
 
 
 def link_cases() -> list[LinkCase]:
-    """Those of the full graph, and every model on some graph."""
+    """Return the cases of the full-graph tests, and every model on some graph."""
     graphs = ("directed", "knowledge", "bipartite", "symmetric")
     of_models = [LinkCase(graph=graph, model=model) for model, graph in zip(MODELS, cycle(graphs), strict=False)]
     return [*LINK_CASES, *of_models, LinkCase(graph="knowledge", model="rgcn", decoder="distmult", negatives=2)]
@@ -209,24 +209,24 @@ def link_matrix() -> list[Any]:
 @pytest.mark.parametrize(("name", "case", "size"), link_matrix())
 def test_links_equal_one_rank(name: str, case: LinkCase, size: int) -> None:
     part = part_by("random", case, size) if size > 1 else None
-    check(case, name, size, link_given(case, batch_size="60", fanout="2", partition=part))
+    check(case, name, size, link_options(case, batch_size="60", fanout="2", partition=part))
 
 
 @pytest.mark.parametrize("case", link_cases(), ids=lambda case: case.id)
 def test_one_batch_of_all_links_is_single(case: LinkCase) -> None:
-    """Dropout and negatives included."""
-    seen = train(Group(), case, "split", link_given(case, batch_size="all", fanout="all"))
+    """Dropout and negative links are the same as well."""
+    seen = train(Group(), case, "split", link_options(case, batch_size="all", fanout="all"))
     expected = train(Group(), case, "single", Given())
-    for number, (one, other) in enumerate(zip(seen.logits, expected.logits, strict=True)):
-        ends = one.abs().sum(1).nonzero().view(-1)
-        check_close(one[ends], other[ends], f"rows of step {number}")
+    for number, (logits, single_logits) in enumerate(zip(seen.logits, expected.logits, strict=True)):
+        endpoints = logits.abs().sum(1).nonzero().view(-1)
+        check_close(logits[endpoints], single_logits[endpoints], f"rows of step {number}")
     check_same(replace(seen, logits=[]), replace(expected, logits=[]), case.id)
 
 
-def epochs(group: Group, case: Case, given: Given) -> list[float]:
-    """The losses of two whole epochs without an optimiser."""
+def losses_of_two_epochs(group: Group, case: Case, options: Given) -> list[float]:
+    """Return the losses of two whole epochs without an optimizer."""
     work = workload(case)
-    placed = given.plan("split", work, group.size).place(group, seed=7)
+    placed = options.plan("split", work, group.size).place(group, seed=7)
     task, losses = NodeTask(work.graph, placed.rows, group), []
     for epoch in range(2):
         for step in placed.steps(epoch):
@@ -238,83 +238,85 @@ def epochs(group: Group, case: Case, given: Given) -> list[float]:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_batches_made_ahead_are_the_same(size: int) -> None:
+def test_prefetched_batches_are_the_same(size: int) -> None:
     case = Case(model="sage")
-    found = [
-        on_ranks(size, epochs, case, Given(batch_size="4", fanout="2", seed=5, prefetch_batches=most))
-        for most in (0, 1, 3)
+    losses = [
+        on_ranks(
+            size, losses_of_two_epochs, case, Given(batch_size="4", fanout="2", seed=5, prefetch_batches=num_prefetched)
+        )
+        for num_prefetched in (0, 1, 3)
     ]
-    assert found[0] == found[1] == found[2]
-    assert len(found[0][0]) > 2
+    assert losses[0] == losses[1] == losses[2]
+    assert len(losses[0][0]) > 2
 
 
-def dependent(kappa: int, **options: Any) -> Given:
+def dependent_options(kappa: int, **options: Any) -> Given:
     return Given(fanout="2", sampling="labor", batch_dependency=kappa, seed=5, prefetch_batches=0, **options)
 
 
 @pytest.mark.parametrize("name", ["split", "sampled"])
 def test_dependent_batches_equal_one_rank(name: str) -> None:
     case = replace(CASE, num_vertices=40)
-    check(case, name, 2, dependent(3, batch_size="4", partition=part_by("random", case, 2)))
+    check(case, name, 2, dependent_options(3, batch_size="4", partition=part_by("random", case, 2)))
 
 
-def test_dependent_batches_draw_the_same_edges() -> None:
-    """Those of the next batch for the most part; behind `kappa` batches no more than by chance."""
+def test_dependent_batches_sample_the_same_edges() -> None:
+    """The next batch samples most of the edges again; `kappa` batches later, no more than by chance."""
     work = workload(Case(model="gcn", num_vertices=3000))
 
-    def drawn_again(kappa: int, steps_on: int) -> int:
-        plan: Any = dependent(kappa, batch_size="all").plan("split", work, 1)
+    def num_sampled_again(kappa: int, steps_on: int) -> int:
+        plan: Any = dependent_options(kappa, batch_size="all").plan("split", work, 1)
         first, second = (plan.sample_batch(epoch, 0)[0].hops[-1].edge_ids for epoch in (0, steps_on))
         return int(torch.isin(first, second).sum())
 
-    anew = drawn_again(1, 1)
-    assert drawn_again(16, 1) > 1.8 * anew
-    assert 0.9 * anew < drawn_again(16, 16) < 1.1 * anew
+    by_chance = num_sampled_again(1, 1)
+    assert num_sampled_again(16, 1) > 1.8 * by_chance
+    assert 0.9 * by_chance < num_sampled_again(16, 16) < 1.1 * by_chance
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"sampling": "uniform"}, "has no effect on --sampling uniform"),
         ({"sampling": "labor", "fanout": "all"}, "--fanout all samples nothing"),
     ],
 )
-def test_a_dependency_without_effect_is_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=f"^--batch-dependency 2.*{said}.*leave"):
+def test_a_dependency_without_effect_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=f"^--batch-dependency 2.*{message}.*leave"):
         Given(batch_dependency=2, **options).plan("split", workload(CASE), 1)
 
 
-def estimate(case: Case, model: Stack, number: int, fanout: str, sampling: str) -> Tensor:
-    """One aggregate of the training vertices' in-neighbours by a draw."""
+def sampled_aggregate(case: Case, model: Stack, number: int, fanout: str, sampling: str) -> Tensor:
+    """Return the aggregate over a sample of the in-neighbours of training vertices."""
     work = Workload(model, case.build()[0])
-    given = Given(batch_size="all", fanout=fanout, sampling=sampling, seed=number, prefetch_batches=0)
-    placed = given.plan("split", work).place(Group())
+    options = Given(batch_size="all", fanout=fanout, sampling=sampling, seed=number, prefetch_batches=0)
+    placed = options.plan("split", work).place(Group())
     (step,) = placed.steps(0)
     with torch.no_grad():
         return placed.forward(step)
 
 
-UNBIASED = list(product((None, "gcn", "mean"), ("uniform", "labor", "weighted")))
+NORMS_AND_SAMPLERS = list(product((None, "gcn", "mean"), ("uniform", "labor", "weighted")))
 
 
 @pytest.mark.parametrize(
     ("norm", "sampling"),
-    [param(*pair, name=f"{pair[0]}-{pair[1]}", quick=pair == ("mean", "weighted")) for pair in UNBIASED],
+    [param(*pair, name=f"{pair[0]}-{pair[1]}", quick=pair == ("mean", "weighted")) for pair in NORMS_AND_SAMPLERS],
 )
 def test_sums_over_samples_have_no_bias(norm: Norm, sampling: str) -> None:
     case = Case(model="gcn", weighted=True, num_vertices=60)
     graph, _ = case.build()
     model = Stack([Sums(norm)]).double()
-    draws = torch.stack([estimate(case, model, number, "3", sampling) for number in range(DRAWS)])
-    whole = estimate(case, model, 0, "all", "uniform")
-    error = (draws.mean(0) - whole).abs() / (draws.std(0) / DRAWS**0.5 + 1e-12)
-    assert draws.std(0).max() > 0.01
+    samples = torch.stack([sampled_aggregate(case, model, number, "3", sampling) for number in range(NUM_SAMPLES)])
+    whole = sampled_aggregate(case, model, 0, "all", "uniform")
+    error = (samples.mean(0) - whole).abs() / (samples.std(0) / NUM_SAMPLES**0.5 + 1e-12)
+    assert samples.std(0).max() > 0.01
     assert error.max() < 5, f"{graph.name}: an estimate is {error.max():.1f} standard errors off"
     assert sampling == "weighted" or (error**2).mean() < 1.5
 
 
 class Sums(nn.Module):
-    """The sum over in-neighbours, and nothing else."""
+    """A layer that sums over in-neighbours and does nothing else."""
 
     def __init__(self, norm: Norm) -> None:
         super().__init__()
@@ -326,13 +328,13 @@ class Sums(nn.Module):
         return y
 
 
-def check_planted(group: Group, case: AnyCase, error: str, given: Given, expected: Seen) -> None:
-    """An error on the last rank shows."""
+def check_planted(group: Group, case: AnyCase, error: str, options: Given, expected: Results) -> None:
+    """Check that an error on the last rank fails a check or changes results."""
     patch = pytest.MonkeyPatch()
     if group.rank == group.size - 1:
         plant(error, patch)
     try:
-        seen = train(group, case, "split", given)
+        seen = train(group, case, "split", options)
     except AssertionError:
         return
     finally:
@@ -349,23 +351,25 @@ def plant(error: str, patch: pytest.MonkeyPatch) -> None:
     elif error == "other negatives":
         patch.setattr(sampler, "negative_key", lambda *parts: negative_key(*parts) ^ 1)
     elif error == "an end of another link":
-        patch.setattr(sampler, "CandidateLinks", with_another_end)
+        patch.setattr(sampler, "CandidateLinks", with_another_endpoint)
     else:
         patch.setattr(SampledBlock, "_scale", Block._scale)
 
 
 @pytest.mark.parametrize("error", ["another draw", "a row of another vertex", "no scale"])
 def test_a_planted_error_shows(error: str) -> None:
-    given = Given(**PLAIN, partition=part_by("metis", CASE, 2))  # presampling on each rank would draw another way, too
-    on_ranks(2, check_planted, CASE, error, given, train(Group(), CASE, "split", PLAIN))
+    # The partition is given, since the error would otherwise change pre-sampling too.
+    options = Given(**PLAIN, partition=part_by("metis", CASE, 2))
+    on_ranks(2, check_planted, CASE, error, options, train(Group(), CASE, "split", PLAIN))
 
 
-def with_another_end(*, pairs: Tensor, route: Route) -> CandidateLinks:
+def with_another_endpoint(*, pairs: Tensor, route: Route) -> CandidateLinks:
     return CandidateLinks(pairs=pairs, route=replace(route, rows=route.rows.flip(0)))
 
 
 @pytest.mark.parametrize("error", ["other negatives", pytest.param("an end of another link", marks=pytest.mark.slow)])
 def test_an_error_planted_in_links_shows(error: str) -> None:
     case = LINK_CASES[0]
-    given = link_given(case, batch_size="60", fanout="2", partition=part_by("metis", case, 2))  # see above
-    on_ranks(2, check_planted, case, error, given, train(Group(), case, "split", given))
+    # The partition is given, since the error would otherwise change pre-sampling too.
+    options = link_options(case, batch_size="60", fanout="2", partition=part_by("metis", case, 2))
+    on_ranks(2, check_planted, case, error, options, train(Group(), case, "split", options))

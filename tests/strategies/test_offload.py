@@ -1,4 +1,4 @@
-"""Rows on the host and chunks in turn: the numbers of single, the moves of its trace, the memory that it promises."""
+"""Offload (rows on the host, one chunk at a time): results, transfers, estimated and measured memory, and limits."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ from weft.utils.errors import InputError
 from weft.utils.units import parse_bytes
 
 CHUNKS = (1, 3, 8)
-"""On three ranks the last is one for each row."""
+"""Numbers of chunks. Eight on three ranks are a chunk for each row."""
 INTERMEDIATES = ("auto", "recompute", "keep")
 SLOW = pytest.mark.slow
 SCRATCH = Path(tempfile.gettempdir())
-"""Rows in files, without a limit that chunks would be tried for."""
+"""Folder of rows in files. Without a memory limit, no search for the number of chunks runs."""
 
 
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=SLOW), 3, pytest.param(4, marks=SLOW)])
@@ -60,21 +60,22 @@ def test_a_planted_error_shows(size: int) -> None:
     check_planted(size, "offload", Case(model="gcn"), Given(chunks=3, scratch=SCRATCH))
 
 
-def test_masks_of_edges_that_are_not_drawn_again_show() -> None:
-    """Results are kept for the backward pass, which is to have the same masks."""
+def test_other_edge_masks_in_the_backward_pass_show() -> None:
+    """Aggregates are kept for the backward pass, which must use the same dropout masks."""
     case = Case(model="gat", attention_dropout=0.5)
     check_planted(1, "other_masks_backward", case, Given(chunks=3, intermediates="keep"), shows="gradient")
 
 
 def check_prefetch(group: Group) -> None:
-    """What is loaded ahead changes no bit, of logits, gradients and losses."""
+    """Check that prefetching changes no bit of logits, gradients and losses."""
     for case in (
         *cases()[:10:3],
         Case(model="gat", layers=2, hidden=6, edge_features=3, edge_attention=True),
     ):
         runs = []
         for prefetch in (True, False):
-            placed = Session(case, "offload", group, Given(chunks=4, scratch=SCRATCH))  # without it nothing loads
+            # Rows are in files, since nothing is loaded from rows in memory.
+            placed = Session(case, "offload", group, Given(chunks=4, scratch=SCRATCH))
             assert placed.strategy.chunks.prefetch
             placed.strategy.chunks.prefetch = prefetch
             logits, loss = placed.step(0)
@@ -87,23 +88,23 @@ def test_prefetch_changes_no_bit(size: int) -> None:
     on_ranks(size, check_prefetch)
 
 
-ROUNDS_GO = {"gcn": Case(model="gcn"), "gat": Case(model="gat"), "steps": Case(model="gcn", decoupled=True)}
+CASES_OF_ROUNDS = {"gcn": Case(model="gcn"), "gat": Case(model="gat"), "steps": Case(model="gcn", decoupled=True)}
 
 
-@pytest.mark.parametrize("name", ROUNDS_GO)
-def test_a_round_is_gone_before_the_next_one_is_loaded(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """The device has room for one, where nothing is loaded ahead."""
+@pytest.mark.parametrize("name", CASES_OF_ROUNDS)
+def test_a_round_is_freed_before_the_next_one_is_loaded(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Without prefetching, the device has memory for only one round."""
     loaded: list[weakref.ref[Loaded]] = []
     load = ChunkAggregates._load
 
-    def watched(self: ChunkAggregates, *arguments: Any, **options: Any) -> Loaded:
-        assert not any(one() for one in loaded)
-        found = load(self, *arguments, **options)
-        loaded.append(weakref.ref(found))
-        return found
+    def checked_load(self: ChunkAggregates, *arguments: Any, **options: Any) -> Loaded:
+        assert not any(round_() for round_ in loaded)
+        result = load(self, *arguments, **options)
+        loaded.append(weakref.ref(result))
+        return result
 
-    monkeypatch.setattr(ChunkAggregates, "_load", watched)
-    case = ROUNDS_GO[name].without_saving("prefetch")
+    monkeypatch.setattr(ChunkAggregates, "_load", checked_load)
+    case = CASES_OF_ROUNDS[name].without_saving("prefetch")
     placed = Session(case, "offload", Group(), Given(chunks=4, scratch=SCRATCH))
     placed.losses(2, placed.step(0)[1])
     assert len(loaded) > 16
@@ -111,7 +112,7 @@ def test_a_round_is_gone_before_the_next_one_is_loaded(monkeypatch: pytest.Monke
 
 @dataclass(frozen=True, kw_only=True)
 class Shaped(Case):
-    """A case whose graph has other edges. shape: none; star: to and from vertex 0; isolated: among the first three."""
+    """A case whose graph has no edges, edges to and from vertex 0 (star), or among the first three only (isolated)."""
 
     shape: str = "none"
 
@@ -141,7 +142,7 @@ def shapes() -> list[Any]:
 
 @pytest.mark.parametrize(("case", "size"), shapes())
 def test_graphs_without_edges_with_one_vertex_and_with_a_hub(case: Case, size: int) -> None:
-    """Graphs at the edge of what there is, under models whose aggregates need loops, maxima and none of both."""
+    """Extreme graphs work under models whose aggregates need self-loops, maxima, or neither."""
     check_on_ranks(size, case, "offload", Given(chunks=3))
 
 
@@ -156,21 +157,21 @@ class RowsOnly(Case):
 
 @pytest.mark.parametrize("norm", ["none", "batch"])
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_model_without_a_product(size: int, norm: str) -> None:
+def test_a_model_without_an_aggregate(size: int, norm: str) -> None:
     check_on_ranks(size, RowsOnly(model="rows", norm=norm), "offload", Given(chunks=3))
 
 
 class Whole(nn.Module):
-    """A model of one's own that nobody can run part by part."""
+    """A custom model that cannot run part by part."""
 
     num_stages, out_width = 1, 5
 
     def __init__(self) -> None:
         super().__init__()
-        self.map = Linear(7, 5)
+        self.linear = Linear(7, 5)
 
     def forward(self, views: Sequence[Any], x: Tensor) -> Tensor:
-        y: Tensor = views[0].propagate(self.map(x))
+        y: Tensor = views[0].propagate(self.linear(x))
         return y
 
 
@@ -182,7 +183,7 @@ def test_a_model_that_runs_as_a_whole_is_refused() -> None:
 
 
 class Twice(GCNConv):
-    """A layer with phases whose own `forward` does more than they."""
+    """A layer with phases whose `forward` does more than these."""
 
     def forward(self, view: View, x: Tensor, steps: int = 1) -> Tensor:
         return 2 * super().forward(view, x, steps)
@@ -190,7 +191,7 @@ class Twice(GCNConv):
 
 @dataclass(frozen=True, kw_only=True)
 class Changed(Case):
-    """A model whose layers with phases are not called as such: one overrides them, one has a hook."""
+    """A model whose layers do more than their phases: one overrides `forward`, the other has a hook."""
 
     def make_model(self, typed: TypedShape) -> nn.Module:
         del typed
@@ -199,19 +200,19 @@ class Changed(Case):
         return Stack([Twice(7, 6), hooked], dropout=self.dropout)
 
 
-def test_phases_do_not_pass_over_other_work_of_a_layer() -> None:
+def test_phases_skip_nothing_that_a_layer_does() -> None:
     check_case(Group(), Changed(model="changed"), "offload", Given(chunks=3))
 
 
 class Jumping(Stack):
-    """A model that overrides `forward`, which its phases do not follow."""
+    """A model that overrides `forward`, so that its phases compute something else."""
 
     def forward(self, views: Sequence[View], x: Tensor) -> Tensor:
         return super().forward(views, x) + 1
 
 
 class Centred(nn.Module):
-    """A layer, or a norm, that asks for the sum of all rows."""
+    """A layer or norm that reads the sum of all rows."""
 
     out_width = 7
 
@@ -220,7 +221,7 @@ class Centred(nn.Module):
 
 
 class Steps(nn.Module):
-    """A layer of one's own that can make several aggregates of each other."""
+    """A custom layer that can repeat its aggregate."""
 
     out_width = 5
 
@@ -247,7 +248,7 @@ class Two(nn.Module):
 
 
 class Added(nn.Module):
-    """A layer that forgets that it may have fewer targets than sources."""
+    """A layer that ignores that it may have fewer targets than sources."""
 
     out_width = 7
 
@@ -271,7 +272,7 @@ def with_norm(norm: nn.Module) -> Stack:
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "message"),
     [
         (Jumping([GCNConv(7, 5)]), r"Jumping runs as a whole: make it a weft\.nn\.Stack"),
         (hooked(Stack([GCNConv(7, 5)])), "Stack runs as a whole: .*, without hooks"),
@@ -287,16 +288,16 @@ def with_norm(norm: nn.Module) -> Stack:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_cannot_run_chunk_by_chunk_is_refused(model: nn.Module, said: str) -> None:
+def test_what_cannot_run_chunk_by_chunk_is_refused(model: nn.Module, message: str) -> None:
     graph, _ = Case(model="gcn").build()
-    with pytest.raises(InputError, match=said) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         Given(chunks=3).plan("offload", Workload(model.double(), graph))
     assert "\n" not in str(caught.value)
 
 
 def test_frozen_parameters_make_nothing_constant() -> None:
-    """What a frozen part gives may still change: by running statistics, from one evaluation to the next."""
-    found = []
+    """Results of frozen layers may still change from one evaluation to the next, with the running statistics."""
+    evaluations = []
     for name in ("single", "offload"):
         torch.manual_seed(3)
         graph, _ = Case(model="gcn").build()
@@ -307,10 +308,10 @@ def test_frozen_parameters_make_nothing_constant() -> None:
         for epoch in range(3):
             logits = placed.forward(Step(epoch=epoch, training=True))
             placed.backward(logits, torch.ones_like(logits))
-            found.append(placed.forward(Step(epoch=epoch, training=False)).clone())
-    for single, offloaded in zip(found[:3], found[3:], strict=True):
+            evaluations.append(placed.forward(Step(epoch=epoch, training=False)).clone())
+    for single, offloaded in zip(evaluations[:3], evaluations[3:], strict=True):
         check_close(offloaded, single, "evaluation")
-    assert not torch.equal(found[0], found[1])
+    assert not torch.equal(evaluations[0], evaluations[1])
 
 
 def test_chunks_are_limited_by_the_largest_rank() -> None:
@@ -320,15 +321,15 @@ def test_chunks_are_limited_by_the_largest_rank() -> None:
     assert cutter.max_chunks == 7
 
 
-def test_what_was_planned_is_let_go() -> None:
-    """The plan of all ranks, and the files of what was worked on scaled down."""
+def test_plans_and_files_of_the_memory_probe_are_released() -> None:
+    """Neither the cutter, which plans for all ranks, nor open files of the memory probe remain."""
     gc.collect()
     gc.disable()
     try:
         before = len(os.listdir("/proc/self/fd"))
         placed = Session(Case(model="gat", norm="batch"), "offload", Group(), Given(chunks=3, scratch=SCRATCH))
         placed.step(0)
-        assert not [one for one in gc.get_objects() if type(one) is Cutter]
+        assert not [instance for instance in gc.get_objects() if type(instance) is Cutter]
         placed.step(0)
         placed.evaluation()
         files = len(os.listdir("/proc/self/fd")) - before
@@ -340,45 +341,50 @@ def test_what_was_planned_is_let_go() -> None:
 
 
 @pytest.mark.parametrize("chunks", [1, 3])
-def test_dropout_is_told_as_such(chunks: int) -> None:
-    """Of all rows, however many chunks they are in, forward and backward."""
+def test_dropout_is_counted_over_all_rows(chunks: int) -> None:
+    """The trace counts each row once forward and once backward, however many chunks there are."""
     plan = plan_of(Case(model="gcn", dropout=0.5, layers=2, hidden=6), chunks=chunks)
-    calls = (call for one in plan.trace(training=True).operations for call in one.calls)
+    calls = (call for operation in plan.trace(training=True).operations for call in operation.calls)
     numbers = sum(call.sizes[0] * call.number for call in calls if call.kernel == "dropout")
     assert numbers == 2 * 6 * plan.work.stats.num_vertices
 
 
-def test_rows_by_index_are_told_as_what_is_brought() -> None:
-    """Of sources, twice the bytes that come, and of their gradients three times; own rows come one after the other."""
+def test_gathered_rows_are_counted_by_transferred_bytes() -> None:
+    """Gathers move twice the bytes of sources and three times those of gradients; a rank's targets are contiguous."""
     plan = plan_of(Case(model="gat", layers=2), chunks=3, device_memory=IN_FILES)
-    moved = [one for one in plan.trace(training=True).operations if one.kind == "transfer" and one.tag != "edges"]
-    picked = {
+    transfers = [
+        operation
+        for operation in plan.trace(training=True).operations
+        if operation.kind == "transfer" and operation.tag != "edges"
+    ]
+    gathered = {
         tag: {
-            sum(math.prod(call.sizes) * call.number for call in one.calls) / (one.bytes_sent + one.bytes_received)
-            for one in moved
-            if one.tag == tag and {call.kernel for call in one.calls} == {"gather"}
+            sum(math.prod(call.sizes) * call.number for call in operation.calls)
+            / (operation.bytes_sent + operation.bytes_received)
+            for operation in transfers
+            if operation.tag == tag and {call.kernel for call in operation.calls} == {"gather"}
         }
         for tag in ("sources", "gradients", "rows")
     }
-    assert picked == {"sources": {2.0}, "gradients": {3.0}, "rows": set()}
+    assert gathered == {"sources": {2.0}, "gradients": {3.0}, "rows": set()}
 
 
-def test_rows_behind_a_total_are_loaded_once() -> None:
-    """For a range that is worked on without an aggregate."""
+def test_rows_after_a_total_are_loaded_once() -> None:
+    """A range of rows without an aggregate is loaded once."""
     plan = plan_of(Case(model="gcn", norm="batch", layers=2, hidden=400), chunks=3, device_memory=IN_FILES)
     *_, ((shape, loaded),) = plan.chunks(0).chunks
     assert loaded == shape.targets * 400 * 8
 
 
 def test_a_constant_result_is_loaded_with_its_rows() -> None:
-    """Rows and results of a range are read."""
+    """Both the rows and the constant aggregate of a range are loaded."""
     plan = plan_of(Shaped(model="sage", layers=2, hidden=2), chunks=3, device_memory=IN_FILES)
     *_, ((shape, loaded),) = plan.chunks(0).chunks
     assert loaded == shape.targets * (NUM_FEATURES + NUM_FEATURES) * 8
 
 
-def test_what_nobody_goes_back_through_is_not_loaded_for_it() -> None:
-    """Of constant features the edges come that lead forward, with index sets, and ids as they are read and as int64."""
+def test_without_a_backward_pass_only_forward_edges_are_loaded() -> None:
+    """For constant features, forward edges and index sets are loaded, and ids as they are stored and as int64."""
     plan = plan_of(Case(model="gcn", layers=1), chunks=3, device_memory=IN_FILES)
     chunks, (planned,) = plan.chunks(0).chunks[0], plan.chunks(0).schedules
     for (_, loaded), (shape, _), round_ in zip(chunks, chunks[1:], planned.schedule.rounds[1:], strict=False):
@@ -387,31 +393,33 @@ def test_what_nobody_goes_back_through_is_not_loaded_for_it() -> None:
 
 
 @pytest.mark.parametrize("model", ["gcn", "gat", "gatv2"])
-def test_rows_are_where_they_are_read(model: str) -> None:
-    """In memory, where gradients are added in place: not those of what is aggregated again."""
+def test_rows_in_memory_are_used_in_place(model: str) -> None:
+    """Chunks read rows in memory and add gradients in place, except if aggregates are recomputed."""
     placed = Session(Case(model=model), "offload", Group(), Given(chunks=3))
-    rounds = [round_ for hop in range(2) for round_ in placed.strategy.chunks.rounds(hop)]
+    rounds = [round_ for layer in range(2) for round_ in placed.strategy.chunks.rounds(layer)]
     assert {round_.in_place for round_ in rounds} == {model != "gatv2"}
     check_numbers(placed)
 
 
-def test_float32_equals_single_as_far_as_it_goes() -> None:
-    """A sum of some 30 numbers of size 1 is exact to 1e-6 or so, whatever its order; three layers make it 1e-5."""
+def test_float32_equals_single_up_to_rounding() -> None:
+    """A sum of about 30 numbers near 1 is exact to about 1e-6 in any order, which three layers increase to 1e-5."""
     for model in ("gcn", "sage", "gat"):
-        found = []
+        results = []
         for name in ("single", "offload"):
-            placed = Session(Single(model=model), name, Group(), Given(chunks=4 * (name == "offload")))
+            placed = Session(Float32Case(model=model), name, Group(), Given(chunks=4 * (name == "offload")))
             logits, _ = placed.step(0)
             assert logits.dtype == torch.float32
-            found.append([logits[placed.strategy.rows.argsort()] if torch.is_tensor(placed.strategy.rows) else logits])
-            found[-1] += placed.gradients().values()
-        for single, placed_ in zip(*found, strict=True):
-            torch.testing.assert_close(placed_, single, rtol=1e-5, atol=1e-5)
+            results.append(
+                [logits[placed.strategy.rows.argsort()] if torch.is_tensor(placed.strategy.rows) else logits]
+            )
+            results[-1] += placed.gradients().values()
+        for single, offloaded in zip(*results, strict=True):
+            torch.testing.assert_close(offloaded, single, rtol=1e-5, atol=1e-5)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Single(Case):
-    """A case of single precision."""
+class Float32Case(Case):
+    """A case in float32."""
 
     def build(self) -> tuple[Graph, Stack | nn.Module]:
         graph, model = super().build()
@@ -424,7 +432,7 @@ def plan_of(case: Case, **options: Any) -> Any:
 
 
 def check_numbers(placed: Session) -> None:
-    """Logits and gradients, where counts are checked elsewhere: each count plans a limit anew."""
+    """Compare logits and gradients only, since each check of counts would plan for the memory limit again."""
     expected = reference(placed.case)
     rows = placed.strategy.topology.ids[placed.strategy.rows]
     check_close(placed.step(0)[0], expected.logits[rows], f"{placed.case}: logits")
@@ -432,17 +440,18 @@ def check_numbers(placed: Session) -> None:
         check_close(gradient, expected.gradients[name], f"{placed.case}: gradient of {name}")
 
 
-def peak(placed: Session) -> int:
-    """The most that is alive at once in a training step and an evaluation, after what is made once."""
+def peak_bytes(placed: Session) -> int:
+    """Return the peak bytes of a training step and an evaluation, outside of what only the first step computes."""
     placed.model.zero_grad()
-    found = TensorPeak()
-    placed.strategy.chunks.__dict__["_loader"] = ThreadPoolExecutor(1, initializer=found.__enter__)  # its tensors, too
-    with found:
+    tensor_peak = TensorPeak()
+    # The loader's thread counts its tensors too.
+    placed.strategy.chunks.__dict__["_loader"] = ThreadPoolExecutor(1, initializer=tensor_peak.__enter__)
+    with tensor_peak:
         for training in (True, False):
             logits = placed.strategy.forward(Step(epoch=1, training=training))
             if training:
                 placed.strategy.backward(logits, placed.strategy.empty_rows(logits).zero_())
-    return found.most
+    return tensor_peak.most
 
 
 LIMITED = [
@@ -454,7 +463,7 @@ LIMITED = [
 
 
 def limited(*quick: str) -> list[Any]:
-    """The cases, of which those of some models are quick: a limit is found by many plans."""
+    """Return the cases. Those of some models are quick, since finding a limit needs many plans."""
     return [param(case, name=case.model, quick=case.model in quick) for case in LIMITED]
 
 
@@ -467,30 +476,30 @@ SHAPES = (
 
 
 @pytest.mark.parametrize("case", limited("sage"))
-def test_small_chunks_tell_what_others_take(case: Case) -> None:
-    """Of other proportions as well, and the most of several: told by those that are worked on, and then seen."""
+def test_small_chunks_estimate_the_peaks_of_others(case: Case) -> None:
+    """Estimates from small chunks match the measured peaks of chunks of other shapes, and of several chunks."""
     for options in ({}, {"device_memory": IN_FILES}):
         probe = plan_of(case, **options).memory_probe
-        seen = {shape: max(probe._work_on(shape)) for shape in SHAPES}
-        for shape, most in seen.items():
-            assert 0.99 <= probe.peak_of_shape(shape) / most <= 1.04, shape
-    beside = 10_000_000
-    told = probe.peak([[(SHAPES[0], 0), (SHAPES[1], 0)], [(SHAPES[0], beside), (SHAPES[3], 0)]])
-    assert 0.99 <= told / max(seen[SHAPES[1]], seen[SHAPES[3]], seen[SHAPES[0]] + beside) <= 1.04
+        measured = {shape: max(probe._work_on(shape)) for shape in SHAPES}
+        for shape, peak_of_chunk in measured.items():
+            assert 0.99 <= probe.peak_of_shape(shape) / peak_of_chunk <= 1.04, shape
+    other_bytes = 10_000_000
+    estimated = probe.peak([[(SHAPES[0], 0), (SHAPES[1], 0)], [(SHAPES[0], other_bytes), (SHAPES[3], 0)]])
+    assert 0.99 <= estimated / max(measured[SHAPES[1]], measured[SHAPES[3]], measured[SHAPES[0]] + other_bytes) <= 1.04
 
 
 @pytest.mark.parametrize("chunks", [1, 4])
 @pytest.mark.parametrize("case", [LIMITED[0], LIMITED[2], Case(model="gin", without="reuse")])
-def test_chunks_in_memory_are_told_with_what_stays_of_the_others(case: Case, chunks: int) -> None:
+def test_estimates_of_chunks_in_memory_include_what_others_leave(case: Case, chunks: int) -> None:
     placed = Session(case, "offload", Group(), Given(chunks=chunks))
     placed.step(0)
     placed.evaluation()
-    told = placed.plan.estimate(0, placed.plan.chunks(0)).device
-    assert 0.9 <= told / peak(placed) <= 1.25
+    estimated = placed.plan.estimate(0, placed.plan.chunks(0)).device
+    assert 0.9 <= estimated / peak_bytes(placed) <= 1.25
 
 
-def test_the_moment_of_the_most_differs_by_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a step's most is followed alone, a chunk of other proportions is told wrongly."""
+def test_the_moment_of_the_peak_depends_on_the_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An estimate from the peak of a step alone is wrong for chunks of other proportions."""
     monkeypatch.setattr(memory_probe, "_growth_by_model", WeakKeyDictionary())
     work_on = MemoryProbe._work_on
     monkeypatch.setattr(MemoryProbe, "_work_on", lambda probe, shape: [max(work_on(probe, shape))])
@@ -498,7 +507,7 @@ def test_the_moment_of_the_most_differs_by_shape(monkeypatch: pytest.MonkeyPatch
     assert min(probe.peak_of_shape(shape) / max(work_on(probe, shape)) for shape in SHAPES) < 0.8
 
 
-def test_a_step_that_does_more_on_larger_chunks_is_told_by_its_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_does_more_on_larger_chunks_is_estimated_by_its_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_probe, "_growth_by_model", WeakKeyDictionary())
     monkeypatch.setattr(MemoryProbe, "_work_on", lambda _, shape: [1] * (shape.edges // 1000) + [7 + 3 * shape.slots])
     assert plan_of(LIMITED[1]).memory_probe.peak_of_shape(ChunkShape(1, 50_000, 100_000)) == 7 + 3 * 50_000
@@ -506,7 +515,7 @@ def test_a_step_that_does_more_on_larger_chunks_is_told_by_its_most(monkeypatch:
 
 @pytest.mark.parametrize("case", limited("sage"))
 def test_a_limit_is_kept_and_changes_nothing(case: Case) -> None:
-    """A limit equal to the memory of 8 chunks holds, by the estimate and by the tensors that are then alive."""
+    """With the peak of 8 chunks as limit, several chunks stay within it, as estimated and as measured."""
     plan = plan_of(case, device_memory=IN_FILES)
     whole, needed = (plan.memory_probe.peak(plan.cut(chunks)[0].chunks) for chunks in (1, 8))
     limit = int(needed / MARGIN) + 1
@@ -514,34 +523,35 @@ def test_a_limit_is_kept_and_changes_nothing(case: Case) -> None:
     placed = Session(case, "offload", Group(), Given(device_memory=limit))
     assert isinstance(placed.strategy, PlacedOffload)
     assert plan.memory_probe.peak(placed.plan.chunks(0).chunks) <= limit
-    # The search goes up in jumps, and what a chunk of rgcn takes does not fall steadily: 8 and 9 fit, 10 to 16 do not.
+    # The search increases the number of chunks in jumps, and the peak of rgcn does not fall steadily with it: 8 and 9
+    # chunks fit, 10 to 16 do not.
     assert 1 < len(placed.strategy.chunks.rounds(0)) <= 24
     check_numbers(placed)
     placed.evaluation()
-    assert limit / 4 < peak(placed) <= limit
+    assert limit / 4 < peak_bytes(placed) <= limit
 
 
 @pytest.mark.parametrize("case", limited("sage"))
 def test_a_limit_that_nothing_fits_is_refused_with_one_that_works(case: Case) -> None:
     with pytest.raises(InputError, match=r"^--device-memory 100 B: a chunk takes at least ") as caught:
         Session(case, "offload", Group(), Given(device_memory=100))
-    (said,) = str(caught.value).splitlines()
-    (least,) = re.findall(r"give --device-memory ([^,]+),", said)
+    (message,) = str(caught.value).splitlines()
+    (least,) = re.findall(r"give --device-memory ([^,]+),", message)
     check_numbers(Session(case, "offload", Group(), Given(device_bytes=parse_bytes(least, "--device-memory"))))
 
 
 @contextmanager
-def rows_made() -> Iterator[list[int]]:
-    """The bytes of all rows that are made on the host for a strategy."""
-    right, made = chunks_placed.host_rows, []
+def host_rows_allocated() -> Iterator[list[int]]:
+    """Record the bytes of all rows that a strategy allocates on the host."""
+    right, row_bytes = chunks_placed.host_rows, []
 
-    def noted(num_rows: int, width: int, dtype: torch.dtype, **options: Any) -> Any:
+    def recorded(num_rows: int, width: int, dtype: torch.dtype, **options: Any) -> Any:
         rows = right(num_rows, width, dtype, **options)
-        made.append(rows.num_bytes)
+        row_bytes.append(rows.num_bytes)
         return rows
 
-    with replaced(chunks_placed, "host_rows", noted):
-        yield made
+    with replaced(chunks_placed, "host_rows", recorded):
+        yield row_bytes
 
 
 def in_files() -> list[Any]:
@@ -555,23 +565,23 @@ def in_files() -> list[Any]:
     return params
 
 
-def check_forecast(group: Group, case: Case, placement: Given) -> None:
+def check_estimates(group: Group, case: Case, placement: Given) -> None:
     placed = Session(case, "offload", group, placement)
     assert isinstance(placed.strategy, PlacedOffload)
     estimate = placed.plan.state()["estimates"][group.rank]
-    with rows_made() as made:
+    with host_rows_allocated() as row_bytes:
         for _ in range(2):
             placed.meter.take("train")
             placed.step(0)
             placed.evaluation()
     counts = placed.meter.take("train")
-    assert estimate["disk"] == sum(made) + placed.strategy.chunks.array_file.num_bytes
+    assert estimate["disk"] == sum(row_bytes) + placed.strategy.chunks.array_file.num_bytes
     assert estimate["to_device"] == counts.to_device.total()
     assert estimate["to_host"] == counts.to_host.total()
     assert estimate["network"] == counts.bytes_sent.total()
 
 
 @pytest.mark.parametrize(("case", "placement", "size"), in_files())
-def test_estimates_equal_what_is_used_and_moved(case: Case, placement: Given, size: int) -> None:
-    """Estimated files and transfers equal those that a training step and an evaluation make and count."""
-    on_ranks(size, check_forecast, case, placement)
+def test_estimates_equal_the_files_and_transfers_of_a_run(case: Case, placement: Given, size: int) -> None:
+    """Estimated sizes of files and transfers equal those of a training step and an evaluation."""
+    on_ranks(size, check_estimates, case, placement)

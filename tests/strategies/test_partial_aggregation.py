@@ -1,4 +1,4 @@
-"""The least halo under vertex strategies: fewer rows, the same numbers, beside halos of sources where one is needed."""
+"""Partial aggregation by minimum vertex cover: fewer rows are sent, results stay the same, also next to attention."""
 
 from __future__ import annotations
 
@@ -26,47 +26,51 @@ SIZES = [pytest.param(size, marks=pytest.mark.slow if size in (2, 4) else ()) fo
 
 
 def halo_bytes(plan: VertexPlan) -> int:
-    """What all ranks send of rows in a training step."""
+    """Return the bytes of rows that all ranks send in a training step."""
     return sum(plan.trace(rank, training=True).bytes_sent["halo"] for rank in range(plan.size))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("without", ["", "ring", "overlap", "cover"])
-def test_with_and_without_it_communicated_equals_single(case: Case, size: int, without: str) -> None:
+def test_communicated_equals_single_with_and_without_it(case: Case, size: int, without: str) -> None:
     check_on_ranks(size, replace(case, without=without), "communicated")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_it_sends_fewer_rows_and_aggregates_an_edge_more_for_each_partial_result(case: Case) -> None:
+def test_it_sends_fewer_rows_and_aggregates_more_edges(case: Case) -> None:
     for size in (2, 3, 4):
         plan, without = (
-            NOTHING.plan("communicated", workload(replace(case, without=one)), size) for one in ("", "cover")
+            NOTHING.plan("communicated", workload(replace(case, without=optimisation)), size)
+            for optimisation in ("", "cover")
         )
         assert halo_bytes(plan) < halo_bytes(without)
         traces, others = ([each.trace(rank, training=True) for rank in range(size)] for each in (plan, without))
-        assert sum(one.edges for one in traces) > sum(one.edges for one in others)
-        assert sum(one.bytes_sent["halo"] for one in traces) == sum(one.bytes_received["halo"] for one in traces)
+        assert sum(trace.edges for trace in traces) > sum(trace.edges for trace in others)
+        assert sum(trace.bytes_sent["halo"] for trace in traces) == sum(
+            trace.bytes_received["halo"] for trace in traces
+        )
 
 
-def test_hybrid_pays_for_a_row_of_a_sum_what_the_cover_does_on_the_mean() -> None:
-    """So it caches no more than where each row of a source is paid."""
+def test_hybrid_uses_the_mean_cost_of_rows_under_partial_aggregation() -> None:
+    """Partial aggregation sends fewer rows, so hybrid caches no more than without it."""
     case = CASES[0]
     plan, without = (
-        Given(machine=MACHINE).plan("hybrid", workload(replace(case, without=one)), 3) for one in ("", "cover")
+        Given(machine=MACHINE).plan("hybrid", workload(replace(case, without=optimisation)), 3)
+        for optimisation in ("", "cover")
     )
     for rank, needed in enumerate(NOTHING.plan("communicated", workload(case), 3).all_dependencies):
-        hop = needed.hops[1]
-        share = sum(hop.cover.received) / len(hop.fetched)
-        costs, paid = without.caching_of(rank).costs, plan.caching_of(rank).costs
-        assert share < 1
-        assert float(paid[1, 2]) == pytest.approx(share * float(costs[1, 2]))
-        assert torch.equal(paid[0], costs[0])  # constant features
+        layer = needed.hops[1]
+        rows_per_source = sum(layer.cover.received) / len(layer.fetched)
+        costs, partial_costs = without.caching_of(rank).costs, plan.caching_of(rank).costs
+        assert rows_per_source < 1
+        assert float(partial_costs[1, 2]) == pytest.approx(rows_per_source * float(costs[1, 2]))
+        assert torch.equal(partial_costs[0], costs[0])  # constant features
         assert len(plan.dependencies(rank).rows) <= len(without.dependencies(rank).rows)
 
 
 def mixed() -> Stack:
-    """Sums, and between them attention, which wants the rows of sources over the same edges."""
+    """Return a model of sums and an attention, which needs the rows of sources over the same edges."""
     torch.manual_seed(1)
     layers = [GCNConv(NUM_FEATURES, 6), GATConv(6, 6, heads=2), SAGEConv(6, 6), GCNConv(6, NUM_CLASSES)]
     return Stack(layers).double()
@@ -88,8 +92,8 @@ def check_mixed(group: Group) -> None:
             placed.backward(logits, torch.ones_like(logits))
         check_counts(group.meter.take("train"), trace, CASES[0])
         check_close(logits.detach(), expected.detach()[placed.rows], name)
-        for (parameter, mine), theirs in zip(placed.model.named_parameters(), whole.model.parameters(), strict=True):
-            check_close(mine.grad, theirs.grad, parameter)
+        for (parameter, ours), theirs in zip(placed.model.named_parameters(), whole.model.parameters(), strict=True):
+            check_close(ours.grad, theirs.grad, parameter)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -1,4 +1,4 @@
-"""Chunks that send their rows as soon as they are done: the numbers of single, and the bytes of the trace."""
+"""Pipeline: the order in which messages and chunks arrive changes no result, and lost ranks are reported."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_planted_error_shows(error: str, shows: str) -> None:
 
 @contextmanager
 def delays(seed: int) -> Iterator[None]:
-    """Every message and every chunk's results come later, by a random time."""
+    """Delay every message and the results of every chunk by a random time."""
     chance = random.Random(seed)
 
     def late(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -52,17 +52,17 @@ def delays(seed: int) -> Iterator[None]:
         yield
 
 
-def check_delays(group: Group, case: Case, given: Given) -> None:
-    """What a rank gives does not depend, in any bit, on when messages come and chunks are done."""
-    found: list[list[Tensor]] = []
+def check_delays(group: Group, case: Case, options: Given) -> None:
+    """Check that no bit of the results depends on when messages arrive and chunks are done."""
+    runs: list[list[Tensor]] = []
     for seed in range(3):
         with delays(10 * seed + group.rank):
-            placed = Session(case, "pipeline", group, given)
+            placed = Session(case, "pipeline", group, options)
             logits, _ = placed.step(0)
-            found.append([logits.clone(), *placed.gradients().values(), placed.evaluation().clone()])
-    for others in found[1:]:
-        for one, other in zip(found[0], others, strict=True):
-            assert torch.equal(one, other)
+            runs.append([logits.clone(), *placed.gradients().values(), placed.evaluation().clone()])
+    for others in runs[1:]:
+        for first, other in zip(runs[0], others, strict=True):
+            assert torch.equal(first, other)
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,11 @@ def test_delays_change_no_bit(case: Case) -> None:
 
 
 class GoneError(Exception):
-    """What a rank raises that leaves the others in the middle of its messages."""
+    """Error of a rank that leaves while others wait for its messages."""
 
 
 def lose_a_sender(group: Group, number: int) -> str:
-    """Rank 1 is gone before its message of some number; rank 0 says what it lost, and when."""
+    """Let rank 1 leave before it sends a message, by number, and return the error of this rank."""
     placed = Session(Case(model="gcn"), "pipeline", group, Given(chunks=3))
     sent = count()
 
@@ -97,14 +97,14 @@ def lose_a_sender(group: Group, number: int) -> str:
 
 @pytest.mark.parametrize("number", [pytest.param(0, marks=SLOW), 4, pytest.param(10, marks=SLOW)])
 def test_a_peer_lost_while_it_sends_is_named(number: int) -> None:
-    said, _ = spawn(2, lose_a_sender, number, timeout_seconds=2)
-    assert said.startswith("rank 0 lost rank 1 in "), said
-    assert "messages 'halo'" in said
-    assert "\n" not in said
+    message, _ = spawn(2, lose_a_sender, number, timeout_seconds=2)
+    assert message.startswith("rank 0 lost rank 1 in "), message
+    assert "messages 'halo'" in message
+    assert "\n" not in message
 
 
 def lose_connections(group: Group, what: str) -> str:
-    """Gloo has closed the ranks' connections, since it waited for longer than it may: as after Ctrl-Z and fg."""
+    """Let Gloo close the connections after a timeout, as after Ctrl-Z and fg, and return the error of this rank."""
     placed = Session(Case(model="gcn"), "pipeline", group, Given(chunks=3))
 
     def closed(*_: Any, **__: Any) -> None:
@@ -117,44 +117,45 @@ def lose_connections(group: Group, what: str) -> str:
 
 @pytest.mark.parametrize("what", ["isend", "irecv"])
 def test_closed_connections_are_a_lost_peer(what: str) -> None:
-    for rank, said in enumerate(spawn(2, lose_connections, what, timeout_seconds=5)):
-        assert said.startswith(f"rank {rank} lost a peer that is alive but late in "), said
-        assert said.endswith("(Application timeout caused pair closure)")
+    for rank, message in enumerate(spawn(2, lose_connections, what, timeout_seconds=5)):
+        assert message.startswith(f"rank {rank} lost a peer that is alive but late in "), message
+        assert message.endswith("(Application timeout caused pair closure)")
 
 
 @pytest.mark.parametrize("priority", [True, False])
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_chunks_wait_for_what_they_read(method: str, priority: bool) -> None:
-    """What a halo plan says is what the graph's edges say; rows that cross come first."""
+    """Halo plans contain exactly what the edges of the graph require; with priority, boundary rows come first."""
     case, size, num_chunks = Case(model="gcn", num_vertices=60, weighted=True), 3, 4
     graph, model = case.build()
 
     part = part_by(method, case, size)
     vertices = CommunicatedPlan(Workload(model, graph), size, VertexOptions(partition=part))
     ranks = order_ranks(vertices.all_dependencies, priority=priority)
-    bounds = [[one.needed.num_own * chunk // num_chunks for chunk in range(num_chunks + 1)] for one in ranks]
+    bounds = [[order.needed.num_own * chunk // num_chunks for chunk in range(num_chunks + 1)] for order in ranks]
     plans = [halo_plan(ranks, bounds, rank, at_once=False) for rank in range(size)]
     chunk_of: dict[int, tuple[int, int]] = {}
-    for rank, (one, ends) in enumerate(zip(ranks, bounds, strict=True)):
-        for chunk, (first, end) in enumerate(pairwise(ends)):
-            chunk_of |= dict.fromkeys(one.needed.owned[first:end].tolist(), (rank, chunk))
-    source, target = (ends.tolist() for ends in graph.in_edges.edges())
-    for rank, (one, plan) in enumerate(zip(ranks, plans, strict=True)):
+    for rank, (order, rank_bounds) in enumerate(zip(ranks, bounds, strict=True)):
+        for chunk, (first, end) in enumerate(pairwise(rank_bounds)):
+            chunk_of |= dict.fromkeys(order.needed.owned[first:end].tolist(), (rank, chunk))
+    source, target = (side.tolist() for side in graph.in_edges.edges())
+    for rank, (order, plan) in enumerate(zip(ranks, plans, strict=True)):
         assert plan is not None
-        block, rows = one.needed.hops[0].block, one.needed.rows
-        ends = [rows[side.long()].tolist() for side in block.edges()]
-        weights = zip(*ends, block.weight.tolist(), strict=True)
-        known = zip(source, target, graph.in_edges.weight.tolist(), strict=True)
-        assert sorted(weights) == sorted(edge for edge in known if int(part[edge[1]]) == rank)
+        block, rows = order.needed.hops[0].block, order.needed.rows
+        endpoints = [rows[side.long()].tolist() for side in block.edges()]
+        weights = zip(*endpoints, block.weight.tolist(), strict=True)
+        weighted_edges = zip(source, target, graph.in_edges.weight.tolist(), strict=True)
+        assert sorted(weights) == sorted(edge for edge in weighted_edges if int(part[edge[1]]) == rank)
         read = [
-            {chunk_of[s] for s, t in zip(*ends, strict=True) if chunk_of[t][1] == chunk} for chunk in range(num_chunks)
+            {chunk_of[s] for s, t in zip(*endpoints, strict=True) if chunk_of[t][1] == chunk}
+            for chunk in range(num_chunks)
         ]
         for chunk, units in enumerate(read):
-            own = [number + 1 for owner, number in units if owner == rank]
-            assert plan.reads_own[chunk] == max([*own, chunk + 1])
+            local = [number + 1 for owner, number in units if owner == rank]
+            assert plan.reads_own[chunk] == max([*local, chunk + 1])
             for owner in set(range(size)) - {rank}:
-                asked = [number + 1 for other, number in units if other == owner]
-                assert plan.reads[chunk][owner] == max(asked, default=0)
+                remote = [number + 1 for other, number in units if other == owner]
+                assert plan.reads[chunk][owner] == max(remote, default=0)
         for owner, number in product(range(size), range(num_chunks)):
             if owner == rank:
                 continue
@@ -162,13 +163,13 @@ def test_chunks_wait_for_what_they_read(method: str, priority: bool) -> None:
             other = plans[owner]
             assert other is not None
             assert arrives == ranks[owner].needed.owned[other.sends[number][rank]].tolist()
-            assert set(arrives) == {s for s, t in zip(*ends, strict=True) if chunk_of[s] == (owner, number)}
+            assert set(arrives) == {s for s, t in zip(*endpoints, strict=True) if chunk_of[s] == (owner, number)}
             last = max((chunk for chunk in range(num_chunks) if (owner, number) in read[chunk]), default=None)
             assert last is None or (owner, number) in plan.done_after[last]
         assert sum(map(len, plan.done_after)) == sum(span.stop > span.start for each in plan.receives for span in each)
         if priority:
             crossing = {s for s, t in zip(source, target, strict=True) if part[s] != part[t]}
             crossing |= {t for s, t in zip(source, target, strict=True) if part[s] != part[t]}
-            own = one.needed.owned.tolist()
-            mine = crossing & set(own)
-            assert set(own[: len(mine)]) == mine
+            owned = order.needed.owned.tolist()
+            boundary = crossing & set(owned)
+            assert set(owned[: len(boundary)]) == boundary

@@ -1,4 +1,4 @@
-"""Steps that leave out the rows which no training vertex's loss, or no vertex's score, depends on: the same numbers."""
+"""Pruned steps leave out rows on which no loss or score depends; results stay the same."""
 
 from __future__ import annotations
 
@@ -21,50 +21,51 @@ from weft.partition import ReceptiveField
 from weft.strategies import STRATEGIES, ResidentPlaced, Step
 from weft.training.tasks.metrics import NodeTask
 
-HAVING = [name for name in RESIDENT if "reach" in STRATEGIES[name].optimisations] + ["single"]
+PRUNING = [name for name in RESIDENT if "reach" in STRATEGIES[name].optimisations] + ["single"]
 CASE = Case(model="gcn", **FEW_LABELS)
 
 
 @pytest.mark.parametrize("case", labelled_cases(), ids=lambda case: case.id)
 def test_steps_are_restricted_wherever_they_can_be(case: Case) -> None:
-    """tests/lib/matrix.py has their numbers; here, whether a plan restricts steps at all."""
-    for name in HAVING:
+    """Plans restrict steps to a receptive field wherever possible; cases of tests/lib/matrix.py compare results."""
+    for name in PRUNING:
         if case.reads_edges and STRATEGIES[name].traits.block_error:
             continue
         size = STRATEGIES[name].max_ranks or 3
-        reaches = Given(machine=MACHINE).plan(name, workload(case), size).receptive_fields
+        receptive_fields = Given(machine=MACHINE).plan(name, workload(case), size).receptive_fields
         of_types = name == "tensor" and case.typed
-        assert isinstance(reaches[False], str if of_types else ReceptiveField)
-        assert isinstance(reaches[True], str if of_types or case.norm == "batch" else ReceptiveField)
+        assert isinstance(receptive_fields[False], str if of_types else ReceptiveField)
+        assert isinstance(receptive_fields[True], str if of_types or case.norm == "batch" else ReceptiveField)
     if not case.typed:
         plan = Given(chunks=3).plan("offload", workload(case), 3)
         assert isinstance(plan.receptive_field, str if case.norm == "batch" else ReceptiveField)
 
 
-@pytest.mark.parametrize("name", [*HAVING, "offload"])
-def test_it_aggregates_fewer_edges_and_maps_fewer_rows(name: str) -> None:
+@pytest.mark.parametrize("name", [*PRUNING, "offload"])
+def test_pruned_steps_aggregate_fewer_edges_and_transform_fewer_rows(name: str) -> None:
     size = 1 if name == "single" else 3
     plan, without = (
-        Given(machine=MACHINE).plan(name, workload(replace(CASE, without=one)), size) for one in ("", "reach")
+        Given(machine=MACHINE).plan(name, workload(replace(CASE, without=optimisation)), size)
+        for optimisation in ("", "reach")
     )
     for training in (True, False):
-        traces, wholes = ([one.trace(rank, training=training) for rank in range(size)] for one in (plan, without))
-        assert sum(one.edges for one in traces) < sum(one.edges for one in wholes) / 2
-        assert sum(one.flops for one in traces) < sum(one.flops for one in wholes) / 2
-        sent, of_all = (sum(sum(one.bytes_sent.values()) for one in each) for each in (traces, wholes))
-        assert sent < of_all or name in ("single", "cached")  # which fetch nothing
+        traces, wholes = ([each.trace(rank, training=training) for rank in range(size)] for each in (plan, without))
+        assert sum(trace.edges for trace in traces) < sum(trace.edges for trace in wholes) / 2
+        assert sum(trace.flops for trace in traces) < sum(trace.flops for trace in wholes) / 2
+        sent, of_all = (sum(sum(trace.bytes_sent.values()) for trace in each) for each in (traces, wholes))
+        assert sent < of_all or name in ("single", "cached")  # these fetch nothing
     assert name == "offload" or plan.memory() < without.memory()
 
 
 @pytest.mark.parametrize("name", ["communicated", "tensor"])
-def test_plans_let_go_of_what_such_steps_hold(name: str) -> None:
+def test_plans_release_the_dependencies_of_pruned_steps(name: str) -> None:
     plan: Any = Given().plan(name, workload(CASE), 2)
     few = plan.step_plans[True]
-    held = weakref.ref((few.pruned if name == "tensor" else few).dependencies(0))
-    assert held()
+    dependencies = weakref.ref((few.pruned if name == "tensor" else few).dependencies(0))
+    assert dependencies()
     plan.release()
     gc.collect()
-    assert not held()
+    assert not dependencies()
 
 
 def test_nothing_is_copied_where_labels_are_everywhere() -> None:
@@ -77,7 +78,7 @@ def test_nothing_is_copied_where_labels_are_everywhere() -> None:
 
 
 class Centred(torch.nn.Module):
-    """A layer whose rows know each other, as they may on one rank."""
+    """A layer that subtracts the mean of all rows, which is possible on one rank."""
 
     out_width = NUM_CLASSES
 
@@ -91,7 +92,7 @@ class Centred(torch.nn.Module):
 
 
 class Twice(Centred):
-    """A layer that aggregates twice, so that nobody can tell which rows are between."""
+    """A layer that aggregates twice, so that weft does not know the rows in between."""
 
     def forward(self, view: View, x: Tensor) -> Tensor:
         y: Tensor = view.propagate(self.conv(view, x))
@@ -103,7 +104,7 @@ def linked() -> LinkModel:
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "reason"),
     [
         (lambda: Stack([Centred()]), "mixes vertices outside of message passing"),
         (lambda: Stack([Twice()]), "aggregates one after another"),
@@ -112,18 +113,18 @@ def linked() -> LinkModel:
     ],
     ids=["coupled", "twice", "links", "batch norm"],
 )
-def test_where_all_rows_are_read_the_record_says_why(model: Any, said: str) -> None:
+def test_the_record_says_why_steps_are_not_pruned(model: Any, reason: str) -> None:
     work = Workload(model().double(), CASE.build()[0])
     placed = Given().plan("single", work).place(Group())
     assert isinstance(placed, ResidentPlaced)
     assert True not in placed.pruned_inputs
-    assert said in placed.describe()["reach"]["training"]
+    assert reason in placed.describe()["reach"]["training"]
     (step,) = placed.steps(0)
     assert step.vertices is None
 
 
-def test_it_can_be_switched_off_and_on_for_a_step() -> None:
-    """A step without vertices is of all rows, whatever the plan's own steps read."""
+def test_a_step_can_be_pruned_or_not() -> None:
+    """A step without vertices computes all rows, even if the plan prunes its steps."""
     work = workload(CASE)
     placed = Given().plan("single", work).place(Group())
     whole = Given().plan("single", workload(replace(CASE, without="reach"))).place(Group())
@@ -137,7 +138,7 @@ def test_it_can_be_switched_off_and_on_for_a_step() -> None:
     (few,) = placed.steps(3)
     assert few.vertices is not None
     assert few.batch_size == len(few.vertices) == CASE.labels
-    check_close(placed.forward(few), logits[few.vertices], "reached rows, dropout included")
+    check_close(placed.forward(few), logits[few.vertices], "rows of the pruned step, dropout included")
 
 
 def test_scores_are_those_of_all_rows() -> None:
@@ -152,9 +153,9 @@ def test_scores_are_those_of_all_rows() -> None:
 
 
 def check_twice(group: Group, name: str) -> None:
-    """Two runs have the same bits."""
+    """Check that two runs have the same bits."""
     runs = [Session(CASE, name, group, Given(machine=MACHINE)) for _ in range(2)]
-    first, second = (one.losses(3, one.step(0)[1]) for one in runs)
+    first, second = (session.losses(3, session.step(0)[1]) for session in runs)
     assert first == second
     for parameter, gradient in runs[0].gradients().items():
         assert torch.equal(gradient, runs[1].gradients()[parameter])
@@ -171,7 +172,7 @@ def test_steps_with_different_numbers_of_edges_are_counted_exactly() -> None:
 
 
 def test_a_planted_error_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that stand in another order than those whose features they have."""
+    """Features in another order than their vertices change the logits."""
     right = ResidentPlaced.make_inputs
 
     def wrong(placed: ResidentPlaced, rows: slice | Tensor) -> Inputs:

@@ -37,12 +37,12 @@ from weft.utils.errors import InputError
 
 @pytest.mark.parametrize(("point", "full"), params(EXACT))
 def test_equals_single(point: Point, full: bool) -> None:
-    """Or says in a sentence that a strategy has no edges for the layers that ask for them."""
+    """Results equal those of `single`, or layers that read edges are refused by strategies that cannot provide them."""
     if point.case.reads_edges and STRATEGIES[point.strategy].traits.block_error:
         on_ranks(point.size, check_refused, point.strategy, point.case)
         return
-    case, given = point.resolved()
-    check_on_ranks(point.size, case, point.strategy, given, full=full)
+    case, options = point.resolved()
+    check_on_ranks(point.size, case, point.strategy, options, full=full)
 
 
 def check_refused(group: Group, name: str, case: Case) -> None:
@@ -73,18 +73,18 @@ PARTITIONED = [
 
 
 @pytest.mark.parametrize("size", SEVERAL)
-def test_the_factors_decide_what_is_cached(size: int) -> None:
-    """Under many partitions hybrid caches some sources of a later hop, and fetches others."""
+def test_costs_determine_what_is_cached(size: int) -> None:
+    """Under many partitions, hybrid caches some sources of a later layer and fetches others."""
     mixed = [is_mixed(case, method, size) for case, method in PARTITIONED[::5]]
     assert sum(mixed) > 2 * len(mixed) // 5
 
 
 def is_mixed(case: Case, method: str, size: int) -> bool:
-    """Whether some rank caches sources of a later hop and fetches others."""
+    """Return True if some rank caches sources of a later layer and fetches others."""
     graph, model = case.build()
-    given = Given(partition=part_by(method, case, size), machine=MACHINE)
-    plans = given.plan("hybrid", Workload(model, graph), size).all_dependencies
-    return any(hop.num_inputs > plan.num_own and len(hop.fetched) for plan in plans for hop in plan.hops[1:])
+    options = Given(partition=part_by(method, case, size), machine=MACHINE)
+    plans = options.plan("hybrid", Workload(model, graph), size).all_dependencies
+    return any(layer.num_inputs > plan.num_own and len(layer.fetched) for plan in plans for layer in plan.hops[1:])
 
 
 @pytest.mark.parametrize("name", ["communicated", "cached", "hybrid"])
@@ -100,7 +100,7 @@ def check_limited(group: Group) -> None:
 
 
 @pytest.mark.parametrize("size", SEVERAL)
-def test_hybrid_keeps_a_limit_of_memory(size: int) -> None:
+def test_hybrid_caches_within_a_memory_limit(size: int) -> None:
     reference(Case(model="gcn"))
     on_ranks(size, check_limited)
 
@@ -108,7 +108,7 @@ def test_hybrid_keeps_a_limit_of_memory(size: int) -> None:
 @pytest.mark.parametrize("error", EXACT)
 @pytest.mark.parametrize("size", SEVERAL)
 def test_a_planted_error_shows(size: int, error: str) -> None:
-    """One in what each strategy moves."""
+    """Each error is in rows or gradients that the strategy moves."""
     if error not in PLANTED:
         pytest.skip(f"no error of {error} is planted")
     check_planted(size, error, Case(model="gcn"), Given(cache_ratio=0.5, scratch=Path(tempfile.gettempdir())))
@@ -131,33 +131,33 @@ def test_a_planted_error_of_types_shows(size: int, error: str) -> None:
     check_planted(size, error, EMBEDDED, Given(cache_ratio=0.5), shows=r"logits|gradient|losses")
 
 
-class TwoProducts(torch.nn.Module):
-    """A layer that asks for a second aggregate of the first one's result, and adds its input."""
+class TwoAggregates(torch.nn.Module):
+    """A layer that aggregates the result of its first aggregate again, and adds its input."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.map = torch.nn.Linear(NUM_FEATURES, NUM_CLASSES)
+        self.linear = torch.nn.Linear(NUM_FEATURES, NUM_CLASSES)
         self.out_width = NUM_CLASSES
 
     def forward(self, view: View, x: torch.Tensor) -> torch.Tensor:
-        h = self.map(x)
+        h = self.linear(x)
         y: torch.Tensor = h + view.propagate(view.propagate(h, reduce="mean"), norm="gcn")
         return y
 
 
-class OwnRows(TwoProducts):
-    """A layer that forgets that it may have fewer targets than sources."""
+class AddedRows(TwoAggregates):
+    """A layer that ignores that it may have fewer targets than sources."""
 
     def forward(self, view: View, x: torch.Tensor) -> torch.Tensor:
-        h = self.map(x)
+        h = self.linear(x)
         y: torch.Tensor = h + view.propagate(h)
         return y
 
 
-def check_own_layers(group: Group) -> None:
-    """Such layers run where every row stays, and are refused in a sentence where rows may be cached."""
+def check_custom_layers(group: Group) -> None:
+    """Check that these layers run if ranks keep every row, and are refused if rows may be cached."""
     graph, _ = Case(model="gcn").build()
-    for layer, said in ((TwoProducts, "give each its own stage"), (OwnRows, r"use view\.targets\(x\)")):
+    for layer, message in ((TwoAggregates, "give each its own stage"), (AddedRows, r"use view\.targets\(x\)")):
         torch.manual_seed(1)
         model = Stack([layer()]).double()
         step = Step(epoch=0, training=False)
@@ -166,12 +166,12 @@ def check_own_layers(group: Group) -> None:
         placed = NOTHING.plan("communicated", work, group.size).place(group)
         check_close(placed.forward(step), whole[placed.rows], layer.__name__)
         for name in ("cached", "hybrid"):
-            with pytest.raises(InputError, match=said):
+            with pytest.raises(InputError, match=message):
                 Given(machine=MACHINE).plan(name, work, group.size).place(group)
 
 
-def check_rows_alone(group: Group) -> None:
-    """A model that aggregates nothing."""
+def check_model_without_aggregates(group: Group) -> None:
+    """Check that a model without aggregates gives the same results under every strategy."""
     graph, _ = Case(model="gcn").build()
     torch.manual_seed(1)
     model = Stack([RowLayer(Linear(NUM_FEATURES, 4), 4), RowLayer(Linear(4, NUM_CLASSES), NUM_CLASSES)]).double()
@@ -183,12 +183,12 @@ def check_rows_alone(group: Group) -> None:
         check_close(placed.forward(step), whole[placed.rows], name)
 
 
-def test_layers_that_keep_every_row() -> None:
-    on_ranks(2, check_own_layers)
+def test_layers_that_need_every_row() -> None:
+    on_ranks(2, check_custom_layers)
 
 
-def test_models_without_a_product() -> None:
-    on_ranks(2, check_rows_alone)
+def test_models_without_aggregates() -> None:
+    on_ranks(2, check_model_without_aggregates)
 
 
 @pytest.mark.parametrize("case", [case for case in cases() if case.order != "none"], ids=lambda case: case.id)
@@ -196,6 +196,6 @@ def test_single_equals_itself_in_another_order(case: Case) -> None:
     check_on_ranks(1, case, "single")
 
 
-def test_cases_have_names_of_their_own() -> None:
+def test_names_of_cases_are_unique() -> None:
     every = all_cases()
     assert len({case.id for case in every}) == len(every)

@@ -1,4 +1,4 @@
-"""What traces promise of tensor parallelism, by the paper's formulas. That counts equal them is shown beside."""
+"""Traces of tensor parallelism, compared with the formulas of the paper. Other tests compare traces with counts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_decoupled_rounds_are_4_whatever_the_depth(layers: int) -> None:
 
 
 def test_coupled_rounds_are_at_most_the_papers() -> None:
-    """Section 4.1.2: 10 for 3 layers. The first aggregate of constant features is kept, so it needs none."""
+    """Section 4.1.2: 10 for 3 layers. The first aggregate of constant features is computed once and needs no round."""
     assert {rounds(trace) for trace in traces(3, layers=3)} == {8}
     assert {rounds(trace) for trace in traces(3, layers=3, input_dropout=0.5)} == {9}
 
@@ -52,48 +52,58 @@ def test_edges_differ_by_at_most_one_column() -> None:
 
 
 def test_volume_is_constant_in_the_number_of_ranks() -> None:
-    """Section 3.2: 2 V D (P - 1) / P a layer and direction, over all ranks."""
+    """Section 3.2: 2 V D (P - 1) / P per layer and direction, over all ranks."""
     for size in (2, 3, 4):
-        trace = traces(size, decoupled=True, layers=2)
-        sent = sum(one.bytes_sent["rows_to_cols"] + one.bytes_sent["cols_to_rows"] for one in trace)
+        rank_traces = traces(size, decoupled=True, layers=2)
+        sent = sum(trace.bytes_sent["rows_to_cols"] + trace.bytes_sent["cols_to_rows"] for trace in rank_traces)
         assert sent == pytest.approx(4 * STATS.num_vertices * 5 * 4 * (size - 1) / size, rel=0.01)
 
 
 def test_sent_equals_received() -> None:
-    trace = traces(4, layers=3)
+    rank_traces = traces(4, layers=3)
     for tag in ("rows_to_cols", "cols_to_rows"):
-        assert sum(one.bytes_sent[tag] for one in trace) == sum(one.bytes_received[tag] for one in trace)
+        assert sum(trace.bytes_sent[tag] for trace in rank_traces) == sum(
+            trace.bytes_received[tag] for trace in rank_traces
+        )
 
 
 @pytest.mark.parametrize(
-    ("stats", "hidden", "heads", "taken"),
+    ("stats", "hidden", "heads", "expected"),
     [
-        (STATS, 64, 4, "whole vectors"),  # no head is cut: only right vectors cross
+        (STATS, 64, 4, "whole vectors"),  # no head is cut: only right vectors are sent
         (STATS, 4, 1, "whole vectors"),
         (STATS, 256, 1, "partial sums"),
         (replace(STATS, num_edges=500_000), 256, 1, "whole vectors"),
     ],
 )
-def test_the_way_to_logits_that_sends_least_is_taken(stats: GraphStats, hidden: int, heads: int, taken: str) -> None:
-    """And the trace says which, and what each would send: what its operations do, besides the columns of h."""
+def test_the_exchange_for_logits_that_sends_least_is_chosen(
+    stats: GraphStats, hidden: int, heads: int, expected: str
+) -> None:
+    """The trace names the chosen exchange, and the bytes of each: those of its operations without the columns of h."""
     model = make_model("gatv2", stats.num_features, 5, hidden=hidden, heads=heads)
     plan = get_strategy("tensor")(Workload(model, stats), 4)
-    plan.__dict__["num_remote"] = 2000  # which only a graph tells
+    plan.__dict__["num_remote"] = 2000  # otherwise counted in a graph
     traces = [plan.trace(rank, training=False) for rank in range(4)]
-    made = [[one for one in trace.operations if one.kind != "dense"] for trace in traces]
-    way, said = made[0][0].how.split(", of ")
-    ways = {name: int(number.replace(",", "")) for name, number in re.findall(r"([a-z][a-z -]+) ([\d,]+) B", said)}
-    assert way == taken == min(list(ways)[:2], key=lambda name: ways[name])
-    assert list(ways) == ["whole vectors", "partial sums", "data-parallel"]
-    before = [
-        one.bytes_sent for operations in made for one in takewhile(lambda one: one.kind != "aggregate", operations)
+    operations_by_rank = [
+        [operation for operation in trace.operations if operation.kind != "dense"] for trace in traces
     ]
-    assert sum(before) == 3 * stats.num_vertices * hidden + ways[taken]  # 4 bytes each, to 3 of 4 ranks
+    chosen, candidates = operations_by_rank[0][0].how.split(", of ")
+    candidate_bytes = {
+        name: int(number.replace(",", "")) for name, number in re.findall(r"([a-z][a-z -]+) ([\d,]+) B", candidates)
+    }
+    assert chosen == expected == min(list(candidate_bytes)[:2], key=lambda name: candidate_bytes[name])
+    assert list(candidate_bytes) == ["whole vectors", "partial sums", "data-parallel"]
+    before = [
+        operation.bytes_sent
+        for operations in operations_by_rank
+        for operation in takewhile(lambda operation: operation.kind != "aggregate", operations)
+    ]
+    assert sum(before) == 3 * stats.num_vertices * hidden + candidate_bytes[expected]  # 4 bytes each, to 3 of 4 ranks
 
 
 @pytest.mark.parametrize("strategy", ["single", "offload"])
-def test_a_map_that_is_left_out_is_caught(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here those that gradients are made of, which are products without a sum."""
+def test_a_product_that_is_not_counted_is_detected(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted error is in products without a sum, which compute gradients."""
     case = Case(model="gcn", layers=2)
     check_case(Group(), case, strategy, full=True)
     monkeypatch.delitem(PRODUCTS, torch.ops.aten.mm)
@@ -103,8 +113,8 @@ def test_a_map_that_is_left_out_is_caught(strategy: str, monkeypatch: pytest.Mon
 
 
 def test_flops_are_those_of_any_library() -> None:
-    """A map so large that oneDNN makes it, forward and backward, is as many as a matrix product."""
-    if torch.ops.mkldnn._linear_pointwise not in flop_registry:  # that of PyTorch knows none of oneDNN's
+    """A dense layer so large that oneDNN computes it counts like a matrix product, forward and backward."""
+    if torch.ops.mkldnn._linear_pointwise not in flop_registry:  # PyTorch's registry has none of oneDNN
         register_flop_formula(torch.ops.mkldnn._linear_pointwise)(lambda x, weight, *_, **__: 2 * x.numel() * weight[0])
     graph = load("rmat:vertices=3000,edges=9k,features=60,classes=5")
     model = make_model("sage", 60, 5, hidden=64, dropout=0.0)
@@ -118,7 +128,7 @@ def test_flops_are_those_of_any_library() -> None:
 
 
 class Opaque(torch.nn.Module):
-    """A layer that wants the edges themselves."""
+    """A layer that reads the edges themselves."""
 
     out_width = 7
 
@@ -127,7 +137,7 @@ class Opaque(torch.nn.Module):
         return torch.zeros(num_targets, 7).index_add(0, edge_index[1], source[edge_index[0]])
 
 
-def test_what_a_strategy_cannot_run_is_said_beforehand() -> None:
+def test_a_plan_refuses_what_its_strategy_cannot_run() -> None:
     with pytest.raises(InputError, match=r"view.block.*use --strategy single"):
         get_strategy("tensor")(Workload(Stack([Opaque()]), STATS), 2)
     with pytest.raises(InputError, match="single runs on one rank"):
@@ -136,8 +146,8 @@ def test_what_a_strategy_cannot_run_is_said_beforehand() -> None:
         get_strategy("tensr")
 
 
-def test_caching_counts_a_hundred_products() -> None:
-    """Beyond that, only what caches nothing runs."""
+def test_caching_supports_at_most_100_aggregates() -> None:
+    """Models with more aggregates run under strategies that cache nothing."""
     graph, _ = Case(model="gcn").build()
     model = make_model("gcn", NUM_FEATURES, NUM_CLASSES, decoupled=True, layers=101)
     work = Workload(model, graph)
@@ -146,8 +156,8 @@ def test_caching_counts_a_hundred_products() -> None:
         get_strategy("cached")(work, 2)
 
 
-def test_forced_shares_are_of_the_cheapest() -> None:
-    """Without a probe: of the sources with the fewest in-edges."""
+def test_a_cache_ratio_caches_the_cheapest_sources() -> None:
+    """Without a profile of the machine, the cheapest sources are those with the fewest in-edges."""
     graph = load("rmat:vertices=600,edges=6k,features=7,classes=5")
     model = make_model("gcn", NUM_FEATURES, NUM_CLASSES, layers=3)
     cheap = [
