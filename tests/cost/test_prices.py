@@ -1,4 +1,4 @@
-"""Prices between the sizes that were measured, and profiles that survive their file or are refused."""
+"""Prices between the measured sizes, and profiles that are saved and read again, or refused."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ TABLE = PriceTable(axes=((10.0, 1000.0), (1.0, 4.0)), seconds=(1.0, 2.0, 100.0, 
     [
         ((10, 1), 1.0),
         ((1000, 4), 200.0),
-        ((100, 1), (10 * 1 + 90 / 990 * (1000 * 100 - 10 * 1)) / 100),  # of the seconds of all units, an eleventh
+        ((100, 1), (10 * 1 + 90 / 990 * (1000 * 100 - 10 * 1)) / 100),  # 1 / 11 of the way, in seconds of all units
         ((1000, 2), (100 + 1 / 3 * (4 * 200 - 100)) / 2),
-        ((1, 1), 1.0),  # below what was measured, as its least
+        ((1, 1), 1.0),  # below the measured sizes, as the smallest
         ((10**6, 100), 200.0),
     ],
 )
@@ -35,16 +35,16 @@ def test_between_sizes(sizes: tuple[float, float], seconds: float) -> None:
     assert TABLE.at(sizes) == pytest.approx(seconds)
 
 
-def test_what_grows_by_each_size_is_told_exactly() -> None:
-    """So much for a target and head, an edge's number, and a number that comes from memory."""
+def test_costs_linear_in_each_size_are_interpolated_exactly() -> None:
+    """The cost is linear in sources and heads, in elements of edges, and in elements read from memory."""
 
     def seconds(sources: float, share: float, degree: float, width: float, heads: float) -> float:
         return sources * (3 * heads + degree * width * (0.1 + 0.2 * share))
 
     axes = ((10.0, 1000.0), (0.1, 1.0), (2.0, 64.0), (8.0, 64.0), (1.0, 8.0))
-    found = tuple(seconds(*one) / (one[0] * one[2] * one[3]) for one in product(*axes))
+    unit_seconds = tuple(seconds(*sizes) / (sizes[0] * sizes[2] * sizes[3]) for sizes in product(*axes))
     prices = replace(
-        profile().prices_of(1)[0], call_seconds=0.0, tables={"Attend": PriceTable(axes=axes, seconds=found)}
+        profile().prices_of(1)[0], call_seconds=0.0, tables={"Attend": PriceTable(axes=axes, seconds=unit_seconds)}
     )
     for sources, fresh, degree, width, heads in product((10, 500), (0.1, 0.3), (3, 40), (8, 50), (1, 4, 8)):
         edges = sources * degree
@@ -52,8 +52,8 @@ def test_what_grows_by_each_size_is_told_exactly() -> None:
         assert prices.seconds(call) == pytest.approx(seconds(sources, fresh, degree, width, heads))
 
 
-def test_what_calls_cost_beside_their_work() -> None:
-    """A pass nothing but what a datasheet's launch takes, attention more than others; rounds by themselves."""
+def test_calls_have_a_cost_in_addition_to_their_work() -> None:
+    """A pass costs `move_seconds` in addition, other kernels `call_seconds`, and attention `attention_seconds` more."""
     tables = {name: flat(0.0, name) for name in ("pass", "dropout", "Attend", "Attend_backward")}
     prices = Prices(
         ranks=1, threads=1, tables=tables, call_seconds=5.0, move_seconds=1.0, attention_seconds=3.0, factor=2.0
@@ -64,8 +64,8 @@ def test_what_calls_cost_beside_their_work() -> None:
         assert prices.seconds(KernelCall(kernel, sizes, 3)) == 3 * 2 * seconds
 
 
-def test_back_through_a_block_is_told_by_its_sources_too() -> None:
-    """A sum's gradient is a sum over the transposed edges, an attention's goes over them both ways."""
+def test_the_backward_pass_of_a_block_is_priced_by_its_sources_too() -> None:
+    """The gradient of a sum is a sum over the transposed edges; that of an attention reads edges in both directions."""
     axes, by_degree = ((1e3,), (1.0,), (2.0, 64.0), (8.0,)), (4.0, 1.0)
     tables = {"Sum": PriceTable(axes=axes, seconds=by_degree)}
     tables["Attend_backward"] = PriceTable(axes=(*axes, (1.0,)), seconds=by_degree)
@@ -86,7 +86,7 @@ def test_a_call_costs_its_units_and_itself() -> None:
     assert prices.seconds(KernelCall("linear", (0, 20, 5))) == 1e-5
 
 
-def test_what_was_not_measured_is_said() -> None:
+def test_missing_measurements_are_named() -> None:
     machine = profile()
     with pytest.raises(InputError, match=r"measured with 1, 2 threads a rank, not 7: .*weft probe"):
         machine.prices_of(7)
@@ -100,39 +100,42 @@ def test_what_was_not_measured_is_said() -> None:
         Profile(host={"cores": 2}, prices=machine.prices, networks=machine.networks[:1]).network_of(4, 2)
 
 
-def test_survives_its_file(tmp_path: Path) -> None:
+def test_a_profile_is_the_same_after_it_is_saved_and_read(tmp_path: Path) -> None:
     machine = profile()
     machine.save(tmp_path / "new" / "machine.json")
-    found = Profile.read(tmp_path / "new" / "machine.json")
-    assert found.record() == machine.record()
+    loaded = Profile.read(tmp_path / "new" / "machine.json")
+    assert loaded.record() == machine.record()
     call = KernelCall("Sum", (1000, 100, 50, 20, 8, 0))
-    assert found.prices_of(1)[1].seconds(call) == machine.prices_of(1)[1].seconds(call)
+    assert loaded.prices_of(1)[1].seconds(call) == machine.prices_of(1)[1].seconds(call)
 
 
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda known: known.pop("networks"), "KeyError: 'networks'"),
-        (lambda known: known["prices"][0].update(colour=1), "colour"),
-        (lambda known: known["prices"][0]["tables"]["pass"].update(seconds=[0.0]), "a time above 0"),
-        (lambda known: known["prices"][0]["tables"]["pass"].update(seconds=[1.0, 2.0]), "a time above 0"),
-        (lambda known: known["prices"][0]["tables"]["pass"].update(axes=[[0.0]]), "not ascending numbers above 0"),
-        (lambda known: known["prices"][0]["tables"]["pass"].update(axes=[[2, 1]], seconds=[1, 1]), "ascend"),
-        (lambda known: known["prices"][0].update(call_seconds="x"), "TypeError"),
-        (lambda known: known["prices"][0].update(round_seconds=-1.0), "round_seconds has -1.0"),
-        (lambda known: known["networks"][0].update(ranks=0), "ranks is 0"),
-        (lambda known: known["networks"][0]["tables"].pop("all_reduce"), "no table of all_reduce"),
-        (lambda known: known["host"].pop("cores"), "KeyError: 'cores'"),
-        (lambda known: known["host"].update(cores=0), "cores is 0"),
-        (lambda known: known["host"].update(disk={"read": 1.0, "rate": 2.0}), "rate"),
-        (lambda known: known["host"].update(processes={"alone": 1, "launcher": 2, "rank": float("nan")}), "processes"),
+        (lambda record: record.pop("networks"), "KeyError: 'networks'"),
+        (lambda record: record["prices"][0].update(colour=1), "colour"),
+        (lambda record: record["prices"][0]["tables"]["pass"].update(seconds=[0.0]), "a time above 0"),
+        (lambda record: record["prices"][0]["tables"]["pass"].update(seconds=[1.0, 2.0]), "a time above 0"),
+        (lambda record: record["prices"][0]["tables"]["pass"].update(axes=[[0.0]]), "not ascending numbers above 0"),
+        (lambda record: record["prices"][0]["tables"]["pass"].update(axes=[[2, 1]], seconds=[1, 1]), "ascend"),
+        (lambda record: record["prices"][0].update(call_seconds="x"), "TypeError"),
+        (lambda record: record["prices"][0].update(round_seconds=-1.0), "round_seconds has -1.0"),
+        (lambda record: record["networks"][0].update(ranks=0), "ranks is 0"),
+        (lambda record: record["networks"][0]["tables"].pop("all_reduce"), "no table of all_reduce"),
+        (lambda record: record["host"].pop("cores"), "KeyError: 'cores'"),
+        (lambda record: record["host"].update(cores=0), "cores is 0"),
+        (lambda record: record["host"].update(disk={"read": 1.0, "rate": 2.0}), "rate"),
+        (
+            lambda record: record["host"].update(processes={"alone": 1, "launcher": 2, "rank": float("nan")}),
+            "processes",
+        ),
     ],
 )
-def test_refuses(tmp_path: Path, damage: Callable[[Any], object], reason: str) -> None:
-    known = json.loads(json.dumps(profile().record()))
-    damage(known)
+def test_damaged_profiles_are_refused(tmp_path: Path, damage: Callable[[Any], object], reason: str) -> None:
+    record = json.loads(json.dumps(profile().record()))
+    damage(record)
     path = tmp_path / "machine.json"
-    path.write_text(json.dumps(known))
+    path.write_text(json.dumps(record))
     with pytest.raises(InputError) as error:
         Profile.read(path)
     assert_one_line(error, reason, "weft probe")

@@ -1,4 +1,4 @@
-"""What is found out of a model with a few rows, and how a round's edges get their missing loops."""
+"""Chunk programs that are traced with a few rows of a model, and self-loops added to the edges of a round."""
 
 from __future__ import annotations
 
@@ -28,32 +28,37 @@ def widths(segment: Segment) -> list[int]:
 
 
 def test_ports_are_the_rows_that_a_boundary_leaves() -> None:
-    """GCN maps first where that is narrower, and takes its constant features as they are."""
+    """GCN transforms first if that is narrower, but aggregates constant features untransformed."""
     first, second, third, last = program(model="gcn", hidden=9).segments
-    assert [widths(one) for one in (first, second, third, last)] == [[NUM_FEATURES], [9], [NUM_CLASSES], [NUM_CLASSES]]
-    assert [one.live[0].differentiable for one in (first, second, third, last)] == [False, True, True, True]
-    assert [one.width for one in (first, second, third)] == [NUM_FEATURES, 9, NUM_CLASSES]
-    assert [one.hop for one in (first, second, third, last)] == [0, 1, 2, 3]
+    assert [widths(segment) for segment in (first, second, third, last)] == [
+        [NUM_FEATURES],
+        [9],
+        [NUM_CLASSES],
+        [NUM_CLASSES],
+    ]
+    assert [segment.live[0].differentiable for segment in (first, second, third, last)] == [False, True, True, True]
+    assert [segment.width for segment in (first, second, third)] == [NUM_FEATURES, 9, NUM_CLASSES]
+    assert [segment.hop for segment in (first, second, third, last)] == [0, 1, 2, 3]
     assert last.boundary is None
     assert not last.aggregates
 
 
 def test_rows_that_are_read_in_two_ways_are_one_port() -> None:
-    """GIN adds its own rows to those of its sources: the same."""
+    """GIN adds the row of each target to those of its sources, and both are read from the same rows."""
     for segment in program(model="gin").segments[:-1]:
         assert segment.sources["x"] == segment.rows["own"] == 0
         assert len(segment.live) == 1
 
 
-def test_a_residual_crosses_only_where_it_is_added() -> None:
-    """The features are of another width than the first layer's result, and the logits have none."""
+def test_a_residual_is_live_only_where_it_is_added() -> None:
+    """The first and the last layer have no residual, since input and output differ in width."""
     first, second, third, _ = program(model="gcn", hidden=9, residual=True).segments
-    assert [one.rows for one in (first, second, third)] == [{}, {"residual": 0}, {}]
+    assert [segment.rows for segment in (first, second, third)] == [{}, {"residual": 0}, {}]
     assert widths(second) == [9]
-    assert [widths(one) for one in (first, third)] == [[NUM_FEATURES], [NUM_CLASSES]]
+    assert [widths(segment) for segment in (first, third)] == [[NUM_FEATURES], [NUM_CLASSES]]
 
 
-def test_attention_has_ports_for_both_ends() -> None:
+def test_attention_has_ports_for_both_endpoints() -> None:
     segment = program(model="gat", hidden=9, heads=3).segments[0]
     assert sorted(segment.sources) == ["h", "logit_src"]
     assert sorted(segment.targets) == ["logit_dst"]
@@ -70,11 +75,9 @@ def test_attention_has_ports_for_both_ends() -> None:
         ({"without": "reuse"}, False),
     ],
 )
-def test_the_first_answer_is_constant_where_nothing_is_dropped_before_it(
-    options: dict[str, Any], constant: bool
-) -> None:
+def test_the_first_aggregate_is_constant_without_dropout_before_it(options: dict[str, Any], constant: bool) -> None:
     segments = program(model="sage", **options).segments
-    assert [one.constant for one in segments] == [constant, *[False] * (len(segments) - 1)]
+    assert [segment.constant for segment in segments] == [constant, *[False] * (len(segments) - 1)]
 
 
 def test_what_has_parameters_before_it_is_not_constant() -> None:
@@ -84,35 +87,38 @@ def test_what_has_parameters_before_it_is_not_constant() -> None:
     assert not ProgramTracer(graph, model, Optimisations()).program(training=True).segments[0].constant
 
 
-def test_an_answer_is_needed_where_a_map_or_a_function_follows() -> None:
-    """Not behind a last GCN layer that maps first: the gradient of a bias needs no rows."""
-    assert [one.needs_result for one in program(model="gcn", hidden=9).segments[:-1]] == [True, True, False]
-    assert program(model="gcn", hidden=3).segments[-2].needs_result  # the last layer aggregates 3 columns, then maps
-    assert [one.needs_result for one in program(model="gcn", decoupled=True).segments[:-1]] == [False]
+def test_a_result_is_needed_if_a_dense_layer_or_a_function_follows() -> None:
+    """No result is needed after a last GCN layer that transforms first: the gradient of a bias needs no rows."""
+    assert [segment.needs_result for segment in program(model="gcn", hidden=9).segments[:-1]] == [True, True, False]
+    # The last layer aggregates 3 columns, then transforms.
+    assert program(model="gcn", hidden=3).segments[-2].needs_result
+    assert [segment.needs_result for segment in program(model="gcn", decoupled=True).segments[:-1]] == [False]
 
 
-def test_masks_are_counted_through_the_parts() -> None:
-    """Each stage's view draws one mask before the stage's rows, none in an evaluation."""
+def test_dropout_calls_are_counted_through_the_segments() -> None:
+    """The view of each stage draws one mask in training, and none in an evaluation."""
     segments = program(model="gcn", layers=3, input_dropout=0.3).segments
-    assert [one.calls for one in segments] == [(0, 0, 0), (1, 0, 0), (1, 1, 0), (1, 1, 1)]
-    assert [one.calls for one in program(model="gcn", input_dropout=0.3, training=False).segments] == [(0, 0, 0)] * 4
+    assert [segment.calls for segment in segments] == [(0, 0, 0), (1, 0, 0), (1, 1, 0), (1, 1, 1)]
+    assert [segment.calls for segment in program(model="gcn", input_dropout=0.3, training=False).segments] == [
+        (0, 0, 0)
+    ] * 4
     shared = program(model="gcn", decoupled=True, layers=3).segments  # one view for all updates
-    assert [one.calls for one in shared] == [(0,), (2,)]
+    assert [segment.calls for segment in shared] == [(0,), (2,)]
 
 
-def test_statistics_of_a_batch_norm_are_no_products() -> None:
-    found = program(model="gcn", norm="batch", layers=2)
-    assert found.num_hops == 2
-    assert [one.boundary is not None and isinstance(one.op, Total) for one in found.segments] == [
+def test_statistics_of_a_batch_norm_are_no_aggregates() -> None:
+    traced = program(model="gcn", norm="batch", layers=2)
+    assert traced.num_hops == 2
+    assert [segment.boundary is not None and isinstance(segment.op, Total) for segment in traced.segments] == [
         False, True, True, False, False,
     ]  # fmt: skip
-    assert [one.hop for one in found.segments] == [0, 1, 1, 1, 2]
-    assert [one.rows for one in found.segments[1:3]] == [{"x": 0}, {"x": 0}]
-    assert [one.targets for one in found.segments[1:3]] == [{"x": 0}, {}]  # the squares are added up at once
+    assert [segment.hop for segment in traced.segments] == [0, 1, 1, 1, 2]
+    assert [segment.rows for segment in traced.segments[1:3]] == [{"x": 0}, {"x": 0}]
+    assert [segment.targets for segment in traced.segments[1:3]] == [{"x": 0}, {}]  # squares are summed at once
     assert program(model="gcn", norm="batch", layers=2, training=False).num_hops == 2
 
 
-def test_a_rehearsal_leaves_the_model_as_it_was() -> None:
+def test_tracing_does_not_change_the_model() -> None:
     graph, model = Case(model="gcn", norm="batch").build()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     model.eval()
@@ -124,8 +130,8 @@ def test_a_rehearsal_leaves_the_model_as_it_was() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_a_whole_run_is_planned_once_for_both() -> None:
-    """The segments of training and of evaluation ask for the same aggregates."""
+def test_training_and_evaluation_have_the_same_aggregates() -> None:
+    """A run is planned once, so the segments of training and evaluation must have the same aggregates."""
     placed = Session(Case(model="sage", norm="batch", input_dropout=0.3), "offload", Group())
     programs = placed.plan.programs
     assert programs[True].num_hops == programs[False].num_hops == 3
@@ -133,10 +139,10 @@ def test_a_whole_run_is_planned_once_for_both() -> None:
 
 def test_missing_loops_become_last_edges() -> None:
     indptr, missing = torch.tensor([0, 2, 2, 5]), torch.tensor([True, True, False])
-    longer, place = with_loops(indptr, missing)
+    longer, position = with_loops(indptr, missing)
     assert longer.tolist() == [0, 3, 4, 7]
-    assert place.tolist() == [0, 1, -1, -1, 2, 3, 4]
-    assert spread(torch.tensor([10, 11, 12, 13, 14]), place, torch.tensor([7, 8])).tolist() == [
+    assert position.tolist() == [0, 1, -1, -1, 2, 3, 4]
+    assert spread(torch.tensor([10, 11, 12, 13, 14]), position, torch.tensor([7, 8])).tolist() == [
         10, 11, 7, 8, 12, 13, 14,
     ]  # fmt: skip
 
@@ -144,14 +150,14 @@ def test_missing_loops_become_last_edges() -> None:
 @pytest.mark.parametrize("missing", [[False] * 3, [True] * 3])
 def test_all_or_no_loops_missing(missing: list[bool]) -> None:
     indptr = torch.tensor([0, 0, 1, 1])
-    longer, place = with_loops(indptr, torch.tensor(missing))
+    longer, position = with_loops(indptr, torch.tensor(missing))
     assert longer.tolist() == ([0, 1, 3, 4] if missing[0] else [0, 0, 1, 1])
-    assert place.tolist() == ([-1, 0, -1, -1] if missing[0] else [0])
-    kept = spread(torch.tensor([0.5]), place, torch.ones(sum(missing)))
-    assert kept.sum() == 0.5 + sum(missing)
+    assert position.tolist() == ([-1, 0, -1, -1] if missing[0] else [0])
+    weights = spread(torch.tensor([0.5]), position, torch.ones(sum(missing)))
+    assert weights.sum() == 0.5 + sum(missing)
 
 
 def test_no_rows_have_no_loops() -> None:
-    longer, place = with_loops(torch.tensor([0]), torch.tensor([], dtype=torch.bool))
+    longer, position = with_loops(torch.tensor([0]), torch.tensor([], dtype=torch.bool))
     assert longer.tolist() == [0]
-    assert len(place) == 0
+    assert len(position) == 0

@@ -1,4 +1,4 @@
-"""Products chunk by chunk under tensor: the numbers of single, every row once over the network, a limit kept."""
+"""Aggregates of `tensor` in chunks: results of `single`, each row sent once, peak memory within the limit."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ SLOW = pytest.mark.slow
         ([2, 3, 5], None),
     ],
 )
-def test_vertices_in_a_row_are_not_copied(indices: list[int], expected: slice | None) -> None:
-    given = torch.tensor(indices, dtype=torch.int64)
-    found = as_slice(given)
-    assert found is given if expected is None else found == expected
+def test_contiguous_vertices_are_not_copied(indices: list[int], expected: slice | None) -> None:
+    ids = torch.tensor(indices, dtype=torch.int64)
+    result = as_slice(ids)
+    assert result is ids if expected is None else result == expected
 
 
 LIMITED_CASES = [Case(model=model, decoupled=model == "sage") for model in MODELS] + typed_cases()[:1]
@@ -67,21 +67,21 @@ def check_limit(group: Group, case: Case, limit: int) -> None:
     assert 0 < placed.meter.take("train").working_bytes <= limit
 
 
-MOVED = [Case(model=one, decoupled=two) for one, two in product(("gcn", "gat", "gatv2"), (False, True))]
+MOVED = [Case(model=model, decoupled=decoupled) for model, decoupled in product(("gcn", "gat", "gatv2"), (False, True))]
 MOVED += [Case(model="pyg-sage-max"), *typed_cases()[3:4]]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2])
-def test_what_moves_is_told(size: int) -> None:
-    """From the least limit to one in which all fits, in as few chunks as it allows and in more."""
+def test_transfers_equal_the_trace(size: int) -> None:
+    """Limits range from the least to one that fits everything, with as few chunks as possible and with more."""
     on_ranks(size, check_moves)
 
 
 def check_moves(group: Group) -> None:
     for case, (times, chunks) in product(MOVED, ((1, 0), (8, 3), (100, 0))):
-        given = Given(device_memory=times * least_limit(case, group.size), chunks=chunks)
-        placed = Session(case, "tensor", group, given, traced=True)
+        options = Given(device_memory=times * least_limit(case, group.size), chunks=chunks)
+        placed = Session(case, "tensor", group, options, traced=True)
         placed.step(0)
         trace, counts = placed.trace(training=True), placed.meter.take("train")
         assert counts.to_device == trace.to_device, case
@@ -91,7 +91,7 @@ def check_moves(group: Group) -> None:
 
 
 @pytest.mark.parametrize(("way", "uncounted"), [("read_grads", "to_device"), ("accumulate_rows", "to_host")])
-def test_gradients_that_are_not_counted_are_seen(way: str, uncounted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_that_are_not_counted_are_detected(way: str, uncounted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case, right = Case(model="gat", heads=3), getattr(ColumnRounds, way)
 
     def wrong(runtime: ColumnRounds, *arguments: Any) -> Any:
@@ -103,7 +103,7 @@ def test_gradients_that_are_not_counted_are_seen(way: str, uncounted: str, monke
         check_limit(Group(), case, 2 * least_limit(case, 1))
 
 
-def test_in_memory_nothing_moves() -> None:
+def test_rows_in_memory_are_not_transferred() -> None:
     placed = check_case(Group(), Case(model="gat", heads=3), "tensor", Given(chunks=3))
     assert not placed.trace(training=True).to_device
 
@@ -114,7 +114,7 @@ def test_a_planted_error_shows(size: int) -> None:
 
 
 def check_pipeline(group: Group) -> None:
-    """The pipeline changes no bit."""
+    """Check that the pipeline changes no bit."""
     for model in MODELS:
         case = Case(model=model, decoupled=model != "gin")
         runs = []
@@ -125,7 +125,7 @@ def check_pipeline(group: Group) -> None:
 
 
 def check_counts(group: Group, case: Case, chunks: int) -> None:
-    """Losses are single's, and the pipeline changes no bit."""
+    """Check that losses equal those of `single`, and that the pipeline changes no bit."""
     runs = []
     for saving in WITHOUT:
         placed = Session(case.without_saving(saving), "tensor", group, Given(chunks=chunks))
@@ -135,7 +135,7 @@ def check_counts(group: Group, case: Case, chunks: int) -> None:
     assert all(map(torch.equal, *runs)), "the pipeline changes bits"
 
 
-COUNTED = [Case(model=one, decoupled=decoupled, layers=2) for one, decoupled in product(MODELS, (False, True))]
+COUNTED = [Case(model=model, decoupled=decoupled, layers=2) for model, decoupled in product(MODELS, (False, True))]
 
 
 @SLOW
@@ -143,7 +143,7 @@ COUNTED = [Case(model=one, decoupled=decoupled, layers=2) for one, decoupled in 
 @pytest.mark.parametrize("chunks", COUNTS, ids=lambda chunks: f"{chunks}chunks")
 @pytest.mark.parametrize("case", COUNTED, ids=lambda case: case.id)
 def test_every_count_equals_single(case: Case, chunks: int, size: int) -> None:
-    """Every model in 1, 2, 7 and 32 chunks."""
+    """Every model gives the same results in 1, 2, 7 and 32 chunks."""
     reference(case, full=True)
     on_ranks(size, check_counts, case, chunks)
 
@@ -155,66 +155,74 @@ def test_the_pipeline_changes_no_bit() -> None:
 LIMITED = [Sum(norm="gcn"), Max(), Attend((0, 3, 6), 0.2)]
 
 
-def needs_of(op: Aggregate) -> WorkingSet:
+def working_set_of(op: Aggregate) -> WorkingSet:
     return op.working_set(Case(model="gcn").build()[0].in_edges, 6, itemsize=8)
 
 
 @pytest.mark.parametrize("op", LIMITED, ids=lambda op: type(op).__name__)
-def test_rounds_keep_every_limit_from_the_least_on(op: Aggregate) -> None:
-    graph, needs = Case(model="gcn").build()[0], needs_of(op)
+def test_rounds_stay_within_every_limit_from_the_least_on(op: Aggregate) -> None:
+    graph, needs = Case(model="gcn").build()[0], working_set_of(op)
     least, counts = least_bytes(graph.in_edges, op, needs), []
     for limit in (least, least + 8, 2 * least, PREFETCH_FACTOR * least, 6 * least, 1 << 20):
         cut = Chunking(graph, limit=limit).cut(op, needs)
         rounds = cut.schedule.rounds
         assert cut.num_bytes == working_bytes(needs, cut.schedule, ahead=cut.ahead) <= limit
         assert cut.ahead == (limit >= PREFETCH_FACTOR * least)
-        targets = [vertex for one in rounds for vertex in range(one.targets.start, one.targets.stop)]
+        targets = [vertex for round_ in rounds for vertex in range(round_.targets.start, round_.targets.stop)]
         assert targets == list(range(graph.num_vertices))
-        sources = torch.cat([one.slot_sources[one.indices.long()] for one in rounds])
+        sources = torch.cat([round_.slot_sources[round_.indices.long()] for round_ in rounds])
         assert torch.equal(sources, graph.in_edges.indices.long())
         counts.append(len(rounds))
     assert counts[0] > counts[-1] == 1
 
 
-def test_a_single_target_can_take_no_less_than_the_least() -> None:
+def test_chunks_of_one_target_need_the_least_bytes() -> None:
     graph = Case(model="gcn").build()[0]
     for op in LIMITED:
-        needs, one_each = needs_of(op), tuple(range(graph.num_vertices + 1))
+        needs, one_each = working_set_of(op), tuple(range(graph.num_vertices + 1))
         every = torch.arange(graph.num_vertices)
-        hop = Chunking(graph).hop
-        sides = ChunkSources([RankHop(hop, every)], [one_each], loops=op.loops, ahead=False)
-        assert working_bytes(needs, sides.schedule(0), ahead=False) == least_bytes(hop.block, op, needs)
+        layer = Chunking(graph).hop
+        sources = ChunkSources([RankHop(layer, every)], [one_each], loops=op.loops, ahead=False)
+        assert working_bytes(needs, sources.schedule(0), ahead=False) == least_bytes(layer.block, op, needs)
 
 
 def test_no_more_chunks_than_targets() -> None:
     graph, op = Case(model="gcn").build()[0], Max()
-    cut = Chunking(graph, count=100 * graph.num_vertices).cut(op, needs_of(op))
+    cut = Chunking(graph, count=100 * graph.num_vertices).cut(op, working_set_of(op))
     assert len(cut.bounds) == graph.num_vertices + 1
 
 
 def test_neighbouring_rounds_share_rows() -> None:
-    """What the next chunk reads too stays in its slot, and backward what the one before reads does."""
+    """Rows that the next chunk reads too stay in their slots; in the backward pass, rows of the previous one."""
     graph, op = Case(model="gcn").build()[0], Sum(norm="gcn")
     chunking = Chunking(graph, limit=1 << 20, count=4)
-    rounds = chunking.cut(op, needs_of(op)).schedule.rounds
-    held = [set(one.slot_sources[one.slot_sources >= 0].tolist()) for one in rounds]
-    for before, one, now, following in zip([set(), *held], rounds, held, [*held[1:], set()], strict=False):
-        assert set(one.load.tolist()) == now - before
-        assert set(one.write_back.tolist()) == now - following
-    assert sum(len(one.load) for one in rounds) < sum(map(len, held))
+    rounds = chunking.cut(op, working_set_of(op)).schedule.rounds
+    resident = [set(round_.slot_sources[round_.slot_sources >= 0].tolist()) for round_ in rounds]
+    for before, round_, now, following in zip(
+        [set(), *resident], rounds, resident, [*resident[1:], set()], strict=False
+    ):
+        assert set(round_.load.tolist()) == now - before
+        assert set(round_.write_back.tolist()) == now - following
+    assert sum(len(round_.load) for round_ in rounds) < sum(map(len, resident))
 
 
-def test_rows_are_dealt_evenly_and_cross_once() -> None:
+def test_rows_are_divided_evenly_and_sent_once() -> None:
     graph, op = Case(model="gcn").build()[0], Sum(norm="gcn")
     chunking = Chunking(graph, count=4)
-    bounds = chunking.sizes(op, needs_of(op)).bounds
+    bounds = chunking.sizes(op, working_set_of(op)).bounds
     for rank in range(3):
         exchange_plan = chunking.exchange_plan(op, bounds, rank, 3)
         for sets in (exchange_plan.receives, exchange_plan.sends):
-            rows = [one for one in sets if one is not None]
-            assert torch.equal(torch.cat([one.ids for one in rows]).sort().values, torch.arange(graph.num_vertices))
-            assert torch.cat([one.positions for one in rows]).sort().values.tolist() == list(range(len(range(rank, 23, 3))))
-        assert all(max(one.counts) - min(one.counts) <= 1 for one in exchange_plan.sends if one is not None)
+            rows = [row_set for row_set in sets if row_set is not None]
+            assert torch.equal(
+                torch.cat([row_set.ids for row_set in rows]).sort().values, torch.arange(graph.num_vertices)
+            )
+            assert torch.cat([row_set.positions for row_set in rows]).sort().values.tolist() == list(
+                range(len(range(rank, 23, 3)))
+            )
+        assert all(
+            max(row_set.counts) - min(row_set.counts) <= 1 for row_set in exchange_plan.sends if row_set is not None
+        )
 
 
 @pytest.mark.parametrize("case", [Case(model="gat", heads=3), typed_cases()[3]], ids=["gat", "rgcn"])

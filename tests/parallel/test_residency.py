@@ -1,4 +1,4 @@
-"""The plan of chunks, carried out on all ranks with numbers for rows, and against sets in plain Python."""
+"""Schedules of chunks, simulated on all ranks with numbers as rows, and compared with sets in plain Python."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ Row = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """An aggregate on all ranks, and the sets of the paper by definition."""
+    """An aggregate on all ranks, with the sets of the paper by definition."""
 
     parts: list[RankHop]
-    own: list[list[int]]
-    """The vertices that each rank answers for."""
+    owned: list[list[int]]
+    """Vertices of each rank."""
     bounds: list[tuple[int, ...]]
     orders: list[list[int]]
     loops: bool
 
     def schedules(self, *, ahead: bool = True, **options: bool) -> list[Schedule]:
         ranks = range(len(self.parts))
-        return [self.sides(ahead=ahead).schedule(rank, **options) for rank in ranks]
+        return [self.chunk_sources(ahead=ahead).schedule(rank, **options) for rank in ranks]
 
-    def sides(self, *, ahead: bool = True) -> ChunkSources:
+    def chunk_sources(self, *, ahead: bool = True) -> ChunkSources:
         return ChunkSources(self.parts, self.bounds, loops=self.loops, orders=self.orders, ahead=ahead)
 
     @property
@@ -50,20 +50,20 @@ class Problem:
         return len(self.orders[0])
 
     def vertex(self, rank: int) -> Tensor:
-        """The vertex of each source number."""
+        """Return the vertex of each source number."""
         hop = self.parts[rank].hop
         return torch.cat([self.parts[rank].rows[: hop.num_inputs], hop.fetched])
 
     @cached_property
     def sources(self) -> list[list[set[int]]]:
-        """S: what each rank's round reads, as source numbers."""
+        """Return S of the paper: the source numbers that each round of each rank reads."""
         result = []
         for part, bounds, order in zip(self.parts, self.bounds, self.orders, strict=True):
             indptr, indices = part.hop.block.indptr.tolist(), part.hop.block.indices.tolist()
             ranges = [(bounds[chunk], bounds[chunk + 1]) for chunk in order]
-            own = [set(range(first, end)) if self.loops else set() for first, end in ranges]
+            loops = [set(range(first, end)) if self.loops else set() for first, end in ranges]
             read = [set(indices[indptr[first] : indptr[end]]) for first, end in ranges]
-            result.append([one | other for one, other in zip(own, read, strict=True)])
+            result.append([targets | sources for targets, sources in zip(loops, read, strict=True)])
         return result
 
     def local(self, rank: int, round_: int) -> set[int]:
@@ -73,14 +73,14 @@ class Problem:
         return self.sources[rank][round_] - self.local(rank, round_)
 
     def owner(self, rank: int, source: int) -> Row:
-        """Who results for the vertex of a remote source, and where."""
+        """Return the rank of the vertex of a remote source, and its row on that rank."""
         vertex = int(self.vertex(rank)[source])
-        owners = list(enumerate(self.own))
-        return next((q, own.index(vertex)) for q, own in owners if vertex in own)
+        owners = list(enumerate(self.owned))
+        return next((q, owned.index(vertex)) for q, owned in owners if vertex in owned)
 
     @cached_property
     def transits(self) -> list[list[set[int]]]:
-        """U: what each rank loads for all."""
+        """Return U of the paper: the rows that each rank loads for all ranks, in each round."""
         ranks, rounds = range(len(self.parts)), range(self.num_batches)
         result = [[self.local(rank, round_) for round_ in rounds] for rank in ranks]
         for rank, round_ in product(ranks, rounds):
@@ -90,33 +90,33 @@ class Problem:
         return result
 
     def retaining(self, rank: int, *, share: bool, ahead: bool) -> list[set[int]]:
-        """The local rows that rounds hold: what they read or serve, and in what slots are free what later ones do."""
+        """Return the resident local rows of each round: rows it reads or sends, and rows kept for later rounds."""
         rounds = range(self.num_batches)
         local = self.transits[rank] if share else [self.local(rank, j) for j in rounds]
         remote = [self.remote(rank, j) for j in rounds]
-        beside = [[*each[1:], set()] if ahead else [set()] * len(each) for each in (local, remote)]
-        taken = [len(local[j] | beside[0][j]) + len(remote[j] | beside[1][j]) for j in rounds]
-        return belady(local, [max(taken) - one for one in taken], ahead=ahead)
+        following = [[*each[1:], set()] if ahead else [set()] * len(each) for each in (local, remote)]
+        taken = [len(local[j] | following[0][j]) + len(remote[j] | following[1][j]) for j in rounds]
+        return belady(local, [max(taken) - num_taken for num_taken in taken], ahead=ahead)
 
 
-def belady(sets: list[set[int]], room: list[int], *, ahead: bool) -> list[set[int]]:
-    """Round by round: of what is there and is read again, what is read soonest stays."""
-    held: list[set[int]] = []
+def belady(sets: list[set[int]], free_slots: list[int], *, ahead: bool) -> list[set[int]]:
+    """Return the resident rows of each round. Of the rows that are read again, those read soonest stay."""
+    resident: list[set[int]] = []
     for j, now in enumerate(sets):
         waiting = []
-        for row in held[-1] - now if held else ():
+        for row in resident[-1] - now if resident else ():
             later = [k for k in range(j + 1, len(sets)) if row in sets[k]]
             waiting += [(later[0], max(i for i in range(j) if row in sets[i]), row)] if later else []
-        free = {row for k, _, row in waiting if ahead and k == j + 1}
-        rest = [row for _, _, row in sorted(waiting) if row not in free]
-        held.append(now | free | set(rest[: room[j]]))
-    for j in reversed(range(len(sets))):  # one that had to go before it was read need not have stayed
-        held[j] = sets[j] | (held[j] & (held[j + 1] if j + 1 < len(sets) else set()))
-    return held
+        prefetched = {row for k, _, row in waiting if ahead and k == j + 1}
+        candidates = [row for _, _, row in sorted(waiting) if row not in prefetched]
+        resident.append(now | prefetched | set(candidates[: free_slots[j]]))
+    for j in reversed(range(len(sets))):  # a row evicted before it is read again need not have stayed
+        resident[j] = sets[j] | (resident[j] & (resident[j + 1] if j + 1 < len(sets) else set()))
+    return resident
 
 
 def make_problem(num_ranks: int, num_chunks: int, seed: int, *, loops: bool) -> Problem:
-    """A graph with isolated vertices, loops and duplicates; where there are three ranks, one may have no vertex."""
+    """Return a graph with isolated vertices, self-loops and duplicate edges. One of three ranks may have no vertex."""
     random = torch.Generator().manual_seed(seed)
     source, target = torch.randint(0, NUM_VERTICES - 2, (2, 130), generator=random)
     adj = Graph.from_edges(source, target, num_vertices=NUM_VERTICES).in_edges
@@ -130,7 +130,7 @@ def make_problem(num_ranks: int, num_chunks: int, seed: int, *, loops: bool) -> 
     parts = [RankHop(each.hops[hop], each.rows) for each in needed]
     return Problem(
         parts=parts,
-        own=[each.owned.tolist() for each in needed],
+        owned=[each.owned.tolist() for each in needed],
         bounds=[range_bounds(each.hop.block, num_chunks) for each in parts],
         orders=[torch.randperm(num_chunks, generator=random).tolist() for _ in parts],
         loops=loops,
@@ -149,7 +149,7 @@ def pieces(tensor: Tensor, counts: Sequence[int]) -> tuple[Tensor, ...]:
 
 
 class Forward:
-    """What every buffer holds: vertices for rows, -1 where nothing may be read."""
+    """Buffers of the forward pass, with the vertex of each row, or -1 in slots that must not be read."""
 
     def __init__(self, problem: Problem, schedules: list[Schedule]) -> None:
         self.problem, self.schedules = problem, schedules
@@ -171,13 +171,13 @@ class Forward:
         rounds = [schedule.rounds[j] for schedule in self.schedules]
         for part, buffer, round_ in zip(self.problem.parts, self.buffers, rounds, strict=True):
             buffer[round_.load_slots] = part.rows[round_.load]
-        sent = []
+        sent_rows = []
         for part, buffer, round_ in zip(self.problem.parts, self.buffers, rounds, strict=True):
             rows = buffer[round_.send_rows] if share else part.rows[round_.send_rows]
-            sent.append(pieces(rows, round_.send_row_counts))
+            sent_rows.append(pieces(rows, round_.send_row_counts))
         for rank, (buffer, round_) in enumerate(zip(self.buffers, rounds, strict=True)):
-            assert round_.recv_row_counts == tuple(len(rows[rank]) for rows in sent)
-            buffer[round_.recv_row_slots] = torch.cat([rows[rank] for rows in sent])
+            assert round_.recv_row_counts == tuple(len(rows[rank]) for rows in sent_rows)
+            buffer[round_.recv_row_slots] = torch.cat([rows[rank] for rows in sent_rows])
 
     def compute(self, j: int) -> None:
         for rank, (part, buffer) in enumerate(zip(self.problem.parts, self.buffers, strict=True)):
@@ -186,12 +186,12 @@ class Forward:
             assert torch.equal(buffer[round_.indices], vertex[part.hop.block.indices[round_.edges]])
             if self.problem.loops:
                 assert torch.equal(buffer[round_.target_slots], vertex[round_.targets])
-            here = round_.slot_sources >= 0
-            assert torch.equal(buffer[here], vertex[round_.slot_sources[here]])
+            is_filled = round_.slot_sources >= 0
+            assert torch.equal(buffer[is_filled], vertex[round_.slot_sources[is_filled]])
 
 
 class Backward:
-    """The gradients in every buffer and on every host, and what they should be there."""
+    """Gradients in buffers and on hosts during the backward pass, and the expected ones on hosts."""
 
     def __init__(self, problem: Problem, schedules: list[Schedule]) -> None:
         self.problem, self.schedules = problem, schedules
@@ -232,13 +232,13 @@ class Backward:
 
     def move(self, j: int, *, share: bool) -> None:
         rounds = [schedule.rounds[j] for schedule in self.schedules]
-        given = [
+        sent_grads = [
             pieces(buffer[round_.send_grad_slots], round_.send_grad_counts)
             for buffer, round_ in zip(self.buffers, rounds, strict=True)
         ]
         for rank, round_ in enumerate(rounds):
-            assert round_.recv_grad_counts == tuple(len(values[rank]) for values in given)
-            values = torch.cat([values[rank] for values in given])
+            assert round_.recv_grad_counts == tuple(len(values[rank]) for values in sent_grads)
+            values = torch.cat([values[rank] for values in sent_grads])
             if share:
                 self.buffers[rank].index_add_(0, round_.recv_grads, values)
             else:
@@ -248,8 +248,8 @@ class Backward:
             buffer[round_.write_back_slots] = 10**9
 
 
-def carry_out(problem: Problem, schedules: list[Schedule], *, share: bool, keep: bool, ahead: bool) -> None:
-    """Forward and backward, and that each rank moves what the definition says."""
+def simulate(problem: Problem, schedules: list[Schedule], *, share: bool, keep: bool, ahead: bool) -> None:
+    """Run forward and backward pass, and check that each rank moves the rows of the definition."""
     Forward(problem, schedules).run(share=share, ahead=ahead)
     Backward(problem, schedules).run(share=share, ahead=ahead)
     for rank, schedule in enumerate(schedules):
@@ -272,30 +272,30 @@ def check_moves(problem: Problem, schedule: Schedule, rank: int, *, share: bool,
         assert round_.load.tolist() == sorted(local[j] - (set() if before is None else local[before]))
         assert round_.write_back.tolist() == sorted(local[j] - (set() if after is None else local[after]))
         fetched = sorted(remote[j] - (set() if before is None else remote[before]))
-        given = sorted(remote[j] - (set() if after is None else remote[after]))
+        returned = sorted(remote[j] - (set() if after is None else remote[after]))
         assert round_.slot_sources[round_.recv_row_slots].tolist() == fetched
-        assert round_.slot_sources[round_.send_grad_slots].tolist() == given
+        assert round_.slot_sources[round_.send_grad_slots].tolist() == returned
         assert round_.slot_sources[round_.write_back_slots].tolist() == round_.write_back.tolist()
-        for numbers, counts in ((fetched, round_.recv_row_counts), (given, round_.send_grad_counts)):
+        for numbers, counts in ((fetched, round_.recv_row_counts), (returned, round_.send_grad_counts)):
             assert list(counts) == [sum(problem.owner(rank, s)[0] == q for s in numbers) for q in ranks]
         if not problem.loops:
             assert len(round_.target_slots) == 0
 
 
 def check_slots(schedule: Schedule, *, keep: bool, ahead: bool) -> None:
-    """No more slots than needed at once."""
-    held = [{number for number in round_.slot_sources.tolist() if number >= 0} for round_ in schedule.rounds]
-    most = max(len(numbers) for numbers in held)
+    """Check that a schedule has no more slots than needed at once."""
+    resident = [{number for number in round_.slot_sources.tolist() if number >= 0} for round_ in schedule.rounds]
+    most = max(len(numbers) for numbers in resident)
     if ahead:
-        both = [len(a | b) if keep else len(a) + len(b) for a, b in pairwise(held)]
+        both = [len(a | b) if keep else len(a) + len(b) for a, b in pairwise(resident)]
         most = max([most, *both])
     assert schedule.num_slots == most
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(key for key, on in options.items() if on))
-def test_carried_out_by_all_ranks(options: dict[str, bool]) -> None:
+def test_schedules_on_all_ranks(options: dict[str, bool]) -> None:
     for problem in PROBLEMS:
-        carry_out(problem, problem.schedules(**options), **options)
+        simulate(problem, problem.schedules(**options), **options)
 
 
 def test_volumes_equal_the_definition() -> None:
@@ -312,44 +312,46 @@ def test_volumes_equal_the_definition() -> None:
             loaded=fresh([problem.retaining(rank, share=True, ahead=True) for rank in ranks]),
             fetched=fresh(remote),
         )
-        assert problem.sides().volumes == expected
+        assert problem.chunk_sources().volumes == expected
         rounds = [round_ for schedule in problem.schedules() for round_ in schedule.rounds]
         assert sum(len(round_.load) for round_ in rounds) == expected.loaded
         assert sum(len(round_.recv_row_slots) for round_ in rounds) == expected.fetched
 
 
-def least_loads(sets: list[set[int]], room: list[int], *, ahead: bool) -> int:
-    """By trying everything that each set may keep of what was there."""
+def least_loads(sets: list[set[int]], free_slots: list[int], *, ahead: bool) -> int:
+    """Return the least number of loads, after trying all rows that each round may keep."""
     costs = {frozenset[int](): 0}
     for j, now in enumerate(sets):
-        free = sets[j + 1] if ahead and j + 1 < len(sets) else set()
-        found: dict[frozenset[int], int] = {}
-        for held, cost in costs.items():
-            loads = cost + len(now - held)
-            for count in range(len(held - now) + 1):
-                for kept in combinations(held - now, count):
-                    if len(set(kept) - free) <= room[j]:
-                        after = frozenset(now | set(kept))
-                        found[after] = min(loads, found.get(after, loads))
-        costs = found
+        prefetched = sets[j + 1] if ahead and j + 1 < len(sets) else set()
+        next_costs: dict[frozenset[int], int] = {}
+        for resident, cost in costs.items():
+            loads = cost + len(now - resident)
+            for count in range(len(resident - now) + 1):
+                for retained in combinations(resident - now, count):
+                    if len(set(retained) - prefetched) <= free_slots[j]:
+                        after = frozenset(now | set(retained))
+                        next_costs[after] = min(loads, next_costs.get(after, loads))
+        costs = next_costs
     return min(costs.values())
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_nothing_loads_less_than_what_is_read_soonest(ahead: bool) -> None:
+def test_keeping_the_rows_read_soonest_loads_least(ahead: bool) -> None:
     random = Random(0)
     for _ in range(60):
         sets = [{row for row in range(7) if random.random() < 0.35} for _ in range(6)]
-        room = [random.randrange(3) for _ in sets]
-        given = IndexSets.of([torch.tensor(sorted(one), dtype=torch.int64) for one in sets])
-        lasting = given.retaining(torch.tensor(room), 7, ahead=ahead)
-        assert [set(one.tolist()) for one in lasting.split(lasting.numbers)] == belady(sets, room, ahead=ahead)
-        assert int(lasting.delta.fresh.sum()) == least_loads(sets, room, ahead=ahead)
+        free_slots = [random.randrange(3) for _ in sets]
+        index_sets = IndexSets.of([torch.tensor(sorted(rows), dtype=torch.int64) for rows in sets])
+        lasting = index_sets.retaining(torch.tensor(free_slots), 7, ahead=ahead)
+        assert [set(rows.tolist()) for rows in lasting.split(lasting.numbers)] == belady(sets, free_slots, ahead=ahead)
+        assert int(lasting.delta.fresh.sum()) == least_loads(sets, free_slots, ahead=ahead)
 
 
-@pytest.mark.parametrize("field", ["indices", "load_slots", "recv_row_slots", "send_rows", "send_grad_slots", "write_back"])
-def test_one_wrong_number_is_found(field: str) -> None:
-    """The simulation itself: two entries of any of these tensors, exchanged, are found."""
+@pytest.mark.parametrize(
+    "field", ["indices", "load_slots", "recv_row_slots", "send_rows", "send_grad_slots", "write_back"]
+)
+def test_the_simulation_detects_a_wrong_number(field: str) -> None:
+    """Two swapped entries in any of these tensors of a round are detected."""
     problem, options = make_problem(3, 3, 0, loops=True), OPTIONS[0]
     schedules = problem.schedules(**options)
     rounds = list(schedules[0].rounds)
@@ -359,18 +361,18 @@ def test_one_wrong_number_is_found(field: str) -> None:
     tensor[[0, -1]] = tensor[[-1, 0]]
     rounds[most] = replace(rounds[most], **{field: tensor})
     with pytest.raises(AssertionError):
-        carry_out(problem, [replace(schedules[0], rounds=tuple(rounds)), *schedules[1:]], **options)
+        simulate(problem, [replace(schedules[0], rounds=tuple(rounds)), *schedules[1:]], **options)
 
 
-def test_what_comes_too_early_is_found() -> None:
-    """The simulation itself: slots that are free only after a round must not be filled before it."""
+def test_the_simulation_detects_early_transfers() -> None:
+    """Slots that are free only after a round must not be filled before it."""
     problem, options = make_problem(3, 7, 2, loops=True), OPTIONS[0]
     for moves in (Forward, Backward):
         with pytest.raises(AssertionError):
             moves(problem, problem.schedules(**{**options, "ahead": False})).run(share=True, ahead=True)
 
 
-def test_what_a_transfer_takes() -> None:
+def test_seconds_of_transfers() -> None:
     volumes = Volumes(neighbours=100, shared=60, loaded=40, fetched=30)
     assert volumes.seconds(Rates(host=10, ranks=20, inplace=80)) == 4 + 2 + 0.25
 
@@ -384,7 +386,7 @@ def test_orders_are_checked() -> None:
 
 
 def plain_reorder(sets: list[list[set[int]]]) -> list[list[int]]:
-    """Algorithm 4 by the letter."""
+    """Return the orders of Algorithm 4, implemented literally."""
     count = len(sets[0])
     unions, chosen = [set(each) for each in sets[0]], [list(range(count))]
     for chunks in sets[1:]:
@@ -404,7 +406,7 @@ def plain_reorder(sets: list[list[set[int]]]) -> list[list[int]]:
 @pytest.mark.parametrize(("num_ranks", "num_chunks"), [(1, 1), (3, 1), (1, 9), (2, 2), (2, 7), (4, 8), (3, 40)])
 @pytest.mark.parametrize("num_vertices", [30, 12000])
 def test_reorder_equals_plain_python(num_ranks: int, num_chunks: int, num_vertices: int) -> None:
-    """Sets of all sizes, of neighbours more than of others; so vertices are in few sets, or in most."""
+    """Orders are the same for sets of all sizes, with vertices in few sets or in most."""
     random = torch.Generator().manual_seed(num_chunks)
     shares = torch.rand(num_ranks, num_chunks, generator=random).square() * 0.8
     often = torch.rand(num_vertices, generator=random).square() * 2
@@ -427,8 +429,8 @@ def test_reorder_is_the_same_on_all_threads() -> None:
     assert results[0] == results[1] == results[2]
 
 
-def test_reorder_brings_together_what_reads_the_same() -> None:
-    """Rank 1 has the chunks of rank 0 in another order; 0 and 2 have vertices in common, and so have 2 and 1."""
+def test_reorder_joins_chunks_with_common_vertices() -> None:
+    """Rank 1 has the chunks of rank 0 in another order; chunks 0 and 2 have common vertices, and so do 2 and 1."""
     chunks = [torch.tensor(ids) for ids in ([0, 1, 2], [6, 7, 8], [2, 3, 6])]
     assert reorder([chunks, [chunks[2], chunks[0], chunks[1]]], 9) == [[0, 2, 1], [1, 0, 2]]
 
@@ -463,21 +465,23 @@ def test_cut_is_even(count: int, vertex_weight: int) -> None:
     assert max(sum(cost[first:end]) for first, end in pairwise(bounds)) <= sum(cost) / count + max(cost)
 
 
-def test_nothing_to_do() -> None:
-    """Ranks without a row, and chunks without a target."""
+def test_empty_schedules() -> None:
+    """Ranks without rows and chunks without targets have empty schedules."""
     adj = Graph.from_edges(*torch.zeros(2, 0, dtype=torch.int64), num_vertices=2).in_edges
     part = torch.zeros(2, dtype=torch.int32)
     caching = Caching(costs=torch.zeros(1, 5, dtype=torch.float64), ratio=0.0)
     needed = [make_dependencies(adj, part, rank, 2, caching) for rank in range(2)]
     parts = [RankHop(each.hops[0], each.rows) for each in needed]
     bounds = [range_bounds(each.hop.block, 5) for each in parts]
-    own = [each.owned.tolist() for each in needed]
-    problem = Problem(parts=parts, own=own, bounds=bounds, orders=[list(range(5))] * 2, loops=False)
+    owned = [each.owned.tolist() for each in needed]
+    problem = Problem(parts=parts, owned=owned, bounds=bounds, orders=[list(range(5))] * 2, loops=False)
     for options in OPTIONS:
         schedules = problem.schedules(**options)
         assert [schedule.num_slots for schedule in schedules] == [0, 0]
-        carry_out(problem, schedules, **options)
+        simulate(problem, schedules, **options)
     assert (
-        reorder([chunk_vertices(each, its, loops=False) for each, its in zip(parts, bounds, strict=True)], 2)
+        reorder(
+            [chunk_vertices(each, rank_bounds, loops=False) for each, rank_bounds in zip(parts, bounds, strict=True)], 2
+        )
         == [list(range(5))] * 2
     )
