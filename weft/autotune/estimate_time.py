@@ -28,7 +28,7 @@ class Cluster:
     threads: int
     """Number of threads of each rank."""
     memory_bytes: int
-    """Memory of each host."""
+    """Memory of each host in bytes."""
     emulated: bool = False
     """True if one machine stands for all hosts, which then share its cores."""
     device_bytes: int | None = None

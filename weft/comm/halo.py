@@ -22,7 +22,7 @@ class PendingRows(Protocol):
     """Pending exchange of halo rows."""
 
     history: Any
-    """State that the halo needs when it sends the gradients of these rows back; its type depends on the halo."""
+    """State that the halo needs when it sends the gradients of the rows back; its type depends on the halo."""
 
     def wait(self, rank: int | None = None) -> Tensor:
         """Wait for the rows of a rank and return them, [., F]; None: of all ranks, ordered by rank."""

@@ -46,7 +46,7 @@ class Route:
 
     @cached_property
     def num_summed(self) -> int:
-        """Number of edges of the sums that have more than one edge."""
+        """Number of edges in `sums` to partial sums over several rows."""
         if self.sums is None:
             return 0
         degree = self.sums.degree

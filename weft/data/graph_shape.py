@@ -21,9 +21,9 @@ class GraphShape:
     weighted: bool = False
     """True if edges have weights."""
     num_classes: int = 0
-    """See `Graph.num_classes`."""
+    """Number of classes; see `Graph.num_classes`."""
     label_kind: str = ""
-    """See `Graph.label_kind`."""
+    """Kind of the labels; see `Graph.label_kind`."""
     typed: TypedShape = UNTYPED
     """Relations and vertex types; see `Graph.typed`."""
     num_forward_relations: int = 0

@@ -32,11 +32,11 @@ class CostHints(NamedTuple):
     """
 
     inputs: float
-    """For constant features."""
+    """Cost for constant features."""
     dropped: float
-    """For constant features under dropout."""
+    """Cost for constant features under dropout."""
     rows: float
-    """For rows that a layer computed, which have a gradient."""
+    """Cost for rows that a layer computed, which have a gradient."""
 
 
 Origin = Literal["inputs", "dropped", "rows"]

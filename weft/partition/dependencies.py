@@ -126,9 +126,9 @@ class Choice:
     num_bytes: float
     """Bytes of the cached vertices' rows and in-edges."""
     limited: bool
-    """True if a limit of bytes reduced their number."""
+    """True if a limit of bytes reduced the number of cached vertices."""
     seconds: float
-    """Seconds spent on choosing them."""
+    """Seconds spent on choosing the cached vertices."""
 
     @classmethod
     def of(cls, adj: Adjacency, part: Tensor, own_part: int, caching: Caching) -> Choice:

@@ -19,7 +19,7 @@ class TimelineSpan(NamedTuple):
     rank: int
     """Number of the rank."""
     stream: str
-    """Stream on which it ran, such as compute or send."""
+    """Stream in which the rank did it, such as compute or send."""
     name: str
     """Name of the work."""
     start: float

@@ -25,7 +25,7 @@ class Loader:
     kind: str
     """Name of the class."""
     argument: str | None = None
-    """Name of the data set as the class takes it; None: it takes none."""
+    """Name of the data set as an argument of the class; None: the class has no such argument."""
     raw: str = "raw"
     """Folder of the raw files, below the root."""
 

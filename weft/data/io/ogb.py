@@ -216,7 +216,7 @@ def binary(raw: Path, key: str, name: str = BINARY, row: int | None = None) -> R
 
 @contextmanager
 def opened(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open an .npz file. Raises InputError if it is none, or damaged."""
+    """Open an .npz file. Raises InputError if the file is damaged or of another format."""
     with parsing(path, REMEDY), zipfile.ZipFile(path) as archive:
         yield archive
 

@@ -58,7 +58,7 @@ class KeyTransition:
     """Progress from one random key to the next: LABOR's variates change gradually over dependent batches."""
 
     next_key: int
-    """Key of the next period."""
+    """Random key of the next period."""
     share: float
     """Fraction of the way to the next key, in [0, 1)."""
 

@@ -158,4 +158,4 @@ SHAPES: dict[Any, Callable[..., Tensor | None]] = {
     aten.sum.dim_IntList: reduction,
     **dict.fromkeys((aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor), binary),
 }
-"""Function that returns the result of each operator overload, or None if PyTorch has to."""
+"""Function for each operator overload that returns its result, or None to let PyTorch compute it."""

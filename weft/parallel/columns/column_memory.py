@@ -19,16 +19,16 @@ from weft.runtime.streams import pinned_bytes
 ID_BYTES = 8
 """Bytes of the number of a vertex, a row or a position on the device."""
 STORED_ID_BYTES = 4
-"""Bytes of such a number in an array file."""
+"""Bytes of the number of a vertex, a row or a position in an array file."""
 
 
 class SetSize(NamedTuple):
     """Numbers of rows that cross the network together."""
 
     rows: int
-    """Rows of all ranks."""
+    """Number of rows of all ranks."""
     num_own: int
-    """Rows that this rank owns."""
+    """Number of rows that this rank owns."""
 
     @classmethod
     def of(cls, rows: RowSet | None) -> SetSize:
@@ -50,11 +50,11 @@ class ExchangeColumns(NamedTuple):
     """Numbers of columns of rows that cross the network."""
 
     row: int
-    """Columns of a whole row."""
+    """Number of columns of a whole row."""
     all_ranks: int
-    """Columns that all ranks together receive of a row."""
+    """Number of columns of a row that all ranks together receive."""
     this_rank: int
-    """Columns that this rank receives of a row."""
+    """Number of columns of a row that this rank receives."""
 
     @classmethod
     def of(cls, layout: ColumnLayout, rank: int) -> ExchangeColumns:
@@ -78,27 +78,27 @@ class PassSizes:
     cut: CutSizes
     """Sizes of the chunks."""
     results: Sequence[int]
-    """Rows of the result that each chunk computes."""
+    """Number of rows of the result that each chunk computes."""
     num_rows: int
     """Number of vertices."""
     num_own: int
-    """Rows that this rank owns before the aggregate."""
+    """Number of rows that this rank owns before the aggregate."""
     num_local: int
-    """Rows that this rank owns after the aggregate."""
+    """Number of rows that this rank owns after the aggregate."""
     receives: Sequence[SetSize]
-    """Rows that arrive before each chunk."""
+    """Number of rows that arrive before each chunk."""
     sends: Sequence[SetSize]
-    """Rows that leave after each chunk."""
+    """Number of rows that leave after each chunk."""
     inbound: ExchangeColumns
-    """Columns of the rows that the aggregate reads."""
+    """Number of columns of the rows that the aggregate reads."""
     outbound: ExchangeColumns
-    """Columns of the rows of the result."""
+    """Number of columns of the rows of the result."""
     ports: Sequence[int]
     """Widths of the tensors that the aggregate reads, those at sources first."""
     split: bool
     """True if the input is rows; False if it is columns already."""
     alone: bool
-    """True for a single rank."""
+    """True if there is only one rank."""
     in_memory: bool
     """True if rows of all vertices are in memory, False if in files."""
     stored_edge: int
@@ -106,9 +106,9 @@ class PassSizes:
     separate_memory: bool
     """True if chunks run on a device with a memory of its own."""
     saves_results: bool
-    """The value of `Chunking.saves_results`."""
+    """True if results are saved for the backward pass; see `Chunking.saves_results`."""
     packed: bool
-    """True if the tensors that the aggregate reads are concatenated before."""
+    """True if the tensors that the aggregate reads are concatenated before they are sent."""
     itemsize: int
     """Bytes of an element."""
 

@@ -40,7 +40,7 @@ class MoveSizes:
     embedded: BlockStats
     """Number of embedding rows that ranks exchange."""
     embedded_width: int
-    """Columns of embedding rows."""
+    """Number of columns of embedding rows."""
     fresh_share: float
     """Share of edges whose source row comes from memory, see `Adjacency.fresh_share`."""
     share: bool

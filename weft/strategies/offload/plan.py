@@ -126,7 +126,7 @@ class OffloadPlan(Plan):
         return [self.make_cutter(self.vertices.all_dependencies)]
 
     def make_cutter(self, needed: Sequence[Dependencies]) -> Cutter:
-        """Return the cutter of some ranks."""
+        """Return the object that divides the aggregates of some ranks into chunks."""
         return Cutter(
             self.work,
             self.programs,

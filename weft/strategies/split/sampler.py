@@ -129,7 +129,7 @@ class BatchSampler:
     links: Links | None = None
     """Links that batches consist of; None: batches of vertices."""
     num_negatives: int = 1
-    """Negative samples of each link."""
+    """Number of negative samples for each link."""
 
     @cached_property
     def training_vertices(self) -> Tensor:

@@ -28,11 +28,11 @@ class AttentionPlan:
     num_edges: int
     """Number of edges."""
     width: int
-    """Columns of h."""
+    """Number of columns of h."""
     heads: int
     """Number of heads."""
     logit_width: int
-    """Columns of sources, and of targets, from which logits are computed."""
+    """Number of columns of a source, and of a target, from which logits are computed."""
     separate_left: bool
     """True if the sources' columns for logits are a tensor of their own, next to h; False if they are h."""
     may_sum: bool = True

@@ -19,11 +19,11 @@ class ChunkShape(NamedTuple):
     """Numbers of rows and edges of a chunk, which determine its memory."""
 
     targets: int
-    """Rows that the chunk computes."""
+    """Number of rows that the chunk computes."""
     slots: int
-    """Rows in the buffer that the chunk reads from."""
+    """Number of rows in the buffer that the chunk reads from."""
     edges: int
-    """Edges into the targets."""
+    """Number of edges into the targets."""
 
 
 @dataclass(frozen=True, kw_only=True)
