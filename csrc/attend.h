@@ -1,11 +1,20 @@
 // Edge softmax and its weighted sum, forward and backward.
 //
-// With z_e = logit_src_u + logit_dst_v, alpha_e the softmax weight, s the slope and D_v = grad_y_v . y_v, the gradient
-// of z_e is alpha_e leaky_relu'(z_e) (grad_y_v . h_u - D_v), and leaky_relu' is s + (1 - s) [z_e > 0]. Summed over a
-// row, the vectors come out of the sum: both logits' gradients follow from sums of rows weighted by alpha and by
-// alpha [z > 0] (here: weight and positive). So forward and backward are one loop, and nothing is as large as E x H.
-// Dropout puts m_e alpha_e in the place of alpha_e where rows are summed, and so m_e grad_y_v . h_u in that gradient; the
-// masks m are drawn again backward.
+// For an edge e from u to v and one head:
+//
+//   z_e = logit_src_u + logit_dst_v      argument of LeakyReLU, whose slope is s
+//   alpha_e                              softmax of leaky_relu(z_e) over the edges into v
+//   y_v = sum_e alpha_e h_u              result
+//   D_v = grad_y_v . y_v                 the same for all edges into v
+//
+//   gradient of z_e = alpha_e leaky_relu'(z_e) (grad_y_v . h_u - D_v),   leaky_relu'(z) = s + (1 - s) [z > 0]
+//
+// To get the gradient of a logit, sum this over the edges of its vertex. The dot products with grad_y_v or h_u then
+// need only two sums of rows: one with the weights alpha_e, one with alpha_e [z_e > 0] (`weight` and `positive` in the
+// code). The forward and the backward pass therefore use the same loop over rows, and no array has E x H numbers.
+//
+// Dropout replaces alpha_e by m_e alpha_e in the sums of rows, so the gradient has m_e grad_y_v . h_u. The masks m are
+// computed again in the backward pass.
 #pragma once
 
 #include "chunk.h"
@@ -37,7 +46,8 @@ WEFT_INLINE void add_columns(R* row, const Sum<R>* added, int64_t begin, int64_t
   }
 }
 
-// Targets [first_row, end_row) for one group of heads; kPlus computes plus (and share) too.
+// The forward pass for targets [first_row, end_row) and one group of heads. kPlus: also compute plus and share, which
+// the backward pass needs.
 template <bool kPlus, class R, class I>
 struct AttendRows {
   using T = Sum<R>;
@@ -46,7 +56,7 @@ struct AttendRows {
   const int64_t head = plan.first(), num_heads = plan.num_heads();
   const int64_t* bounds = a.bounds + head;
   Chunk<R, I> chunk{};
-  Scratch<T> scratch{kNarrow<R> ? 2 * a.width : 0};  // a row of y and of plus, before they are narrowed
+  Scratch<T> scratch{kNarrow<R> ? 2 * a.width : 0};  // a row of y and of plus, before rounding to bfloat16
   Softmax<T> softmax;
   EdgeMask mask{a.dropout};
   alignas(64) Weights<T> weight, positive;
@@ -90,7 +100,7 @@ struct AttendRows {
     }
   }
 
-  // Weights whose denominator is known.
+  // Weights of head j in this chunk, where lse has the denominators already (from an earlier forward pass).
   void know(int64_t row, int64_t j) {
     constexpr int L = kLanes<T>;
     const int64_t at = row * a.num_heads + head + j;
@@ -111,7 +121,8 @@ struct AttendRows {
     }
   }
 
-  // Weights relative to the largest logit so far.
+  // Weights of head j in this chunk, relative to the largest logit so far (online softmax). If that has grown, the sums
+  // of earlier chunks are scaled down to match.
   void add(int64_t row, int64_t j) {
     const T own = load<1>(a.logit_dst + row * a.num_heads + head + j);
     const T factor = softmax.add(j, own, a.slope, chunk.num_entries(), weight[j], positive[j]);
@@ -184,7 +195,8 @@ void attend_stats(const AttendStats<R>& a) {
         const R* grad_y = a.grad_y + row * a.width;
         dot = dot_columns(grad_y, a.y + row * a.width, begin, end);
         const T positive = dot_columns(grad_y, a.plus + row * a.width, begin, end);
-        // alpha (grad_y . h - dot) sums to zero over the row: only what is positive counts beyond the slope.
+        // alpha (grad_y . h - dot) sums to zero over the row, so the term with the slope s vanishes. The rest is
+        // (1 - s) times the sum over edges with a positive argument.
         a.grad_logit_dst[at] += (1 - a.slope) * (positive - dot * a.share[at]);
       }
       T* stats = a.stats + row * 3 * a.num_heads + head;
@@ -195,7 +207,8 @@ void attend_stats(const AttendStats<R>& a) {
   }
 }
 
-// Sources [first_row, end_row) for one group of heads; kLogits computes the gradient of logit_src too.
+// The backward pass for sources [first_row, end_row) of the transpose and one group of heads. kLogits: also compute the
+// gradient of logit_src.
 template <bool kLogits, class R, class I>
 struct AttendBackwardRows {
   using T = Sum<R>;
@@ -203,8 +216,8 @@ struct AttendBackwardRows {
   const Plan<ChunkRows<R, I, kLogits>>& plan;
   const int64_t head = plan.first(), num_heads = plan.num_heads();
   Chunk<R, I> chunk{};
-  Scratch<T> scratch{2 * a.width};  // a row of plus, and of grad_h where it is added or narrowed, or nobody wants it
-  T dots[kHeads];                         // sum of alpha leaky_relu' D over the row
+  Scratch<T> scratch{2 * a.width};  // a row of plus, and of grad_h if that is added to, rounded or not needed
+  T dots[kHeads];                   // sum of alpha leaky_relu' D over the row
   EdgeMask mask{a.dropout};
   alignas(64) Weights<T> weight, positive, lse, dot;
 
@@ -271,7 +284,7 @@ struct AttendBackwardRows {
     }
   }
 
-  // leaky_relu' times what was summed: the slope everywhere, and the rest of one where the argument is positive.
+  // A sum with the factor leaky_relu': s times the sum of all terms, and 1 - s times the sum of those with z > 0.
   T mixed(T all, T positive_ones) const { return a.slope * all + (1 - a.slope) * positive_ones; }
 
   void finish(int64_t row) {

@@ -8,7 +8,7 @@ namespace {
 
 using namespace nb::literals;
 
-// Runs without Python's lock what returns an errno; OSError if that is not 0.
+// Runs a function that returns an errno, without the GIL; raises OSError unless it returns 0.
 template <class Work>
 void without_lock(Work work) {
   int error;
@@ -22,7 +22,7 @@ void without_lock(Work work) {
   throw nb::python_error();
 }
 
-// Rows ascend and are distinct, and each has a place among `limit`.
+// Checks that rows ascend and are distinct, and that each place is in [0, limit).
 void require_rows(const ConstArray<int64_t, 1>& rows, const ConstArray<int64_t, 1>& places, size_t limit) {
   require(rows.shape(0) == places.shape(0), "rows and places must have the same length");
   for (size_t i = 0; i < rows.shape(0); ++i) {

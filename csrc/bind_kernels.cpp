@@ -29,7 +29,7 @@ auto data_or_null(const std::optional<A>& array) -> decltype(array->data()) {
   return array ? array->data() : nullptr;
 }
 
-// The length, or `otherwise` where there is no array.
+// The length of an array, or `otherwise` if there is none.
 template <class A>
 int64_t length_or(const std::optional<A>& array, int64_t otherwise) {
   return array ? static_cast<int64_t>(array->shape(0)) : otherwise;
@@ -53,7 +53,7 @@ EdgeIds edge_ids_of(const AnyIds& ids) {
   return {nullptr, static_cast<const int64_t*>(ids.data())};
 }
 
-// An EdgeDropout that keeps its arrays.
+// The Python class EdgeDropout: it owns the arrays to which a weft::EdgeDropout points.
 struct Mask {
   ConstArray<int64_t, 1> source_ids, target_ids;
   uint64_t key;
@@ -83,7 +83,7 @@ const Table& table() {
   return kernels();
 }
 
-// Checked before any kernel walks a matrix: what ids cannot tell.
+// Checks the row pointers before a kernel reads a matrix. Indices are not checked, since that would read all edges.
 template <class I>
 void check_rows(const ConstArray<int64_t, 1>& indptr, const ConstArray<I, 1>& indices, int num_threads) {
   require(size(indptr, 0) >= 1 && indptr.data()[0] == 0, "indptr must start with 0");
@@ -312,7 +312,7 @@ Pairs<T, I> pairs_of(const ConstArray<int64_t, 1>& indptr, const ConstArray<I, 1
           num_threads};
 }
 
-// How many edges have logits: the loops' come after the edges'.
+// Number of rows of logits: the edges, then a loop for each target.
 template <class I>
 int64_t num_logits(const ConstArray<I, 1>& indices, const MaybeConst<bool, 1>& loop) {
   return size(indices, 0) + length_or(loop, 0);

@@ -21,7 +21,7 @@ const T* data_or_null(const Maybe<T>& array) {
 
 static_assert(sizeof(SampledRow) == 3 * sizeof(int64_t));
 
-// What a sample is drawn from, by a name each: checked once, used by both passes.
+// The arguments of a sample, checked, for both passes.
 template <class Index>
 class Sampler {
  public:

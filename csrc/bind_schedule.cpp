@@ -13,7 +13,7 @@ using namespace nb::literals;
 
 using Starts = ConstArray<int64_t, 1>;
 
-// Ascending from at least 0 to at most `most`, so that what lies between two of them is within.
+// Checks that starts ascend within [0, most], so that every range between two of them is valid.
 void require_starts(const Starts& starts, size_t most) {
   require(starts.shape(0) >= 1, "starts must hold at least one number");
   const int64_t *begin = starts.data(), *end = begin + starts.shape(0);

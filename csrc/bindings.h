@@ -1,5 +1,5 @@
-// How arrays cross from Python: on the CPU, of exactly the dtype named, never copied or converted, and C-contiguous
-// where nothing else is said.
+// Types of the arrays that Python passes: on the CPU, of exactly the given dtype, C-contiguous unless stated otherwise.
+// They are never copied or converted.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -18,7 +18,7 @@ using Array = nb::ndarray<T, nb::ndim<Dims>, nb::c_contig, nb::device::cpu>;
 template <class T, size_t Dims>
 using ConstArray = nb::ndarray<const T, nb::ndim<Dims>, nb::c_contig, nb::device::cpu>;
 
-// Rows that may be apart.
+// A matrix whose rows may have padding between them.
 template <class T>
 using ConstRows = nb::ndarray<const T, nb::ndim<2>, nb::device::cpu>;
 

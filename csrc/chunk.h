@@ -1,4 +1,5 @@
-// Sums of rows, weighted by entry and head: how columns are cut into vectors, and the loop over a chunk of entries.
+// Weighted sums of rows, with a weight for each entry and head: the division of columns into vectors, and the loop over
+// a chunk of entries.
 #pragma once
 
 #include "vectors.h"
@@ -6,25 +7,26 @@
 namespace weft::WEFT_ISA {
 
 constexpr int kChunk = 128;  // entries whose weights are computed together
-constexpr int kHeads = 8;    // heads at a time, more go over the graph again; the weights stay in the first-level cache
+constexpr int kHeads = 8;    // heads per pass over the graph: the weights of a chunk stay in the L1 cache
 
 template <class T>
 using Weights = T[kHeads][kChunk];
 
-// Heads [head, head + G) of a group, each `width` columns wide, side by side from `column` on.
+// G consecutive heads of a group from `head` on, each `width` columns wide; their columns start at `column`.
 struct Part {
   int64_t head, column, width;
 };
 
-// y_c (+)= sum_e weight_e x_uc and, with kPlus, plus_c (+)= sum_e positive_e x_uc; they are written where `first`. Behind
-// the entries of `indices`, one of row `own` of x, unless that is -1.
+// A chunk of a row's entries: y_c += sum_e weight_e x_uc and, with kPlus, plus_c += sum_e positive_e x_uc. The first
+// chunk of a row (`first`) overwrites y and plus. After the entries of `indices` follows the self-loop, which reads row
+// `own` of x; own = -1: no self-loop.
 template <class R, class I>
 struct Chunk {
   using T = Sum<R>;
   const I* indices;
   int64_t count;
   int64_t own;
-  const I* last_index;  // of the whole graph: nothing beyond is fetched ahead
+  const I* last_index;  // last entry of the graph: prefetching stops there
   const Weights<T>*weight, *positive;
   const R* x;
   int64_t width;
@@ -34,8 +36,8 @@ struct Chunk {
   int64_t num_entries() const { return count + (own >= 0); }
 };
 
-// Calls visit(begins) for a row's entries, kChunk at a time, with its own as the last one if it has a loop; begins:
-// whether the first of them follows none.
+// Calls visit(begins) for each chunk of a row's entries, kChunk at a time; the self-loop is in the last chunk. begins:
+// true for the first chunk.
 template <class R, class I, class Visit>
 WEFT_INLINE void for_chunks(const int64_t* indptr, const I* indices, int64_t row, bool loop, Chunk<R, I>& chunk,
                             Visit visit) {
@@ -58,7 +60,8 @@ struct ChunkRows {
   using Run = void (*)(const Chunk<R, I>&, Part part);
   static constexpr int max_vectors = kPlus ? kMaxVectors / 2 : kMaxVectors;
 
-  // V vectors for each of G heads; the last of a head overlaps the one before it where the width is no multiple of L.
+  // Processes V vectors of L lanes for each of G heads. If the width is no multiple of L, the last vector of a head
+  // overlaps the one before it, which computes some columns twice but needs no remainder loop.
   template <int L, int V, int G>
   static void run(const Chunk<R, I>& a, Part part) {
     constexpr int N = V * G;
@@ -97,7 +100,7 @@ struct ChunkRows {
     }
   }
 
-  // Compiled for some numbers of vectors only; a head takes the next larger one and computes a vector twice.
+  // Only some numbers of vectors are compiled. A head uses the next larger one, which computes some columns twice.
   static constexpr int round_up(int vectors) {
     return vectors <= 4 ? vectors : vectors <= 8 ? (vectors + 1) / 2 * 2 : (vectors + 3) / 4 * 4;
   }
@@ -145,8 +148,8 @@ struct ChunkRows {
   }
 };
 
-// The heads [first, end) of one pass over the graph, and how their columns are cut: several narrow heads of equal width
-// together, a wide head in blocks of nearly equal width.
+// The heads [first, end) of one pass over the graph, and the steps that compute their columns. Narrow heads of equal
+// width share a step (2, 4 or 8 heads); a wide head is divided into blocks of nearly equal width.
 template <class Rows>
 class Plan {
  public:

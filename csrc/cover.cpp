@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kNone = -1;
 
-// The edges out of all sources of other parts, by source.
+// The edges from the sources of other parts, grouped by source.
 template <class Index>
 struct OutEdges {
   OutEdges(const int64_t* indptr, const Index* indices, int64_t num_targets, int64_t first, int64_t num_sources)
@@ -30,7 +30,13 @@ struct OutEdges {
   std::vector<Index> targets;
 };
 
-// A maximum matching of one part's sources with targets (Hopcroft and Karp 1973), and the cover that it gives.
+// The minimum vertex cover of one part's edges, from a maximum matching of its sources with targets (Hopcroft and Karp
+// 1973):
+//
+// 1. Match greedily.
+// 2. Find the depth of every source on alternating paths from the free sources, up to the nearest free target (layer).
+// 3. Match along disjoint shortest augmenting paths (augment), and go back to 2 until there is none.
+// 4. Koenig: sources that a free source reaches are covered by their targets, all others by their rows.
 template <class Index>
 class Matching {
  public:
@@ -47,7 +53,8 @@ class Matching {
         if (mate_[u] == kNone) augment(u);
       }
     }
-    // No free target can be reached: what free sources reach has its targets in the cover, all else its sources.
+    // Free sources reach no free target now. Edges of the sources that they reach are covered by targets; the other
+    // sources are in the cover.
     for (Index u = 0; u < count_; ++u) taken[begin + u] = depth_[u] == kNone;
     for (const Index v : mate_) {
       if (v != kNone) mate_of_target_[v] = kNone;
@@ -71,7 +78,8 @@ class Matching {
     }
   }
 
-  // Depths of sources by alternating paths from the free ones, as far as the nearest free target; whether there is one.
+  // Computes the depths of sources on alternating paths from the free sources, up to the nearest free target. Returns
+  // whether there is one.
   bool layer() {
     depth_.assign(count_, kNone);
     queue_.clear();
@@ -94,7 +102,7 @@ class Matching {
     return nearest_ != kNone;
   }
 
-  // Looks for a shortest alternating path from a free source to a free target, and matches along it.
+  // Searches for a shortest alternating path from a free source to a free target, and matches along it.
   void augment(Index root) {
     path_.assign(1, root);
     while (!path_.empty()) {

@@ -37,7 +37,7 @@ class Chooser {
   }
 
  private:
-  // What is added while one vertex is looked at: levels that rise, and their price.
+  // The changes to cache one vertex: vertices whose level rises, and the cost.
   struct Addition {
     explicit Addition(int64_t num_vertices) : levels(num_vertices, kNone) {}
 
@@ -54,7 +54,7 @@ class Chooser {
 
   double cost(int64_t level, LevelCost kind) const { return caching_.costs[level * kNumLevelCosts + kind]; }
 
-  // One level of the choice; false if the memory is at its limit.
+  // Decides one level. Returns false if the memory limit is reached.
   bool choose(int8_t level) {
     const bool forced = caching_.ratio >= 0;
     const double limit = forced ? std::numeric_limits<double>::infinity() : cost(level, kFetchSeconds);
@@ -75,10 +75,11 @@ class Chooser {
     return true;
   }
 
-  // The wanted vertices, the cheapest first; those that cost the limit or more last, as given: they may cost less later.
+  // The wanted vertices, the cheapest first. Those that cost the limit or more come last, in their first order: they
+  // may become cheaper when other vertices are cached.
   std::vector<int64_t> ordered(int8_t level, double limit, int64_t left) const {
     const int64_t count = static_cast<int64_t>(wanted_.size());
-    if (caching_.ratio >= 0 && left == count && caching_.max_bytes < 0) return wanted_;  // all of them anyway
+    if (caching_.ratio >= 0 && left == count && caching_.max_bytes < 0) return wanted_;  // all are cached, in any order
     std::vector<double> seconds(count);
 #pragma omp parallel num_threads(num_threads_)
     {
@@ -96,20 +97,22 @@ class Chooser {
     return order;
   }
 
-  // What computing u up to `level` adds; ends early where it costs the limit.
+  // Computes the changes to cache u up to `level`; stops early if they cost the limit.
   void measure(int64_t u, int8_t level, double limit, Addition* addition) const {
     addition->clear();
     addition->limit = limit;
     raise(u, level, true, addition);
   }
 
-  void raise(int64_t v, int8_t level, bool asked, Addition* addition) const {
+  // Raises the level of v, and recursively that of its sources to one level less. is_root: v is the vertex to cache,
+  // whose fetch is not subtracted from the cost of its highest level.
+  void raise(int64_t v, int8_t level, bool is_root, Addition* addition) const {
     const int8_t before = std::max(levels_[v], addition->levels[v]);
     if (before >= level || part_[v] == own_ || addition->seconds >= addition->limit) return;
     const double degree = static_cast<double>(indptr_[v + 1] - indptr_[v]);
     for (int64_t k = std::max<int64_t>(before + 1, caching_.first); k <= level; ++k) {
       const double seconds = cost(k, kRowSeconds) + degree * cost(k, kEdgeSeconds);
-      const bool spares_fetch = is_wanted_[v] && !(asked && k == level);
+      const bool spares_fetch = is_wanted_[v] && !(is_root && k == level);
       addition->seconds += spares_fetch ? std::max(0.0, seconds - cost(k, kFetchSeconds)) : seconds;
       addition->bytes += cost(k, kRowBytes) + degree * cost(k, kEdgeBytes);
     }
@@ -156,7 +159,7 @@ int64_t gather_block(const int64_t* indptr, const Index* indices, int64_t num_ve
   };
   for_entries([&](Index source) {
     if (position[source] >= 0) return;
-    position[source] = static_cast<Index>(num_inputs);  // its place is known when all are
+    position[source] = static_cast<Index>(num_inputs);  // marks it as seen; its position follows when all are known
     fetched[num_fetched++] = source;
   });
   std::sort(fetched, fetched + num_fetched,

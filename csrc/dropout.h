@@ -1,4 +1,5 @@
-// Dropout whose mask is a function of (key, vertex, column) alone, of rows or of what ReLU makes of them.
+// Dropout of rows, optionally after ReLU. The mask depends only on (key, vertex, column), so that it is the same for
+// any number of ranks.
 #pragma once
 
 #include "kernels.h"
@@ -14,8 +15,8 @@ WEFT_INLINE uint64_t mix64(uint64_t value) {
   return value ^ (value >> 31);
 }
 
-// Two rounds of a 32-bit mixer, the row's two halves entering before each; U is one column or a vector of them, Half one
-// half or a vector of them.
+// A 32-bit hash of a column: two rounds of a mixer, with one half of the row's 64-bit word added before each. U is a
+// column or a vector of columns, Half is a half or a vector of halves.
 template <class Half, class U>
 WEFT_INLINE U column_hash(Half low, Half high, U column) {
   U hash = low + column * 0x9E3779B9u;
@@ -28,7 +29,7 @@ WEFT_INLINE U column_hash(Half low, Half high, U column) {
   return hash;
 }
 
-// value where the condition on 32-bit numbers holds, else 0.
+// Returns `value` in lanes where the condition (on 32-bit numbers) holds, else 0.
 template <class T, int L, class Condition>
 WEFT_INLINE Vector<T, L> where(Condition condition, Vector<T, L> value) {
   const Vector<T, L> zero{};
@@ -61,7 +62,7 @@ struct DropoutRow {
     store<L>(y + column, where<T, L>(column_hash(low, high, number) >= a.threshold, value));
   }
 
-  // Whole vectors, then one that ends where the row does and computes some numbers again.
+  // Whole vectors, then one that ends with the row and computes some numbers again.
   template <int L>
   WEFT_INLINE void run() const {
     if constexpr (L > 1) {
@@ -89,7 +90,7 @@ void dropout(const Dropout<R>& a) {
   return dropout_as<R, false>(a);
 }
 
-// Without a branch: half of the numbers are zero, in no order that could be foreseen.
+// No branch: about half of the numbers are zero, in an unpredictable order.
 template <int L, class R>
 WEFT_INLINE void relu_dropout_backward_at(const ReluDropoutBackward<R>& a, int64_t i) {
   const Vector<Sum<R>, L> zero{};

@@ -1,4 +1,4 @@
-// Dropout of weights by edge and head, whose masks are drawn where they are needed.
+// Dropout of attention weights by edge and head. The masks are computed where they are needed and never stored.
 #pragma once
 
 #include "chunk.h"
@@ -7,19 +7,20 @@
 
 namespace weft::WEFT_ISA {
 
-// The masks of a chunk of a row's entries. The entries of a row come in their order, chunk by chunk.
+// The masks of a chunk of a row's entries. Pass the chunks of a row in order, since parallel edges are counted.
 struct EdgeMask {
   const EdgeDropout* const dropout;
-  int64_t before = -1;  // the neighbour of the entry before
-  uint64_t copy = 0;
+  int64_t before = -1;  // neighbour of the previous entry
+  uint64_t copy = 0;    // number of previous entries with the same neighbour
   alignas(64) uint32_t low[kChunk] = {}, high[kChunk] = {};
 
   explicit EdgeMask(const EdgeDropout* drops) : dropout(drops) {}
 
-  // Before a row's entries, and before a loop that is drawn by itself.
+  // Call it before the entries of a row, and before a self-loop that is drawn separately.
   void begin() { before = -1; }
 
-  // Rows are targets, or sources of the transpose; loop: whether one more entry is the row's own, no copy of any.
+  // Computes the random words of `count` entries. Rows are targets, or sources if kTransposed. loop: one more entry
+  // follows, the self-loop, which is no copy of a parallel edge.
   template <bool kTransposed, class I>
   void draw(int64_t row, const I* indices, int64_t count, bool loop) {
     for (int64_t e = 0; e < count + loop; ++e) {
@@ -39,7 +40,7 @@ struct EdgeMask {
     return column_hash(low[e], high[e], dropout->first_head + static_cast<uint32_t>(head)) < dropout->threshold;
   }
 
-  // A head's weights of the chunk, and those whose argument is positive, unless null.
+  // Applies the mask of a head to the weights of the chunk, and to `positive` unless it is null.
   template <class T>
   void drop(int64_t head, int64_t count, T* weight, T* positive) const {
     constexpr int L = kLanes<T>;

@@ -1,4 +1,4 @@
-// The exponential function of a vector of numbers (or, with one lane, of a number).
+// The exponential function of a vector of numbers; with one lane, of a number.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,14 @@
 
 namespace weft::WEFT_ISA {
 
-// e^x = 2^n e^r with n = round(x / ln 2) and |r| <= ln 2 / 2, where the Taylor series to this degree is as good as the
-// type. `shift` rounds to an integer when added, and leaves it in the low bits. ln 2 is in two parts, so that n times
-// the first is exact. Below `smallest` results would be subnormal and are 0, above `largest` they are infinite; NaN
-// stays NaN.
+// Computes e^x = 2^n e^r:
+//
+// 1. n = round(x / ln 2). Adding `shift` rounds to an integer and leaves it in the low bits of the sum.
+// 2. r = x - n ln 2, so |r| <= ln 2 / 2. ln 2 has two parts, so that n times the first one is exact.
+// 3. e^r is a Taylor series, whose degree is high enough for the precision of the type.
+// 4. 2^n is built from the bits of n.
+//
+// Below `smallest`, where results would be subnormal, the result is 0; above `largest` it is infinite. NaN stays NaN.
 template <class T>
 struct Exponential;
 

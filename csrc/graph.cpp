@@ -10,15 +10,19 @@
 namespace weft {
 namespace {
 
-// How many parts to cut the input into: one a thread, but the counters of all together stay within the result's size.
+// The number of parts of the input: one for each thread, but fewer if all counters would exceed the size of the result.
 int num_parts(int64_t num_keys, int64_t num_buckets, int num_threads) {
   const int64_t affordable = num_keys / std::max<int64_t>(num_buckets, 1);
   return static_cast<int>(std::clamp<int64_t>(affordable, 1, num_threads));
 }
 
-// A stable counting sort that tells where each entry goes, and fills indptr. `stream(begin, end, visit)` calls
-// visit(bucket, entry...) for the entries of a range in order; emit(slot, entry...) is then called once for each.
-// Each part of the input counts on its own; its first slot in a bucket follows from the parts before it.
+// A stable counting sort, which fills indptr and finds the slot of each entry:
+//
+// 1. Each part of the input counts its entries by bucket.
+// 2. A prefix sum over buckets and parts gives the first slot of every part in every bucket.
+// 3. Each part calls emit(slot, entry...) for its entries.
+//
+// stream(begin, end, visit) calls visit(bucket, entry...) for the entries of a range, in order.
 template <class Count, class Stream, class Emit>
 void counting_sort(int64_t num_entries, int64_t num_buckets, int64_t* indptr, int num_threads, Stream stream,
                    Emit emit) {
@@ -60,7 +64,7 @@ void counting_sort(int64_t num_entries, int64_t num_buckets, int64_t* indptr, in
   }
 }
 
-// An entry as one sortable key: the column first, then the position, which makes every key different.
+// An entry as a sortable key: the column, then the position, which makes all keys different.
 template <class Index, class Id>
 struct Packing {
   using Key = std::pair<Index, Id>;
@@ -152,8 +156,8 @@ void find_loops(const int64_t* indptr, const Index* indices, int64_t num_rows, b
 template <class Index>
 void breadth_first(const int64_t* indptr, const Index* indices, const int64_t* indptr_t, const Index* indices_t,
                    const int64_t* starts, int64_t num_vertices, int64_t* order) {
-  std::vector<bool> seen(num_vertices);  // a bit a vertex: it is read once an edge, and so stays in the cache
-  int64_t num_seen = 0, num_done = 0;    // the result is the queue
+  std::vector<bool> seen(num_vertices);  // a bit per vertex, which stays in the cache: it is read for every edge
+  int64_t num_seen = 0, num_done = 0;    // `order` is also the queue
   const auto see = [&](int64_t vertex) {
     if (seen[vertex]) return;
     seen[vertex] = true;

@@ -1,4 +1,4 @@
-// Building and transposing compressed sparse rows. Every result is unique, whatever the number of threads.
+// Builds and transposes graphs in CSR form. Results do not depend on the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 namespace weft {
 
 // Entry e goes from column cols[e] into row rows[e]. Fills indptr [num_rows + 1], indices [E] and edge_ids [E], ordered
-// by (row, column, position in the input). Throws std::invalid_argument where an id is out of range.
+// by (row, column, position in the input). Throws std::invalid_argument if an id is out of range.
 template <class In, class Index, class Id>
 void coo_to_csr(const In* rows, const In* cols, int64_t num_edges, int64_t num_rows, int64_t num_cols, int64_t* indptr,
                 Index* indices, Id* edge_ids, int num_threads);
@@ -20,9 +20,9 @@ void transpose(const int64_t* indptr, const In* indices, int64_t num_rows, int64
 template <class Index>
 void find_loops(const int64_t* indptr, const Index* indices, int64_t num_rows, bool* found, int num_threads);
 
-// Fills order [num_vertices]: breadth first over edges in both directions, from the first of `starts` that is not yet
-// numbered, until all are; a vertex's in-neighbours come before its out-neighbours, as they stand in the rows.
-// `starts` holds every vertex.
+// Fills order [num_vertices] by breadth-first search over edges in both directions. Each search begins with the first
+// vertex of `starts` that is not in the order yet; `starts` contains every vertex. A vertex's in-neighbours come before
+// its out-neighbours, each in the order of the rows.
 template <class Index>
 void breadth_first(const int64_t* indptr, const Index* indices, const int64_t* indptr_t, const Index* indices_t,
                    const int64_t* starts, int64_t num_vertices, int64_t* order);

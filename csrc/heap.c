@@ -1,10 +1,16 @@
-/* A heap of its own for large arrays, which a process preloads in front of glibc (LD_PRELOAD; weft/runtime/memory.py).
+/* A separate heap for large arrays, which a process preloads before glibc (LD_PRELOAD; weft/runtime/memory.py).
  *
- * PyTorch allocates arrays by posix_memalign. In glibc's heap small pieces come to lie between large arrays that were
- * freed, so that the next of the same size does not fit and the heap grows: by a fifth, and never twice the same. Here
- * blocks of whole pages lie side by side in one range of addresses, on huge pages where the kernel has them: the smallest
- * free block that is large enough is taken, neighbours that are free become one, and nothing goes back to the system but
- * by malloc_trim. Any other request, and any that does not fit the range, is glibc's.
+ * PyTorch allocates arrays with posix_memalign. In glibc's heap, small allocations fragment the space of freed large
+ * arrays, so that the next array of the same size does not fit and the heap grows: by a fifth, and differently in every
+ * run.
+ *
+ * This heap serves large arrays from one range of addresses, in blocks of whole pages (huge pages if available):
+ *
+ * - allocate: take the smallest free block that is large enough (best fit), and split off the rest; else grow the heap
+ * - free: merge the block with free neighbours
+ * - only malloc_trim returns memory to the system
+ *
+ * glibc serves all other requests, and those that do not fit into the range.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -17,29 +23,29 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define LEAST ((size_t)256 << 10) /* bytes of an array that is large */
+#define LEAST ((size_t)256 << 10) /* bytes of the smallest array that this heap serves */
 #define PAGE ((size_t)4096)
 #define HUGE_PAGE ((size_t)2 << 20)
-#define TIMES_MEMORY 4 /* how many times the machine's memory the range is */
-#define NODES 1024     /* that are made at once */
+#define TIMES_MEMORY 4 /* size of the range of addresses, relative to the memory of the machine */
+#define NODES 1024     /* nodes to allocate at once */
 
 extern void __libc_free(void* array);
 extern void* __libc_realloc(void* array, size_t bytes);
 
-/* Pages [first, first + count) of the range; all blocks are in a list in the order of their addresses. */
+/* Pages [first, first + count) of the range. A list links all blocks in the order of their addresses. */
 typedef struct Block {
   size_t first, count;
   struct Block *before, *after;
-  struct Block *less, *more; /* in the list of free ones */
+  struct Block *less, *more; /* previous and next in the list of free blocks */
   int used;
 } Block;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static char* range; /* NULL: not there yet */
+static char* range; /* NULL: not reserved yet */
 static size_t range_pages, usable_pages;
-static Block** block_at; /* by the page on which a used one begins */
+static Block** block_at; /* used blocks, by their first page */
 static Block *last, *free_blocks, *spare_nodes;
-static int refused; /* whether there can be no range */
+static int refused; /* whether the system has refused to reserve the range */
 
 static char* address(size_t page) { return range + page * PAGE; }
 
@@ -48,29 +54,29 @@ static int is_ours(const void* array) {
 }
 
 static void* map(size_t bytes, int protection) {
-  void* found = mmap(NULL, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  return found == MAP_FAILED ? NULL : found;
+  void* mapping = mmap(NULL, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return mapping == MAP_FAILED ? NULL : mapping;
 }
 
 static int has_range(void) {
   if (range != NULL || refused) return range != NULL;
   const size_t memory = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
   const size_t bytes = TIMES_MEMORY * memory / HUGE_PAGE * HUGE_PAGE;
-  char* found = map(bytes + HUGE_PAGE, PROT_NONE);
+  char* mapping = map(bytes + HUGE_PAGE, PROT_NONE);
   block_at = map(bytes / PAGE * sizeof(Block*), PROT_READ | PROT_WRITE);
-  refused = found == NULL || block_at == NULL;
+  refused = mapping == NULL || block_at == NULL;
   if (refused) return 0;
   range_pages = bytes / PAGE;
-  range = (char*)(((uintptr_t)found + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
+  range = (char*)(((uintptr_t)mapping + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
   return 1;
 }
 
 static Block* new_node(void) {
   if (spare_nodes == NULL) {
-    Block* made = map(NODES * sizeof(Block), PROT_READ | PROT_WRITE);
-    for (size_t i = 0; made != NULL && i < NODES; ++i) {
-      made[i].after = spare_nodes;
-      spare_nodes = &made[i];
+    Block* nodes = map(NODES * sizeof(Block), PROT_READ | PROT_WRITE);
+    for (size_t i = 0; nodes != NULL && i < NODES; ++i) {
+      nodes[i].after = spare_nodes;
+      spare_nodes = &nodes[i];
     }
   }
   Block* node = spare_nodes;
@@ -92,7 +98,7 @@ static void unlist_free(Block* block) {
   if (block->more != NULL) block->more->less = block->less;
 }
 
-/* A new block behind another in the list of all; NULL: at its end. */
+/* Inserts a new block after another one in the list of all blocks. */
 static Block* insert(Block* before, size_t first, size_t count) {
   Block* block = new_node();
   if (block == NULL) return NULL;
@@ -103,7 +109,7 @@ static Block* insert(Block* before, size_t first, size_t count) {
   return block;
 }
 
-/* Makes a block and the one behind it one. */
+/* Merges a block with the next one. */
 static void join(Block* block) {
   Block* other = block->after;
   block->count += other->count;
@@ -114,7 +120,7 @@ static void join(Block* block) {
   spare_nodes = other;
 }
 
-/* A free block, in no list of free ones, whose last pages have not been used yet. */
+/* Returns a block at the end of the heap, not in the list of free blocks; extends the last block if that is free. */
 static Block* grown(size_t count) {
   const size_t end = last != NULL ? last->first + last->count : 0;
   const size_t first = last != NULL && !last->used ? last->first : end;
@@ -136,8 +142,8 @@ static void* take(size_t bytes) {
   const size_t count = (bytes + PAGE - 1) / PAGE;
   Block* best = NULL;
   if (!has_range()) return NULL;
-  for (Block* one = free_blocks; one != NULL; one = one->more) {
-    if (one->count >= count && (best == NULL || one->count < best->count)) best = one;
+  for (Block* block = free_blocks; block != NULL; block = block->more) {
+    if (block->count >= count && (best == NULL || block->count < best->count)) best = block;
   }
   if (best == NULL) {
     best = grown(count);
@@ -176,19 +182,19 @@ static void release(void) { pthread_mutex_unlock(&lock); }
 
 __attribute__((constructor)) static void begin(void) { pthread_atfork(acquire, release, release); }
 
-int posix_memalign(void** found, size_t alignment, size_t bytes) {
+int posix_memalign(void** result, size_t alignment, size_t bytes) {
   static int (*next)(void**, size_t, size_t);
   if (bytes >= LEAST && alignment <= PAGE) {
     acquire();
     void* array = take(bytes);
     release();
     if (array != NULL) {
-      *found = array;
+      *result = array;
       return 0;
     }
   }
   if (next == NULL) *(void**)&next = dlsym(RTLD_NEXT, "posix_memalign");
-  return next(found, alignment, bytes);
+  return next(result, alignment, bytes);
 }
 
 void free(void* array) {
@@ -196,7 +202,7 @@ void free(void* array) {
     __libc_free(array);
     return;
   }
-  const int error = errno; /* which free leaves alone */
+  const int error = errno; /* free must not change errno */
   acquire();
   give_back(array);
   release();
@@ -223,8 +229,8 @@ void* realloc(void* array, size_t bytes) {
 int malloc_trim(size_t pad) {
   static int (*next)(size_t);
   acquire();
-  for (Block* one = free_blocks; one != NULL; one = one->more) {
-    (void)madvise(address(one->first), one->count * PAGE, MADV_DONTNEED);
+  for (Block* block = free_blocks; block != NULL; block = block->more) {
+    (void)madvise(address(block->first), block->count * PAGE, MADV_DONTNEED);
   }
   release();
   if (next == NULL) *(void**)&next = dlsym(RTLD_NEXT, "malloc_trim");

@@ -14,15 +14,15 @@
 namespace weft {
 namespace {
 
-// Measured on one machine with the file in the page cache: smaller spans and gaps cost up to a half of the rate.
-constexpr int64_t kSpanBytes = 1 << 20;  // moved at once
-constexpr int64_t kGapBytes = 1 << 14;   // read, and written back, rather than left out
+// Measured on one machine with the file in the page cache: smaller values lose up to half of the rate.
+constexpr int64_t kSpanBytes = 1 << 20;  // bytes of a read or a write
+constexpr int64_t kGapBytes = 1 << 14;   // gap between rows that is read (and written back) rather than skipped
 
 int read_all(int file, int64_t offset, int64_t num_bytes, char* to) {
   while (num_bytes > 0) {
     const ssize_t count = pread(file, to, num_bytes, offset);
     if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return count < 0 ? errno : EIO;  // 0: the file ends
+    if (count <= 0) return count < 0 ? errno : EIO;  // 0: end of the file
     offset += count, to += count, num_bytes -= count;
   }
   return 0;
@@ -69,7 +69,7 @@ int with_buffers(int64_t first, int64_t end, int64_t size, int num_threads, Work
   return failure;
 }
 
-// Reads rows [begin, end), those of cleared blocks as zeros.
+// Reads rows [begin, end); rows of cleared blocks are zeros.
 int read_rows(int file, int64_t begin, int64_t end, int64_t row_bytes, const Blocks& blocks, char* to) {
   for (int64_t row = begin, next; row < end; row = next) {
     const bool cleared = blocks.is_cleared(row);
@@ -148,7 +148,7 @@ int add_file_rows(int file, const int64_t* rows, const int64_t* places, int64_t 
   const int64_t at_once = std::max<int64_t>(1, kSpanBytes / (blocks.size * row_bytes)) * blocks.size;
   const int64_t first_piece = rows[0] / at_once, end_piece = rows[num_rows - 1] / at_once + 1;
   const int64_t buffer_size = std::min(at_once, blocks.num_rows) * width;
-  std::mutex writes;  // the system locks a file for each write, and spins
+  std::mutex writes;  // the system locks a file for each write, and waiting threads spin
   return with_buffers<T>(first_piece, end_piece, buffer_size, num_threads, [&](int64_t piece, T* buffer) {
     const int64_t* const last = std::lower_bound(rows, rows + num_rows, (piece + 1) * at_once);
     const int64_t* stop;

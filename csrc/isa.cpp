@@ -12,17 +12,17 @@ struct Build {
 };
 
 std::vector<Build> builds() {
-  std::vector<Build> found{{"baseline", &baseline::kernels}};
+  std::vector<Build> supported{{"baseline", &baseline::kernels}};
 #ifdef WEFT_X86
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2")) {
-    found.push_back({"avx2", &avx2::kernels});
+    supported.push_back({"avx2", &avx2::kernels});
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl")) {
-      found.push_back({"avx512", &avx512::kernels});
+      supported.push_back({"avx512", &avx512::kernels});
     }
   }
 #endif
-  return found;
+  return supported;
 }
 
 Build find(const std::string& name) {
@@ -31,7 +31,7 @@ Build find(const std::string& name) {
     if (build.name == name) return build;
     names += (names.empty() ? "" : ", ") + build.name;
   }
-  throw std::invalid_argument("no kernels for the instruction set '" + name + "' here: WEFT_ISA is one of " + names);
+  throw std::invalid_argument("this processor cannot run instruction set '" + name + "': WEFT_ISA is one of " + names);
 }
 
 Build& current() {

@@ -1,4 +1,4 @@
-// Which build of the kernels runs: the best one this processor has, or a lower one on request.
+// Selects the build of the kernels: the one for the processor's best instruction set, or a lower one on request.
 #pragma once
 
 #include <string>
@@ -8,9 +8,9 @@
 
 namespace weft {
 
-std::vector<std::string> supported_isas();  // from the plainest to the best
+std::vector<std::string> supported_isas();  // from the baseline to the best
 std::string current_isa();
-void set_isa(const std::string& name);  // throws std::invalid_argument where the processor lacks it
+void set_isa(const std::string& name);  // throws std::invalid_argument if the processor lacks it
 const Kernels& kernels();
 
 }  // namespace weft

@@ -1,20 +1,20 @@
-// What a kernel is given, and the table of kernels that each instruction set fills (csrc/kernels.cpp).
+// The arguments of the kernels, and the table of kernels that each instruction set fills (csrc/kernels.cpp).
 //
-// n rows (targets), s neighbours (sources), E entries, F columns, H heads. All matrices are row-major without gaps. A
-// pointer that may be null says so. Every row is summed by one thread in the order of its entries, so that results have
-// the same bits whatever the number of threads.
+// Sizes: n rows (targets), s neighbours (sources), E entries, F columns, H heads. All matrices are row-major without
+// padding. Pointers are not null unless stated otherwise. One thread sums each row in the order of its entries, so
+// results are bitwise equal for any number of threads.
 #pragma once
 
 #include <cstdint>
 
 namespace weft {
 
-// The upper half of a float.
+// bfloat16: the upper 16 bits of a float.
 struct BFloat16 {
   uint16_t bits;
 };
 
-// The type in which numbers of a type are summed.
+// The type in which numbers of type R are summed: float for bfloat16, otherwise R.
 template <class R>
 struct SumOf {
   using type = R;
@@ -26,15 +26,18 @@ struct SumOf<BFloat16> {
 template <class R>
 using Sum = typename SumOf<R>::type;
 
-// Positions among the forward edges; as wide as the number of edges asks for, which is not the width of the indices.
+// Positions of the transpose's entries among the forward edges. Their type depends on the number of edges, that of the
+// indices on the number of vertices.
 struct EdgeIds {
   const int32_t* narrow;
   const int64_t* wide;
   int64_t operator[](int64_t entry) const { return narrow ? narrow[entry] : wide[entry]; }
 };
 
-// y_r = row_scale_r * sum_e weight_e neighbour_scale_u x_u + loop_scale_r x_r, u = indices[e]; factors may be null. Y is R
-// or wider. Rows of x begin x_stride numbers apart, and their columns before `readable`, at least `width`, may be read.
+// y_r = row_scale_r * sum_e weight_e neighbour_scale_u x_u + loop_scale_r x_r, where the sum is over the entries e of
+// row r and u = indices[e]. Factors that are null are 1; loop_scale null: no self-loops. Y is R, or the type of the
+// sums. Rows of x are x_stride numbers apart. Kernels may read the columns before `readable`, which is at least
+// `width`.
 template <class R, class Y, class I>
 struct Spmm {
   using T = Sum<R>;
@@ -42,14 +45,14 @@ struct Spmm {
   const int64_t* indptr;
   const I* indices;
   const T *weight, *neighbour_scale, *row_scale, *loop_scale;
-  int64_t num_loops;  // loop_scale is for the first rows only
+  int64_t num_loops;  // length of loop_scale, which is for the first rows
   const R* x;
   Y* y;
-  bool add;  // to what y has
+  bool add;  // add to y instead of overwriting it
   int num_threads;
 };
 
-// The integer as wide as T, which lets a vector of T and the positions of its maxima share their lanes.
+// The integer type as wide as T, so that vectors of numbers and of positions have the same number of lanes.
 template <class T>
 struct Position;
 template <>
@@ -61,7 +64,8 @@ struct Position<double> {
   using type = int64_t;
 };
 
-// y_r = max_e x_u, by column, 0 where row r is empty; position [n, F] is the place of the first maximum in its row.
+// y_r = max_e x_u for each column; 0 if row r is empty. position [n, F]: index of the first maximum among the entries
+// of the row.
 template <class T, class I>
 struct SpmmMax {
   int64_t num_rows, width;
@@ -73,7 +77,7 @@ struct SpmmMax {
   int num_threads;
 };
 
-// Backward of SpmmMax, over the transpose: grad_x_u = sum of grad_y_r where the entry (r, u) holds the maximum.
+// Backward of SpmmMax, over the transpose: grad_x_u = sum of grad_y_r over the entries (r, u) that are the maximum.
 template <class T, class I>
 struct SpmmMaxBackward {
   int64_t num_sources, width;
@@ -86,9 +90,9 @@ struct SpmmMaxBackward {
   int num_threads;
 };
 
-// Drops the weight of an entry by head where a hash of (key, target's id, source's id, copy, first_head + head) is below
-// the threshold, and scales the others. copy: of entries that join the same ends, which stand side by side, how many come
-// before.
+// Dropout of attention weights: the weight of an entry and head becomes 0 if a hash of (key, id of the target, id of
+// the source, copy, first_head + head) is below the threshold; other weights are multiplied by `scale`. copy: number of
+// previous entries with the same endpoints (parallel edges are next to each other).
 struct EdgeDropout {
   const int64_t *source_ids, *target_ids;
   uint64_t key;
@@ -96,11 +100,18 @@ struct EdgeDropout {
   double scale;
 };
 
-// y_v = sum_e alpha_e h_u, alpha_e = exp(leaky_relu(logit_src_u + logit_dst_v) - lse_v) and lse_v what makes them sum
-// to 1; head j owns columns [bounds[j], bounds[j + 1]) of h. lse is written, or read where lse_known; 0 where nothing
-// has any weight. For the backward pass, unless null: plus_v = sum of alpha_e h_u where leaky_relu's argument is
-// positive, and share_v, which is written with lse, the sum of those alpha_e. With dropout the alpha_e of the sums of rows
-// are dropped, after the softmax: lse and share_v know nothing of it.
+// Attention of GAT, for each head:
+//
+//   alpha_e = exp(leaky_relu(logit_src_u + logit_dst_v) - lse_v)   softmax over the edges e from u into v
+//   lse_v                                                          log of the sum of exponentials; 0 if all are 0
+//   y_v = sum_e alpha_e h_u                                        over the head's columns [bounds[j], bounds[j + 1])
+//
+// lse is written, or read if lse_known. For the backward pass, unless null:
+//
+//   plus_v  = sum of alpha_e h_u over the edges with a positive argument of leaky_relu
+//   share_v = sum of these alpha_e; written together with lse
+//
+// Dropout applies to alpha_e in the sums of rows, after the softmax; it does not change lse and share.
 template <class R, class I>
 struct Attend {
   using T = Sum<R>;
@@ -108,7 +119,7 @@ struct Attend {
   const int64_t* indptr;
   const I* indices;
   const R *logit_src, *logit_dst;
-  const bool* loop;  // [n] or null: whether v has one more edge, from itself
+  const bool* loop;  // [n] or null: whether v also has a self-loop
   const int64_t* bounds;
   T slope;
   const R* h;
@@ -120,8 +131,9 @@ struct Attend {
   int num_threads;
 };
 
-// What the backward pass gathers by target, stats [n, 3, H]: logit_dst, lse, and the dot product of grad_y and y over
-// the head's columns. Adds to grad_logit_dst. From grad_y on all may be null together; then the dot products are 0.
+// Prepares the backward pass of Attend: fills stats [n, 3, H] with logit_dst, lse, and the dot product of grad_y and y
+// over the columns of the head; adds to grad_logit_dst. grad_y and the pointers after it may all be null; the dot
+// products are then 0.
 template <class R>
 struct AttendStats {
   using T = Sum<R>;
@@ -137,8 +149,8 @@ struct AttendStats {
   int num_threads;
 };
 
-// Backward of Attend, over the transpose: writes grad_h, or adds to it, adds to grad_logit_src (null, with h, where it
-// is not needed).
+// Backward of Attend, over the transpose: writes grad_h (or adds to it), and adds to grad_logit_src. h and
+// grad_logit_src are null if the latter is not needed.
 template <class R, class I>
 struct AttendBackward {
   using T = Sum<R>;
@@ -153,13 +165,17 @@ struct AttendBackward {
   const R *h, *grad_y;
   R* grad_h;
   T* grad_logit_src;
-  bool add;                    // to what grad_h has
+  bool add;                    // add to grad_h instead of overwriting it
   const EdgeDropout* dropout;  // or null
   int num_threads;
 };
 
-// Edges whose logits need both ends: logit_ej = sum over head j's columns c of attention_c leaky_relu(z_ec), where
-// z_e = left_u + right_v + features_e edge_map. features [E, K] and loop_features [n, K] may be null where K is 0.
+// Logits that depend on both endpoints of an edge e from u to v (GATv2), for head j:
+//
+//   z_e = left_u + right_v + features_e edge_map
+//   logit_ej = sum over the columns c of head j of attention_c leaky_relu(z_ec)
+//
+// features [E, K] and loop_features [n, K] may be null if K is 0.
 template <class T, class I>
 struct Pairs {
   int64_t num_targets, num_heads, width, num_features;
@@ -172,7 +188,8 @@ struct Pairs {
   int num_threads;
 };
 
-// Backward of the logits [E + n, H] of Pairs (the edges', then the loops'; [E, H] without loops): writes all gradients.
+// Backward of the logits of Pairs: writes all gradients. Logits are [E + n, H], the edges and then the loops; without
+// loops [E, H].
 template <class T, class I>
 struct PairsBackward {
   Pairs<T, I> pairs;
@@ -184,7 +201,7 @@ struct PairsBackward {
   T *grad_left, *grad_right, *grad_attention, *grad_edge_map;
 };
 
-// alpha = the softmax of logits over the edges of each target, both [E + n, H].
+// alpha = softmax of the logits over the edges of each target; both are [E + n, H].
 template <class T>
 struct EdgeSoftmax {
   int64_t num_targets, num_heads;
@@ -195,7 +212,7 @@ struct EdgeSoftmax {
   int num_threads;
 };
 
-// alpha [E + n, H] = -alpha where dropped.
+// Marks dropped weights by their sign: alpha [E + n, H] becomes -alpha where dropout drops it.
 template <class T, class I>
 struct DropEdges {
   int64_t num_targets, num_heads;
@@ -207,8 +224,8 @@ struct DropEdges {
   int num_threads;
 };
 
-// y_r = sum_e alpha_e x_u, by head; what is negative is dropped, the others are scaled. Over the transpose with
-// the edge ids of its entries (has_ids).
+// y_r = sum_e alpha_e x_u for each head. Negative alpha_e are dropped (DropEdges); others are multiplied by `scale`.
+// Over the transpose, edge_ids has the forward edge of each entry (has_ids).
 template <class T, class I>
 struct Weigh {
   int64_t num_rows, num_heads, width;
@@ -225,8 +242,9 @@ struct Weigh {
   int num_threads;
 };
 
-// Backward of Weigh and EdgeSoftmax: adds grad_y_v . x_u by head to grad_logits [E + n, H], which after the last of
-// several steps becomes alpha (itself - its mean by alpha over the row).
+// Backward of Weigh and EdgeSoftmax. Each step adds grad_y_v . x_u of each head to grad_logits [E + n, H], which then
+// is the gradient g of alpha. The last step (`last`) turns it into that of the logits: alpha_e (g_e - sum over the row
+// of alpha g).
 template <class T, class I>
 struct WeighBackward {
   int64_t num_targets, num_heads, width;
@@ -241,8 +259,8 @@ struct WeighBackward {
   int num_threads;
 };
 
-// y_rc = x_rc * scale where the hash of (key, rows[r], first_column + c) is at least the threshold, else 0; with relu,
-// of max(x_rc, 0).
+// y_rc = x_rc * scale if the hash of (key, rows[r], first_column + c) is at least the threshold, else 0. With relu,
+// max(x_rc, 0) replaces x_rc.
 template <class R>
 struct Dropout {
   int64_t num_rows, width;
@@ -256,7 +274,7 @@ struct Dropout {
   int num_threads;
 };
 
-// Backward of Dropout with relu, from its result: what is not positive was dropped, or cut off.
+// Backward of Dropout with relu, from its result y: the gradient is 0 where y is 0 (dropped, or cut off by ReLU).
 template <class R>
 struct ReluDropoutBackward {
   int64_t size;
@@ -266,7 +284,7 @@ struct ReluDropoutBackward {
   int num_threads;
 };
 
-// Of rows that may be narrower than the numbers that they are summed in.
+// Kernels that also exist for low-precision rows (bfloat16), which they sum in float32.
 template <class R, class I>
 struct SumKernels {
   void (*spmm)(const Spmm<R, R, I>&);
@@ -294,7 +312,7 @@ struct GraphKernels {
   void (*weigh_backward)(const WeighBackward<T, I>&);
 };
 
-// Each table is had by its type: static_cast<const SumKernels<float, int32_t>&>(kernels).
+// All kernels. To get a table, cast to its type: static_cast<const SumKernels<float, int32_t>&>(kernels).
 struct Kernels : SumKernels<float, int32_t>,
                  SumKernels<float, int64_t>,
                  SumKernels<double, int32_t>,

@@ -5,8 +5,8 @@
 #include "isa.h"
 
 NB_MODULE(_native, module) {
-  module.doc() = "The C++ layer of weft: graph building and the kernels, without a tie to a torch version.";
-  module.attr("INTERFACE") = 14;  // as in weft/runtime/native.py
+  module.doc() = "The C++ layer of weft: graph building and the kernels, independent of the version of PyTorch.";
+  module.attr("INTERFACE") = 14;  // must equal the number in weft/runtime/native.py
   weft::bind_graph(module);
   weft::bind_host(module);
   weft::bind_kernels(module);
@@ -16,5 +16,5 @@ NB_MODULE(_native, module) {
   module.def("supported_isas", &weft::supported_isas);
   module.def("current_isa", &weft::current_isa);
   module.def("set_isa", &weft::set_isa, nanobind::arg("name"));
-  weft::current_isa();  // a wrong WEFT_ISA is an error now, not in the first kernel
+  weft::current_isa();  // raises the error of a wrong WEFT_ISA now, not in the first kernel
 }

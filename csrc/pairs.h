@@ -1,8 +1,9 @@
-// Attention whose logits need both ends of an edge: the logits, their softmax, the sum that it weighs, and the gradients.
+// Attention whose logits depend on both endpoints of an edge (GATv2): logits, softmax, weighted sums, and their
+// gradients.
 //
-// Numbers by edge and head are kept, [E + n, H]: the edges in their order, then the loop of every target, 0 where it has
-// none. Numbers by edge and column are not; backward computes them again, by target and by source. What dropout drops of
-// the softmax is in its sign.
+// Arrays by edge and head are stored, [E + n, H]: the edges in their order, then the self-loop of every target, 0 if it
+// has none. Arrays by edge and column are not stored; the backward pass computes their numbers again, once by target
+// and once by source. The sign of a softmax weight says whether dropout drops it.
 #pragma once
 
 #include "chunk.h"
@@ -13,7 +14,8 @@
 
 namespace weft::WEFT_ISA {
 
-// Calls visit(neighbour, edge, ahead) for a row's entries and then its loop; `ahead` is a neighbour of an entry to come.
+// Calls visit(neighbour, edge, ahead) for a row's entries and then its loop. `ahead` is the neighbour of a later entry,
+// to prefetch its row.
 template <class I, class Edge, class Visit>
 WEFT_INLINE void for_entries(const int64_t* indptr, const I* indices, int64_t num_rows, int64_t row, bool loop,
                              Edge edge, Visit visit) {
@@ -32,7 +34,7 @@ WEFT_INLINE const T* features_of(const Pairs<T, I>& a, int64_t edge) {
   return edge < num_edges ? a.features + edge * a.num_features : a.loop_features + (edge - num_edges) * a.num_features;
 }
 
-// z = own + other + features edge_map, for one edge.
+// z = own + other + features edge_map for one edge: the arguments of LeakyReLU, by column.
 template <class T, class I>
 WEFT_INLINE void pair_arguments(const Pairs<T, I>& a, const T* own, const T* other, int64_t edge, T* z) {
   for (int64_t column = 0; column < a.width; ++column) z[column] = own[column] + other[column];
@@ -74,7 +76,7 @@ void pair_logits(const Pairs<T, I>& a, T* logits) {
   });
 }
 
-// d = the gradient of the row's leaky_relu by column, before the factor `attention`; z the arguments.
+// d = gradient of the arguments z by column, without the factor `attention`: grad_logit times the slope of LeakyReLU.
 template <class T, class I>
 WEFT_INLINE void pair_slopes(const Pairs<T, I>& a, const T* grad, const T* z, T* d) {
   for (int64_t head = 0; head < a.num_heads; ++head) {
@@ -85,8 +87,9 @@ WEFT_INLINE void pair_slopes(const Pairs<T, I>& a, const T* grad, const T* z, T*
   }
 }
 
-// The gradients of right, and of attention and edge_map as the sums of `num_parts` blocks of rows, added up in order: the
-// blocks, and so the bits, do not depend on the number of threads.
+// Computes the gradients of right, attention and edge_map. The latter two are sums over all edges: each block of rows
+// has a partial sum, and these are added in order. The blocks do not depend on the number of threads, so results are
+// bitwise equal for any number of threads.
 template <class T, class I>
 void pair_backward_targets(const PairsBackward<T, I>& b) {
   const Pairs<T, I>& a = b.pairs;
@@ -162,7 +165,11 @@ void pair_backward(const PairsBackward<T, I>& b) {
   pair_backward_sources(b);
 }
 
-// The softmax by row and head. A head whose logits are all -inf has weights of zero.
+// Softmax of the logits for each row and head. If all logits of a row and head are -inf, the weights are zero.
+//
+// 1. Find the largest logit, so that no exponential overflows.
+// 2. Compute the exponentials of the differences to it, for all heads of the row in whole vectors.
+// 3. Sum them, and multiply by the reciprocal of the sum.
 template <class T>
 void edge_softmax(const EdgeSoftmax<T>& a) {
   constexpr int L = kLanes<T>;
@@ -236,7 +243,7 @@ WEFT_INLINE T magnitude(T alpha) {
   return alpha < 0 ? -alpha : alpha;
 }
 
-// Rows of the matrix (targets, or sources of the transpose) for one group of heads.
+// Weighted sums for rows of the matrix (targets, or sources of the transpose) and one group of heads.
 template <class T, class I>
 struct WeighRows {
   const Weigh<T, I>& a;
@@ -289,7 +296,8 @@ void weigh(const Weigh<T, I>& a) {
   }
 }
 
-// Adds to the gradient of alpha what one step's result asks for; the last one makes that of the logits of it.
+// Adds the gradient of one step's result to the gradient of alpha. The last step turns the sum into the gradient of the
+// logits: alpha_e (g_e - sum over the row of alpha g).
 template <class T, class I>
 void weigh_backward(const WeighBackward<T, I>& a) {
   const int64_t heads = a.num_heads, width = a.width, num_edges = a.indptr[a.num_targets];

@@ -7,19 +7,19 @@
 namespace weft {
 namespace {
 
-// A remote vertex is a row to be sent, a cut edge only makes one likelier. Cut edges are counted too, since they tell
-// in which direction to go where no single move changes the remote vertices.
+// Price of a remote vertex, in cut edges. Remote vertices are the rows to send, while a cut edge only makes one more
+// likely. Cut edges count as well, since they show the direction when no single move changes the remote vertices.
 constexpr double kRemoteWeight = 1.0;
 
-// What a load outside its slack costs at first, in cut edges an edge too much or too few, and how it grows with every
-// pass after which it is still outside. Low and slow, so that the vertices that cost least move first: tried from 0.02
-// to 0.5 and from 1.25 to 2, on web, social, author and R-MAT graphs.
+// First price of a load outside of its slack, in cut edges per in-edge too many or too few, and the factor by which it
+// grows after every pass that leaves the load outside. Small values let the vertices that cost least move first. Values
+// from 0.02 to 0.5 and from 1.25 to 2 were compared on web, social, author and R-MAT graphs.
 constexpr double kFirstPrice = 0.1, kGrowth = 1.25;
 
-// A pass that gains less than this share of the cut is the last one.
+// A pass whose gain is a smaller fraction of the cut is the last one of its stage.
 constexpr double kLeastGain = 1e-3;
 
-// A load that all parts should have about the same of; its cost outside the slack is linear in what is over.
+// The range around the mean in which a load costs nothing. Outside, its cost is linear in the distance from the range.
 struct Band {
   double mean = 0, over = 0, price = 0;
 
@@ -63,7 +63,7 @@ class Refiner {
     }
   }
 
-  // Stage 1 with the remote vertices as uneven as they like; stage 2 goes on at its prices and evens them out too.
+  // Stage 1 does not limit the remote vertices. Stage 2 continues with the prices of stage 1 and balances them as well.
   int64_t run(const int64_t* order, const Slack& slack, int64_t max_passes) {
     const double no_limit = static_cast<double>(num_parts_);
     for (const Slack& now : {Slack{slack.vertices, slack.in_edges, no_limit}, slack}) {
@@ -81,7 +81,7 @@ class Refiner {
  private:
   int64_t& load(Count count, int64_t p) { return counts_[count * num_parts_ + p]; }
 
-  // Per part, the number of edges that lead there from vertex u.
+  // Number of edges from vertex u into each part.
   int32_t* links(int64_t u) { return links_.data() + u * num_parts_; }
 
   void set_bands(const Slack& slack) {
@@ -92,7 +92,7 @@ class Refiner {
     }
   }
 
-  // Whether every load is; a kind of load that is not costs more from now on.
+  // Returns whether all loads are within their slack; raises the price of each kind of load that is not.
   bool within_slack() {
     bool all = true;
     for (int count = 0; count < kNumCounts; ++count) {
@@ -105,7 +105,7 @@ class Refiner {
     return all;
   }
 
-  // Calls visit(u, number of edges u -> v) for each distinct in-neighbour: duplicates stand side by side.
+  // Calls visit(u, number of edges u -> v) for each distinct in-neighbour; parallel edges are next to each other.
   template <class Visit>
   void for_sources(int64_t v, Visit visit) {
     for (int64_t entry = indptr_[v]; entry < indptr_[v + 1];) {
@@ -115,8 +115,9 @@ class Refiner {
     }
   }
 
-  // Per part p, what moving v there would change: near_[p] edges between v and p would be cut no more (and those near
-  // its home would), joins_[p] vertices would become remote to p, and leaves_ vertices be no longer remote to its home.
+  // Computes what would change if v moved to part p: the near_[p] edges between v and p would not be cut any more,
+  // while the near_[home] edges to its current part would; joins_[p] more vertices would be remote for p, and leaves_
+  // fewer for its current part.
   void look(int64_t v) {
     const int32_t home = part_[v];
     const int32_t* own = links(v);
@@ -142,11 +143,13 @@ class Refiner {
     leaves_ -= own[home] > num_loops;
   }
 
-  // Moves v where that costs least; returns what it gains, 0 if v is best where it is.
+  // Moves v to the part where it costs least. Returns the gain; 0 if v stays.
   double improve(int64_t v) {
     look(v);
     const int32_t home = part_[v];
     const int64_t degree = indptr_[v + 1] - indptr_[v];
+    // Cost of leaving: edges that become cut, minus vertices that are not remote any more, plus the changes of the
+    // loads.
     const double leaving = static_cast<double>(near_[home]) - kRemoteWeight * static_cast<double>(leaves_) +
                            bands_[kVertices].change(load(kVertices, home), -1) +
                            bands_[kInEdges].change(load(kInEdges, home), -degree) +
@@ -168,7 +171,7 @@ class Refiner {
     return -least;
   }
 
-  // Moves v, which was looked at last, and keeps every count true in O(in-degree).
+  // Moves v, for which look() was called last, and updates all counts in O(in-degree).
   void move(int64_t v, int32_t to) {
     const int32_t home = part_[v];
     const int64_t degree = indptr_[v + 1] - indptr_[v];
@@ -205,7 +208,7 @@ class Refiner {
 template <class Index>
 int64_t count_parts(const int64_t* indptr, const Index* indices, int64_t num_vertices, const int32_t* part,
                     int64_t num_parts, int64_t* counts, int num_threads) {
-  std::vector<uint8_t> needed(static_cast<size_t>(num_vertices) * num_parts);  // whether p has an edge from u
+  std::vector<uint8_t> needed(static_cast<size_t>(num_vertices) * num_parts);  // whether part p has an edge from u
   std::fill_n(counts, kNumCounts * num_parts, 0);
   int64_t cut = 0;
 #pragma omp parallel num_threads(num_threads) reduction(+ : cut)

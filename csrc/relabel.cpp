@@ -6,10 +6,10 @@
 namespace weft {
 namespace {
 
-constexpr int64_t kAhead = 16;   // ids by which words are asked for early
-constexpr int64_t kChunk = 128;  // ids whose places are on their way to the cache at once
+constexpr int64_t kAhead = 16;   // distance of prefetched words, in ids
+constexpr int64_t kChunk = 128;  // ids whose positions are prefetched together
 
-// The number of bits, without an instruction that old processors lack.
+// The number of set bits, without the popcnt instruction, which old processors lack.
 int64_t num_bits(uint64_t bits) {
   bits -= bits >> 1 & 0x5555555555555555u;
   bits = (bits & 0x3333333333333333u) + (bits >> 2 & 0x3333333333333333u);
@@ -51,7 +51,7 @@ bool mark(const IdMap& map, const Id* ids, int64_t count, int num_threads) {
   return in_range;
 }
 
-// Calls visit(word, number) for the words of all pages that have an id, in order.
+// Calls visit(word, number) for the words of all pages with an id, in order.
 template <class Visit>
 void for_words(const IdMap& map, Visit visit) {
   const int64_t num_words = (map.num_ids + kWordIds - 1) / kWordIds;
@@ -78,7 +78,7 @@ int64_t mark_ids(const IdMap& map, const int64_t* first, int64_t num_first, cons
                             : mark<true>(map, first, num_first, num_threads) & mark<true>(map, others, num_others, num_threads);
   if (!in_range) {
     clear(map);
-    throw std::invalid_argument("an id is no vertex of the graph");
+    throw std::invalid_argument("an id is not a vertex of the graph");
   }
   int64_t count = 0;
   for_words(map, [&](IdWord& word, int64_t) {
@@ -120,7 +120,7 @@ void place_ids(const IdMap& map, const int64_t* first, int64_t num_first, const 
     }
   }
   clear(map);
-  if (twice) throw std::invalid_argument("an id is twice among the first");
+  if (twice) throw std::invalid_argument("an id occurs twice in first");
 }
 
 #define WEFT_INSTANTIATE(Index)                                                                                  \

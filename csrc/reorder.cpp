@@ -8,14 +8,15 @@ namespace {
 
 constexpr int64_t kWordBits = 64;
 
-// How many vertices each of some row sets has in common with each of some column sets, vertex by vertex: pair by pair
-// where a vertex is in few sets, else by a bit in each of them, compared when kVertices have come together.
+// Counts the vertices that each row set has in common with each column set. A vertex in few sets increments the count
+// of each pair. Otherwise it sets a bit in each of its sets; after kVertices such vertices, the bits of all pairs are
+// compared.
 class Overlaps {
  public:
   Overlaps(int64_t rows, int64_t cols)
       : rows_(rows), cols_(cols), counts_(rows * cols), row_bits_(rows * kWords), col_bits_(cols * kWords) {}
 
-  // A vertex that is in these row and column sets.
+  // Adds a vertex that is in these row and column sets.
   void add(const std::vector<int64_t>& rows, const std::vector<int64_t>& cols) {
     const auto num_pairs = static_cast<int64_t>(rows.size() * cols.size());
     if (num_pairs * kWordBits <= rows_ * cols_) {
@@ -32,7 +33,7 @@ class Overlaps {
     if (++num_waiting_ == kVertices) compare();
   }
 
-  // Adds what these have counted; neither takes more vertices.
+  // Adds the counts of `others`. Call it after the last vertex of `others`.
   void merge(Overlaps& others) {
     others.compare();
     for (size_t i = 0; i < counts_.size(); ++i) counts_[i] += others.counts_[i];
@@ -43,9 +44,10 @@ class Overlaps {
  private:
   static constexpr int64_t kWords = 64, kVertices = kWords * kWordBits;
 
-  // The bits that two sets have in common. Portable, and compilers make vectors of it: bytes count bits of words.
+  // The number of bits that two sets have in common. Each byte of a word counts its own bits: portable code that
+  // compilers vectorize.
   static int32_t common(const uint64_t* a, const uint64_t* b) {
-    constexpr int64_t kStep = 16;  // words that bytes can count: below 32 of up to 8 bits
+    constexpr int64_t kStep = 16;  // words that a byte can count: fewer than 32, with up to 8 bits each
     int32_t total = 0;
     for (int64_t begin = 0; begin < kWords; begin += kStep) {
       uint64_t bytes = 0;
@@ -80,7 +82,8 @@ class Overlaps {
   std::vector<uint64_t> row_bits_, col_bits_;
 };
 
-// Both phases of algorithm 4, with the batch that every chunk is in so far.
+// Both phases of algorithm 4. A batch is a set of chunks, one of each rank, that run together; batch_ has the batch of
+// every chunk.
 template <class Index>
 class Reorder {
  public:
@@ -104,10 +107,10 @@ class Reorder {
   }
 
  private:
-  static constexpr int64_t kMaxCounts = int64_t{1} << 27;  // of all threads, num_chunks^2 each
+  static constexpr int64_t kMaxCounts = int64_t{1} << 27;  // counts of all threads together, num_chunks^2 for each
 
-  // Phase 1: gives every batch the chunk of this rank that it has most in common with. Batches grow by one chunk of a
-  // rank, so what they have in common with all the others is known beforehand.
+  // Phase 1: adds to every batch the chunk of this rank with the most vertices in common. A batch gets only one chunk
+  // of each rank, so all overlaps can be counted before.
   void place(int64_t rank) {
     const int64_t first = rank * num_chunks_;
     Overlaps overlaps = rank == 0 ? Overlaps(0, 0) : count(first, first, first + num_chunks_);
@@ -120,7 +123,8 @@ class Reorder {
     }
   }
 
-  // Phase 2: from batch 0 on to the one that the current has most in common with.
+  // Phase 2: orders the batches. After batch 0, the next one is always that with the most vertices in common with the
+  // last.
   std::vector<int64_t> order_batches() {
     std::vector<int64_t> sequence{0};
     std::vector<bool> used(num_chunks_);
@@ -141,8 +145,8 @@ class Reorder {
     return best;
   }
 
-  // What the batches of the chunks below `placed` have in common with the chunks from `first` to `last`, or with each
-  // other where there are none of these.
+  // Counts the vertices that the batches of the chunks below `placed` have in common with the chunks in [first, last),
+  // or with each other if that range is empty.
   Overlaps count(int64_t placed, int64_t first, int64_t last) const {
     Overlaps total(num_chunks_, num_chunks_);
 #pragma omp parallel num_threads(num_threads_)
@@ -173,7 +177,7 @@ class Reorder {
   const Index* members_;
   const int64_t num_vertices_, num_ranks_, num_chunks_;
   const int num_threads_;
-  std::vector<int64_t> batch_, chunk_;  // of each chunk, and of each rank and batch
+  std::vector<int64_t> batch_, chunk_;  // the batch of each chunk; the chunk of each rank and batch
 };
 
 }  // namespace

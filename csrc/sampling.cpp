@@ -12,17 +12,17 @@
 namespace weft {
 namespace {
 
-constexpr int64_t kChunk = 16;    // rows whose sources are on their way to the cache at once
-constexpr int64_t kAhead = 32;    // targets by which row pointers are asked for early
+constexpr int64_t kChunk = 16;    // rows whose sources are prefetched together
+constexpr int64_t kAhead = 32;    // distance of prefetched row pointers, in targets
 constexpr double kPi = 3.141592653589793;
 
 double unit(uint64_t word) { return static_cast<double>(word >> 11) * 0x1p-53; }  // in [0, 1)
 
-double normal(uint64_t word) {  // Box and Muller 1958; 1 - unit is above 0
+double normal(uint64_t word) {  // a normal random number (Box and Muller 1958); 1 - unit is above 0
   return std::sqrt(-2.0 * std::log(1.0 - unit(mix_word(word)))) * std::cos(2 * kPi * unit(mix_word(word ^ 1)));
 }
 
-// One thread's work on rows, a row at a time.
+// Samples the rows of one thread, one after the other.
 template <class Index>
 class Drawer {
  public:
@@ -35,7 +35,7 @@ class Drawer {
 
   bool failed() const { return failed_; }
 
-  // visit(position in the row, 1 / probability) for each sampled edge, positions ascending.
+  // Calls visit(position in the row, 1 / probability) for each sampled edge, with ascending positions.
   template <class Visit>
   void draw(const SampledRow& row, Visit visit) {
     const int64_t degree = row.end - row.begin;
@@ -69,7 +69,7 @@ class Drawer {
 
   uint64_t id(Index vertex) const { return static_cast<uint64_t>(a_.ids != nullptr ? a_.ids[vertex] : vertex); }
 
-  // A row's positions by relation, from starts_ on each.
+  // Groups the positions of a row by relation: places_ from starts_[relation] on.
   void group(const SampledRow& row) {
     std::fill(starts_.begin(), starts_.end(), 0);
     places_.resize(row.end - row.begin);
@@ -88,7 +88,7 @@ class Drawer {
     starts_[0] = 0;
   }
 
-  // `degree` edges of a row, the i-th at place(i), of which k are wanted.
+  // Samples k of `degree` edges of a row; the i-th of them is at position place(i).
   template <class Place, class Visit>
   void draw_group(const SampledRow& row, int64_t degree, int64_t k, uint64_t word, Place place, Visit visit) {
     if (k == kAllEdges || degree <= k) {
@@ -123,7 +123,8 @@ class Drawer {
     }
   }
 
-  // Phi of a normal number that turns from one key's to the next one's.
+  // Phi (the normal distribution function) of a normal number that changes gradually from that of key to that of
+  // next_key.
   double variate(uint64_t id) const {
     const double z = near_ * normal(mix_word(a_.key ^ id)) + far_ * normal(mix_word(a_.next_key ^ id));
     return 0.5 * std::erfc(-z / std::sqrt(2.0));
@@ -141,8 +142,8 @@ class Drawer {
     }
   }
 
-  // c, so that min(1, c w) has the sum k: those at 1 are set aside until there are no more of them; infinity where no
-  // more than k weights are above 0.
+  // Returns c for which the sum of min(1, c w) is k. Repeats with the weights for which c w < 1, until no further one
+  // reaches 1. Returns infinity if no more than k weights are above 0.
   template <class Place>
   double poisson_rate(const SampledRow& row, int64_t degree, int64_t k, Place place) {
     constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -191,7 +192,7 @@ void count_sample(const Sampling<Index>& a, const int64_t* targets, int64_t num_
     Drawer<Index> drawer(a);
 #pragma omp for schedule(dynamic, 1024)
     for (int64_t i = 0; i < num_targets; ++i) {
-      if (i + kAhead < num_targets) {  // asking for an address that is none does no harm
+      if (i + kAhead < num_targets) {  // prefetching an invalid address is harmless
         __builtin_prefetch(a.indptr + targets[i + kAhead]);
         if (a.ids != nullptr) __builtin_prefetch(a.ids + targets[i + kAhead]);
       }
@@ -210,8 +211,8 @@ void count_sample(const Sampling<Index>& a, const int64_t* targets, int64_t num_
     }
     sound = sound && !drawer.failed();
   }
-  if (!in_range) throw std::invalid_argument("a target is no vertex of the graph");
-  if (!sound) throw std::invalid_argument("weights must be finite and not negative, relations have a fanout each");
+  if (!in_range) throw std::invalid_argument("a target is not a vertex of the graph");
+  if (!sound) throw std::invalid_argument("weights must be finite and not negative, and each relation needs a fanout");
   for (int64_t i = 0; i < num_targets; ++i) block[i + 1] += block[i];
 }
 

@@ -9,14 +9,15 @@ namespace weft {
 namespace {
 
 constexpr int64_t kWordBits = 64;
-constexpr int64_t kTeamWork = 1 << 15;  // numbers or edges that are worth more than one thread
+constexpr int64_t kTeamWork = 1 << 15;  // numbers or edges from which on several threads are worth it
 
-// Slots, of which the lowest free one is taken.
+// The used slots; take() returns the lowest free one.
 class Slots {
  public:
   int64_t size() const { return size_; }
 
-  // All that is taken until the next call is above what was taken before.
+  // Starts the search for free slots from slot 0 again. Call it after slots were released; otherwise the search goes on
+  // from the last slot that it has returned.
   void rewind() { word_ = 0; }
 
   int64_t take() {
@@ -71,7 +72,7 @@ void distinct(const Index* values, const int64_t* starts, const int64_t* ranges,
 
 void find_changes(const int64_t* numbers, const int64_t* starts, int64_t num_sets, bool* fresh, bool* leaving,
                   int num_threads) {
-  // Which numbers of one set another lacks.
+  // Marks the numbers of a set that another one lacks.
   const auto compare = [&](int64_t set, int64_t other, bool* lacks) {
     const bool any = other >= 0 && other < num_sets;
     int64_t i = any ? starts[other] : 0;
@@ -90,14 +91,15 @@ void find_changes(const int64_t* numbers, const int64_t* starts, int64_t num_set
 
 void stay_until(const int64_t* numbers, const int64_t* starts, int64_t num_sets, int64_t num_numbers, const int64_t* room,
                 bool ahead, int64_t* until) {
-  std::vector<int64_t> next(num_numbers, num_sets);  // the set that uses a number next
+  std::vector<int64_t> next(num_numbers, num_sets);  // the next set that uses a number
   for (int64_t set = num_sets - 1; set >= 0; --set) {
     for (int64_t i = starts[set]; i < starts[set + 1]; ++i) {
       until[i] = next[numbers[i]];
       next[numbers[i]] = set;
     }
   }
-  std::vector<std::vector<int64_t>> waiting(num_sets + 1);  // by the set from which on they take no room, their uses
+  // Uses whose rows stay for a later set, by the set from which on they need no room.
+  std::vector<std::vector<int64_t>> waiting(num_sets + 1);
   int64_t count = 0, latest = 0;
   for (int64_t set = 0; set < num_sets; ++set) {
     for (int64_t i = set == 0 ? 0 : starts[set - 1]; i < starts[set]; ++i) {

@@ -1,4 +1,5 @@
-// Attention's weights for a chunk of entries: arguments gathered by head, and a softmax that grows chunk by chunk.
+// Attention weights for a chunk of entries: gathers the arguments by head, and updates an online softmax chunk by
+// chunk.
 #pragma once
 
 #include "chunk.h"
@@ -11,8 +12,8 @@ WEFT_INLINE int64_t padded(int64_t count) {
   return (count + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
 }
 
-// into[j][e] = table[indices[e]][j] for the heads of a group, then those of row `own`, unless that is -1; the last one again
-// up to a whole vector. Nothing beyond indices[left] is fetched ahead.
+// into[j][e] = table[indices[e]][j] for the H heads of a group; then the row `own` (the self-loop), unless that is -1.
+// The last entry is repeated up to a whole vector. Prefetching stops at indices[left].
 template <int H, class R, class I>
 void gather_heads(const R* table, int64_t stride, const I* indices, int64_t count, int64_t left, int64_t own,
                   Weights<Sum<R>>& into) {
@@ -55,7 +56,7 @@ WEFT_INLINE V where_positive(V argument, V value) {
   return argument > zero ? value : zero;
 }
 
-// One target and group of heads: the softmax so far, relative to the largest logit so far.
+// The softmax of one target and group of heads over the chunks so far, relative to the largest logit so far.
 template <class T>
 struct Softmax {
   T largest[kHeads], sum[kHeads], share[kHeads];  // share: the part of sum whose argument is positive
@@ -67,8 +68,14 @@ struct Softmax {
     }
   }
 
-  // Arguments less `own` in, weights and positive weights out; returns the factor that makes what came before relative
-  // to the new largest logit. From count on the arguments repeat one before, and the weights come out as zero.
+  // Adds a chunk of head j:
+  //
+  // 1. Compute the logits, leaky_relu(argument + own), and the new largest logit.
+  // 2. Compute weight = exp(logit - largest), and `positive`, which is weight where the argument is positive, else 0.
+  // 3. Scale the sums of earlier chunks to the new largest logit, and add those of this chunk.
+  //
+  // On entry, `weight` has the arguments without `own`; from `count` on it repeats an earlier one up to a whole vector,
+  // and these weights become zero. Returns the factor of step 3, by which the sums of rows must be scaled as well.
   T add(int64_t j, T own, T slope, int64_t count, T* weight, T* positive) {
     constexpr int L = kLanes<T>;
     using V = Vector<T, L>;

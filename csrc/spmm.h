@@ -1,4 +1,4 @@
-// Sums and maxima over the entries of each row.
+// Sums and maxima of neighbours' rows over the entries of each row.
 #pragma once
 
 #include "kernels.h"
@@ -6,7 +6,8 @@
 
 namespace weft::WEFT_ISA {
 
-// Rows [first, end) of one block of columns. Sums stay in registers; without weights, no number is read per entry.
+// Sums for rows [first, end) and one block of columns. Sums stay in registers; kernels without weights read no number
+// per entry except for the index.
 template <class R, class Y, class I, bool kWeight, bool kNeighbour>
 struct SpmmRows {
   using T = Sum<R>;
@@ -36,7 +37,7 @@ struct SpmmRows {
           sum[i] += kWeight || kNeighbour ? value * scale : value;
         }
       }
-      // All vectors alike: a number's bits are not to depend on which it is in.
+      // All vectors are scaled in the same way, so that the bits of a number do not depend on its vector.
       const T row_scale = a.row_scale ? a.row_scale[row] : T{1};
       for (int i = 0; i < N; ++i) sum[i] *= row_scale;
       if (row < a.num_loops) {
@@ -44,7 +45,7 @@ struct SpmmRows {
         for (int i = 0; i < N; ++i) sum[i] += load<L>(x + column_of<L, N>(i, columns)) * a.loop_scale[row];
       }
       const int64_t count = columns.end - columns.tail;
-      if (a.add) {  // all before the first is stored: the last two may overlap
+      if (a.add) {  // all loads before the first store, since the last two vectors may overlap
         for (int i = 0; i + 1 < N; ++i) sum[i] += load<L>(y + column_of<L, N>(i, columns));
         sum[N - 1] += load_first<L>(y + columns.tail, count);
       }
@@ -54,7 +55,7 @@ struct SpmmRows {
   }
 };
 
-// Every row and every column by a family of loops over rows, of which columns before `readable` may be read.
+// Runs a family of loops (such as SpmmRows) over all rows and columns. Columns before `readable` may be read.
 template <class Family, class Arguments>
 void for_rows(const int64_t* indptr, int64_t num_rows, int64_t readable, const Arguments& a) {
   for_blocks<kLanes<typename Family::Scalar>>(
@@ -76,7 +77,7 @@ void spmm(const Spmm<R, Y, I>& a) {
   return spmm_as<false, false>(a);
 }
 
-// The maximum and the place where it was first met. NaN wins, as it does in PyTorch.
+// The maximum of each column, and the entry at which it occurs first. NaN counts as the maximum, as in PyTorch.
 template <class T, class I>
 struct MaxRows {
   using Scalar = T;

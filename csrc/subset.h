@@ -1,4 +1,4 @@
-// Random subsets without bias, and the words that they are drawn from.
+// Unbiased random subsets, and the random words from which they are drawn.
 #pragma once
 
 #include <algorithm>
@@ -15,14 +15,15 @@ inline uint64_t mix_word(uint64_t value) {
   return value ^ (value >> 31);
 }
 
-// A number below `count` from a random word: all alike but for count / 2^64.
+// A number below `count` from a random word, uniform except for a relative bias of count / 2^64.
 inline uint64_t below(uint64_t word, uint64_t count) {
   __extension__ using Wide = unsigned __int128;
   return static_cast<uint64_t>((static_cast<Wide>(word) * count) >> 64);
 }
 
-// k of 0 to d - 1, ascending, each set alike, in O(k) expected time. Floyd's algorithm: the i-th draw is one of the
-// first d - k + i + 1 numbers, or the last of them if it was drawn before. Where most are taken, those left out are drawn.
+// Draws k of the numbers 0 to d - 1, ascending, all sets with equal probability, in O(k) expected time. Floyd's
+// algorithm: the i-th draw is one of the first d - k + i + 1 numbers, or the last of these if the number was drawn
+// before. If k is more than half of d, the numbers to leave out are drawn instead.
 class Subset {
  public:
   template <class Visit>
@@ -59,8 +60,8 @@ class Subset {
     visit_bits(left_out ? ~bits & ones(d) : bits, 0, visit);
   }
 
-  // Few of many are distinct as a rule, and then each is put where as many are below it: no branch that depends on them.
-  // False, without a visit, if two are alike.
+  // For few numbers out of many, which are usually distinct: sorts them by counting the smaller ones, without branches
+  // that depend on the numbers. Returns false, without a visit, if two of them are equal.
   template <class Visit>
   static bool draw_few(int64_t d, int64_t m, uint64_t word, Visit& visit) {
     constexpr int64_t kLanes = 4;
@@ -101,11 +102,12 @@ class Subset {
     }
   }
 
-  // A hash table that keeps the numbers' order but within a run of neighbours: what is drawn is spread evenly.
+  // For large d: a hash table whose slots are in the order of the numbers, except within a run of occupied slots.
+  // Random numbers spread evenly over the slots, so runs are short and the final insertion sort is fast.
   template <class Visit>
   void draw_table(int64_t d, int64_t m, uint64_t word, Visit& visit) {
     const int shift = std::max(0, length(d - 1) - length(m) - 1);
-    const int64_t num_slots = ((d - 1) >> shift) + 1 + m;  // of which m are room for the last run
+    const int64_t num_slots = ((d - 1) >> shift) + 1 + m;  // including m slots for the last run
     slots_.assign(num_slots, -1);
     const auto add = [&](int64_t number) {
       int64_t slot = number >> shift;

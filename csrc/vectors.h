@@ -1,6 +1,6 @@
-// Vectors, how columns are cut into them, and how rows are dealt to threads. This and what builds on it live in the
-// namespace of one instruction set and use no inline function of the standard library: the linker could take its code
-// from the build for another one.
+// Vectors, the division of columns into vectors, and the distribution of rows over threads. This file and the kernels
+// are compiled once per instruction set, in its namespace. They must not use inline functions of the standard library:
+// the linker could take their code from the build for another instruction set.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,14 @@
 
 namespace weft::WEFT_ISA {
 
-constexpr int kMaxVectors = WEFT_ACCUMULATORS;  // accumulators that fit the registers beside what else a loop needs
+// Vectors of sums that fit into the registers next to the other values of a loop.
+constexpr int kMaxVectors = WEFT_ACCUMULATORS;
 
-// Of the numbers that a type is summed in.
+// Lanes of a vector of the type in which R is summed.
 template <class R>
 constexpr int kLanes = WEFT_VECTOR_BYTES / sizeof(Sum<R>);
 
-// Whether numbers of a type are widened where they are loaded.
+// Whether numbers of a type are converted to a wider type when loaded (bfloat16).
 template <class R>
 constexpr bool kNarrow = sizeof(R) < sizeof(Sum<R>);
 
@@ -54,7 +55,7 @@ WEFT_INLINE Vector<uint16_t, L> narrowed(Vector<uint32_t, L> bits) {
   }
 }
 
-// L numbers, in the type that they are summed in.
+// Loads L numbers, converted to the type in which they are summed.
 template <int L, class R>
 WEFT_INLINE Vector<Sum<R>, L> load(const R* from) {
   if constexpr (kNarrow<R>) {
@@ -68,7 +69,7 @@ WEFT_INLINE Vector<Sum<R>, L> load(const R* from) {
   }
 }
 
-// Numbers that are narrowed go to the nearest, of two as near to the even one; NaN stays NaN.
+// Stores L numbers. Conversion to bfloat16 rounds to nearest, ties to even; NaN stays NaN.
 template <int L, class R>
 WEFT_INLINE void store(R* to, Vector<Sum<R>, L> value) {
   if constexpr (kNarrow<R>) {
@@ -83,7 +84,7 @@ WEFT_INLINE void store(R* to, Vector<Sum<R>, L> value) {
   }
 }
 
-// The first `count` of the lanes, of numbers that may end there; the others are 0.
+// Loads only the first `count` lanes, since memory after them may be invalid; the other lanes are 0.
 template <int L, class R>
 WEFT_INLINE Vector<Sum<R>, L> load_first(const R* from, int64_t count) {
   if (count >= L) return load<L>(from);
@@ -107,7 +108,7 @@ WEFT_INLINE void store_first(R* to, Vector<Sum<R>, L> value, int64_t count) {
   }
 }
 
-// combine(...) of all lanes, by halves.
+// Combines all lanes, repeatedly in halves.
 template <int L, class T, class Combine>
 WEFT_INLINE T reduce_lanes(Vector<T, L> value, Combine combine) {
   if constexpr (L == 1) {
@@ -129,14 +130,15 @@ WEFT_INLINE T max_lanes(Vector<T, L> value) {
   return reduce_lanes<L, T>(value, [](auto a, auto b) __attribute__((always_inline)) { return b > a ? b : a; });
 }
 
-// How many entries ahead to fetch a row of which `kValues` are read: about 8 KiB, measured with benchmarks/kernels.py.
+// Prefetch distance in entries, for rows of which `kValues` numbers are read: about 8 KiB, measured with
+// benchmarks/kernels.py.
 template <class T, int kValues>
 constexpr int kAhead = 8192 / (kValues * int{sizeof(T)}) < 8    ? 8
                        : 8192 / (kValues * int{sizeof(T)}) > 32 ? 32
                                                                 : 8192 / (kValues * int{sizeof(T)});
 
-// Fetches the cache lines of numbers 0 to `last`, for which kValues lanes are taken, and where a row is narrow no line
-// more; a row may start anywhere in its first line.
+// Prefetches the cache lines of the numbers 0 to `last`, which kValues lanes cover, and no further line if the row is
+// narrow. A row may start anywhere in its first line.
 template <int kValues, class T>
 WEFT_INLINE void prefetch(const T* row, int64_t last) {
   constexpr int line = 64 / sizeof(T);
@@ -150,9 +152,9 @@ WEFT_INLINE void prefetch_row(const T* row, int64_t width) {
   for (int64_t column = 0; column < width; column += 64 / sizeof(T)) __builtin_prefetch(row + column);
 }
 
-// Columns [column, column + (N - 1) L) in whole vectors, then one that starts at `tail`, of which those before `end`
-// count. It overlaps the others where the width is no multiple of L and no column that could be read follows: it computes
-// the same numbers again, and no loop has a remainder.
+// Columns [column, column + (N - 1) L) in whole vectors, then one vector that starts at `tail`, of which the columns
+// before `end` count. If the width is no multiple of L and nothing readable follows, the last vector overlaps the
+// others and computes the same numbers again. So no loop has a remainder.
 struct Columns {
   int64_t column, tail, end;
 };
@@ -162,7 +164,7 @@ WEFT_INLINE int64_t column_of(int i, Columns columns) {
   return i + 1 < N ? columns.column + i * L : columns.tail;
 }
 
-// Family::run<L, N> for the lanes and number of vectors wanted. Narrower vectors serve widths below a full one.
+// Returns Family::run<L, N> for a number of lanes and of vectors. Widths below a full vector use narrower vectors.
 template <class Family, int L, int... N>
 typename Family::Run run_of(int num_vectors, std::integer_sequence<int, N...>) {
   constexpr typename Family::Run runs[] = {&Family::template run<L, N + 1>...};
@@ -178,8 +180,8 @@ typename Family::Run find_run(int lanes, int num_vectors) {
   return run_of<Family, L>(num_vectors, std::make_integer_sequence<int, full ? Family::max_vectors : 2>());
 }
 
-// Cuts columns [begin, end) into blocks of at most max_vectors full vectors, of nearly equal size, and calls
-// visit(run, columns) for each. Those before `readable` may be read.
+// Divides columns [begin, end) into blocks of nearly equal size, with at most max_vectors full vectors, and calls
+// visit(run, columns) for each. Columns before `readable` may be read.
 template <class Family, class Visit>
 WEFT_INLINE void for_columns(int64_t begin, int64_t end, int64_t readable, Visit visit) {
   constexpr int full = kLanes<typename Family::Scalar>;
@@ -196,7 +198,7 @@ WEFT_INLINE void for_columns(int64_t begin, int64_t end, int64_t readable, Visit
   }
 }
 
-// Memory of one thread, zero at first.
+// Memory of one thread, initialized to zero.
 template <class T>
 struct Scratch {
   T* const numbers;
@@ -206,12 +208,13 @@ struct Scratch {
   Scratch& operator=(const Scratch&) = delete;
 };
 
-// As many of the threads as get work worth waking them for.
+// The number of threads to use: no more than there are tasks.
 WEFT_INLINE int useful_threads(int64_t num_tasks, int num_threads) {
   return num_tasks < num_threads ? static_cast<int>(num_tasks) : num_threads;
 }
 
-// Rows in blocks of about equal cost, the number of entries and rows; row r begins at cost indptr[r] + r.
+// Rows in blocks of about equal cost. The cost of a range is its number of entries and rows: row r begins at cost
+// indptr[r] + r.
 struct RowBlocks {
   const int64_t* indptr;
   const int64_t num_rows, cost, num_blocks;
@@ -226,7 +229,7 @@ struct RowBlocks {
 
   int64_t begin(int64_t block) const { return cost * block / num_blocks; }
 
-  // The first row that begins in or after a block.
+  // The first row that begins in a block or after it.
   int64_t row(int64_t block) const {
     int64_t low = 0, high = num_rows;
     while (low < high) {
@@ -240,7 +243,7 @@ struct RowBlocks {
     return low;
   }
 
-  // The first block that begins after a row does.
+  // The first block that begins after the start of a row.
   int64_t block_after(int64_t row) const {
     const int64_t at = indptr[row] + row;
     int64_t block = at * num_blocks / cost;
@@ -249,7 +252,7 @@ struct RowBlocks {
   }
 };
 
-// Calls body(first_row, end_row) for every block, dealt to threads as they come free.
+// Calls body(first_row, end_row) for every block; each free thread takes the next block.
 template <class Body>
 WEFT_INLINE void for_row_blocks(const int64_t* indptr, int64_t num_rows, int num_threads, Body body) {
   const RowBlocks blocks(indptr, num_rows, num_threads);
@@ -257,8 +260,9 @@ WEFT_INLINE void for_row_blocks(const int64_t* indptr, int64_t num_rows, int num
   for (int64_t block = 0; block < blocks.num_blocks; ++block) body(blocks.row(block), blocks.row(block + 1));
 }
 
-// Calls body(first_row, end_row, first_column, end_column). A hub, a row that fills blocks by itself, has its columns
-// dealt to these blocks, so that it holds up no thread; each column's sum stays in one thread and in its order.
+// Calls body(first_row, end_row, first_column, end_column) for blocks of rows. If one row (a hub) fills several blocks,
+// its columns are divided over these blocks, so that it does not delay one thread. One thread still sums each column,
+// in the order of the entries.
 template <int kColumns, class Body>
 WEFT_INLINE void for_blocks(const int64_t* indptr, int64_t num_rows, int64_t width, int num_threads, Body body) {
   const RowBlocks blocks(indptr, num_rows, num_threads);

@@ -8,7 +8,7 @@ namespace weft {
 template <class Index>
 int64_t cut_rows(const int64_t* indptr, const Index* indices, int64_t num_rows, int64_t num_columns,
                  const WorkingSet& set, int64_t limit, int64_t* bounds, int64_t& most) {
-  std::vector<int64_t> seen(num_columns, -1);  // the last range that has the column
+  std::vector<int64_t> seen(num_columns, -1);  // the last range that contains the column
   int64_t num_bounds = 0, columns = 0, taken = 0;
   most = 0;
   const auto add = [&](int64_t row, int64_t range) {
