@@ -23,7 +23,7 @@ COLUMNS = {
     **dict.fromkeys(("gather", "loss"), (1,)),
     **{f"{name}{back}": (4, 5) for name in ("Sum", "Max", "ByRelation", "Attend", "AttendEdges") for back in PASSES},
 }
-"""Positions, in the sizes of a kernel's calls, of widths of the model: these are the same on any graph."""
+"""For each kernel, positions of those sizes of a call that are widths of the model, so do not grow with the graph."""
 HALVINGS = 2
 """Number of halvings from one small graph to the next smaller one."""
 EXPONENT_TOLERANCE = 0.03

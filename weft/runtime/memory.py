@@ -19,7 +19,7 @@ from weft.utils.units import format_bytes
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 """Options of mallopt, from malloc.h of glibc."""
 NEVER_TRIM = -1
-"""Trim threshold that is never reached; a large number would still be, with 2 GiB of free memory."""
+"""Trim threshold that is never reached, unlike the largest positive one: 2 GiB of free memory would reach that."""
 STEP_BYTES = 64 << 20
 """Bytes by which the heap grows at a time."""
 CGROUPS, PROCESS_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")

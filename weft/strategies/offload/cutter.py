@@ -24,7 +24,7 @@ from weft.partition import Dependencies, Hop
 MAX_CHUNKS = 1 << 14
 """Largest number of chunks that is tried."""
 MAX_REORDERED = 1 << 11
-"""Largest number of chunks that are reordered, which counts the shared rows of every two chunks."""
+"""Largest number of chunks that are reordered; reordering counts the rows that each pair of chunks shares."""
 NOTHING_MOVES = Volumes(neighbours=0, shared=0, loaded=0, fetched=0)
 """Volumes of chunks that read rows in place."""
 

@@ -159,7 +159,7 @@ class MemoryProbe:
 
 
 def _sizes(shapes: Tensor) -> Tensor:
-    """Return shapes [n, 3] preceded by a 1 for the constant bytes, [n, 4]."""
+    """Return shapes [n, 3] with a column of ones in front, which stands for the constant bytes: [n, 4]."""
     return torch.cat([shapes.new_ones(len(shapes), 1), shapes], 1)
 
 

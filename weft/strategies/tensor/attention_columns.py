@@ -113,7 +113,7 @@ class AttentionPlan:
         )
 
     def layout(self, *, sums: bool) -> ColumnLayout:
-        """Return the layout of [h | right], or with a separate left of [h | left | right]."""
+        """Return the distribution of the columns of the concatenated inputs: h, left if it is separate, and right."""
         assigned: list[tuple[Range, ...]] = []
         for columns, (start, stop) in zip(self.columns, self.logit_columns(sums=sums), strict=True):
             left, right = self.width + start, self.width + self.logit_width * self.separate_left + start

@@ -129,7 +129,7 @@ class Block(SubTopology):
 
 
 class Halos(Exchange):
-    """Exchange of vertex parallelism for one stage of the model; results are the first rows of its inputs.
+    """Exchange of vertex parallelism for one stage of the model. The first input rows of the stage are its targets.
 
     Args:
         blocks: Block of each step; the targets of the last one are the results.

@@ -44,7 +44,7 @@ DIGEST_ROWS = 4096
 def make_on_all_ranks(config: Config, make: Callable[[], Result]) -> Result:
     """Return what every rank creates for itself, such as a graph that it loads from its host.
 
-    Under torchrun, the ranks connect before, so that all of them raise an error of some, which names these.
+    Under torchrun, the ranks connect first. If some of them fail, all raise an error that names the failed ranks.
 
     Args:
         config: The run's configuration.

@@ -112,7 +112,7 @@ class Edges:
     transpose: tuple[ArrayRef, ArrayRef, ArrayRef, ArrayRef | None]
     """Arrays indptr, indices, edge_ids and weight of the transpose."""
     edge_positions: ArrayRef | None
-    """The `edge_positions` of `SlotTopology`; None without added self-loops."""
+    """Position of each edge among the round's own edges, -1 for an added self-loop; None if none were added."""
     num_sources: int
     """Number of slots, or of targets and slots for the layout "whole"."""
 
