@@ -40,7 +40,7 @@ def with_isa(isa: str) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """The graphs are too small for more, and threads that wait for each other are slow on a busy machine."""
+    """Run tests on one thread: graphs are small, and waiting threads are slow on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -49,12 +49,12 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def two_threads() -> None:
-    torch.set_num_threads(2)  # `one_thread`, which every test gets first, puts the number back
+    torch.set_num_threads(2)  # The fixture `one_thread` of every test restores the number.
 
 
 @pytest.fixture(autouse=True)
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fills what kernels are to write with NaN, so that an entry left out shows."""
+    """Fill new tensors with NaN, so that a test detects entries that a kernel does not write."""
 
     def poisoned(make: Any) -> Any:
         def wrapper(*args: Any, **kwargs: Any) -> Tensor:
@@ -63,7 +63,8 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return wrapper
 
-    with torch.device("meta"):  # lists, once in a process, which functions it is for: these, and not the poisoned ones
+    # The first use of a device context lists the functions that it affects: these, not the poisoned ones.
+    with torch.device("meta"):
         torch.empty(0)
     monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
     monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))

@@ -1,4 +1,4 @@
-"""A mistake of the caller is a ValueError that names the argument; instruction sets are chosen by name."""
+"""Wrong arguments are a ValueError that names the argument; instruction sets are selected by name."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def block() -> Adjacency:
         (lambda _: keyed_dropout(X[0], ROWS, key=1, p=0.5), "x "),
     ],
 )
-def test_mistakes_are_named(call: Callable[[Adjacency], torch.Tensor], match: str):
+def test_errors_name_the_argument(call: Callable[[Adjacency], torch.Tensor], match: str):
     with pytest.raises(ValueError, match=match):
         call(graph(5, 5, 12))
 
 
-def test_native_refuses_what_it_cannot_take():
-    """The last line of defence: no copy, no conversion, no array of another size."""
+def test_native_code_checks_its_arguments():
+    """Native functions refuse arrays of wrong size, type or layout; they neither copy nor convert."""
     adj, y = graph(5, 5, 12), torch.empty(5, 4)
     with pytest.raises(TypeError, match="incompatible function arguments"):
         _native.spmm(adj.indptr, adj.indices, None, None, None, None, X, 4, torch.ones(4, 5).t(), False, 1)
@@ -102,8 +102,8 @@ def test_unknown_instruction_set():
 
 
 @pytest.mark.parametrize("isa", _native.supported_isas())
-def test_environment_chooses_the_instruction_set(isa):
+def test_environment_selects_the_instruction_set(isa):
     code = "from weft import _native; print(_native.current_isa())"
     environment = {**os.environ, "WEFT_ISA": isa}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == isa
+    process = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == isa

@@ -1,4 +1,4 @@
-"""Every op, backend, instruction set and dtype equals the reference: results and all gradients."""
+"""Results and gradients of every op, backend, instruction set and dtype equal those of the reference."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from weft.data.adjacency import Adjacency
 
 WIDTHS = [0, 1, 2, 7, 16, 33, 100]
 EVERY_WIDTH = [*range(1, 40), 64, 127, 128, 129, 256, 257, 300, 513]
-"""Each cut of the columns into vectors and blocks."""
+"""Numbers of columns that cover every split into vectors and blocks."""
 BOUNDS = [(0, 0), (0, 5), (0, 16, 32), (0, 3, 3, 20), (0, 40, 41, 90, 131), (*range(0, 65, 8),), (*range(0, 31, 3),)]
 
 
@@ -40,7 +40,7 @@ class TestSums:
             assert_same(adj, spmm_case(adj, width, source=source, target=target, loop=loop, weighted=weighted), dtype)
 
     @pytest.mark.parametrize("factors", list(itertools.product([False, True], repeat=4)), ids=str)
-    def test_every_mix_of_factors(self, factors):
+    def test_every_combination_of_factors(self, factors):
         source, target, loop, weighted = factors
         adj = graph(30, 20, 200)
         assert_same(adj, spmm_case(adj, 9, source=source, target=target, loop=loop, weighted=weighted), torch.float64)
@@ -94,11 +94,11 @@ class TestParity:
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("degree", [0, 1, 7, 8, 127, 128, 129, 256])
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
-def test_a_loop_behind_any_number_of_entries(degree, dropout):
-    """Entries are weighed 128 at a time, a loop with the last of them: every vertex of a graph has so many, and one."""
+def test_a_loop_after_any_number_of_entries(degree, dropout):
+    """Attention is right for every vertex with `degree` entries and a loop, which kernels process 128 at a time."""
     count = 300
     source, target = torch.arange(count).repeat_interleave(degree), torch.arange(count * degree)
-    target = (source + 1 + target % max(degree, 1)) % count  # never itself
+    target = (source + 1 + target % max(degree, 1)) % count  # no loops
     adj = Adjacency.from_edges(source, target, num_sources=count, num_targets=count)
     for dtype in DTYPES:
         assert_same(adj, attend_case(adj, (0, 3, 12), loop=True, dropout=dropout), dtype)

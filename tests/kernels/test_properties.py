@@ -1,4 +1,4 @@
-"""What holds beyond parity: gradients against differences, the same bits however computed, slices that add up."""
+"""Properties of kernels: gradients equal finite differences, bits are reproducible, slices add up to the whole."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def cases(adj: Adjacency, width: int) -> list[Case]:
 
 
 def edge_cases(adj: Adjacency, width: int) -> list[Case]:
-    """Attention whose logits are numbers by edge."""
+    """Return cases of attention with logits for edges."""
     bounds = (0, width // 3, width)
     return [
         pair_case(adj, bounds, loop=True),
@@ -64,12 +64,12 @@ def edge_cases(adj: Adjacency, width: int) -> list[Case]:
     ]
 
 
-def assert_same_bits(one: list[torch.Tensor], two: list[torch.Tensor]) -> None:
-    for a, b in zip(one, two, strict=True):
+def assert_same_bits(first: list[torch.Tensor], second: list[torch.Tensor]) -> None:
+    for a, b in zip(first, second, strict=True):
         assert torch.equal(a, b)
 
 
-def test_gradients_match_differences():
+def test_gradients_equal_finite_differences():
     adj = graph(6, 6, 14)
     for case in cases(adj, 5):
         inputs = [(tensor + 0.1 * randn(*tensor.shape, seed=8)).requires_grad_() for tensor in case.inputs]
@@ -79,11 +79,11 @@ def test_gradients_match_differences():
 @given(drawn_graphs(), st.integers(1, 40), st.sampled_from(DTYPES), st.integers(0, 2**31))
 @settings(deadline=None, max_examples=40)
 def test_edge_order_does_not_matter(adj, width, dtype, seed):
-    """Shuffled edges give the same bits; the weights of duplicates are made equal, as their order is the input's."""
+    """Shuffled edges give the same bits. Duplicate edges have equal weights, because they stay in input order."""
     source, target = adj.edges()
     weight = (source * 7 + target).double().cos()
     shuffled = torch.randperm(adj.num_edges, generator=torch.Generator().manual_seed(seed))
-    one, two = (
+    original, other = (
         Adjacency.from_edges(
             source[order],
             target[order],
@@ -94,24 +94,24 @@ def test_edge_order_does_not_matter(adj, width, dtype, seed):
         for order in (torch.arange(adj.num_edges), shuffled)
     )
     for case in cases(adj, width):
-        assert_same_bits(case.run(ops, one, dtype), case.run(ops, two, dtype))
+        assert_same_bits(case.run(ops, original, dtype), case.run(ops, other, dtype))
 
 
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("hubs", [[0], [19], [4, 5], [0, 9, 19]])
 @pytest.mark.parametrize("width", [1, 7, 33, 300])
-def test_hubs_whose_columns_are_dealt_out(width, hubs):
-    """Rows that are larger than many blocks, first, last and side by side: forward, backward, and the same bits."""
+def test_hubs_whose_columns_are_split_over_threads(width, hubs):
+    """Rows with more entries than many blocks equal the reference, with the same bits on one and two threads."""
     target = torch.cat([torch.arange(20).repeat(8), *(torch.full((10_000,), hub) for hub in hubs)])
     source = torch.randint(200, (len(target),), generator=torch.Generator().manual_seed(1))
     weight = torch.rand(len(target), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     adj = Adjacency.from_edges(source, target, num_sources=200, num_targets=20, weight=weight)
     for case in (spmm_case(adj, width, source=True, target=True, loop=False, weighted=True), max_case(adj, width)):
-        found = case.run(ops, adj, torch.float64)
-        for ours, true in zip(found, case.run(reference, adj, torch.float64), strict=True):
-            torch.testing.assert_close(ours, true, rtol=1e-11, atol=1e-10)
+        results = case.run(ops, adj, torch.float64)
+        for ours, expected in zip(results, case.run(reference, adj, torch.float64), strict=True):
+            torch.testing.assert_close(ours, expected, rtol=1e-11, atol=1e-10)
         torch.set_num_threads(1)
-        assert_same_bits(found, case.run(ops, adj, torch.float64))
+        assert_same_bits(results, case.run(ops, adj, torch.float64))
         torch.set_num_threads(2)
 
 
@@ -120,18 +120,18 @@ def test_hubs_whose_columns_are_dealt_out(width, hubs):
 def test_threads_do_not_matter(dtype):
     adj = graph(900, 900, 30_000, hub=True)
     for case in cases(adj, 37):
-        two = case.run(ops, adj, dtype)
+        parallel = case.run(ops, adj, dtype)
         torch.set_num_threads(1)
-        one = case.run(ops, adj, dtype)
+        serial = case.run(ops, adj, dtype)
         torch.set_num_threads(2)
-        assert_same_bits(one, two)
-        assert_same_bits(case.run(ops, adj, dtype), two)
+        assert_same_bits(serial, parallel)
+        assert_same_bits(case.run(ops, adj, dtype), parallel)
 
 
 @pytest.mark.usefixtures("sum_backend")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_columns_do_not_see_each_other(dtype):
-    """A rank's slice of the columns has the bits of the whole: what tensor parallelism rests on."""
+def test_columns_are_independent(dtype):
+    """A slice of the columns equals the slice of the whole result, which tensor parallelism relies on."""
     adj = graph(50, 50, 700)
     x = randn(50, 61, seed=1, dtype=dtype)
     for op in (spmm, spmm_max):
@@ -143,7 +143,7 @@ def test_columns_do_not_see_each_other(dtype):
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("steps", [1, 3])
 def test_slices_of_heads_add_up(steps):
-    """Bounds may cut heads: results are slices of the whole, gradients of the logits sum to the whole."""
+    """Bounds may split heads: results are slices of the whole, and gradients of logits sum to those of the whole."""
     adj = graph(40, 40, 500)
     h, logit_src, logit_dst, grad = (
         randn(40, 23, seed=1),
@@ -174,38 +174,38 @@ def test_slices_of_heads_add_up(steps):
 @pytest.mark.usefixtures("sum_backend")
 @pytest.mark.parametrize("width", [1, 5, 16, 23, 200])
 def test_gradients_of_sums_are_added(width: int) -> None:
-    """To what is there, in every column once, and where a source has no edge."""
+    """Gradients are added once to every column of existing rows, also of sources without edges."""
     adj = graph(40, 30, 60).with_weight(randn(60, seed=3).abs())
     scale = Scale(target=randn(30, seed=5), source=randn(40, seed=6), loop=randn(30, seed=7))
-    grad, there = randn(30, width, seed=1), randn(40, width, seed=2)
-    found = spmm_transposed(adj, grad, scale=scale, weighted=True)
-    into = there.clone()
+    grad, before = randn(30, width, seed=1), randn(40, width, seed=2)
+    gradient = spmm_transposed(adj, grad, scale=scale, weighted=True)
+    into = before.clone()
     assert spmm_transposed(adj, grad, scale=scale, weighted=True, into=into) is into
-    torch.testing.assert_close(into, there + found, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(into, before + gradient, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("bounds", [(0, 1), (0, 5, 5, 16), (0, 200), tuple(range(0, 28, 3))], ids=str)
 def test_gradients_of_attention_are_added(bounds: tuple[int, ...]) -> None:
-    """To what is there, in every column once, of more heads than go at once, and where a source has no edge."""
+    """Gradients are added once to every column of existing rows, also of sources without edges and of many heads."""
     adj, width, heads = graph(40, 30, 60), bounds[-1], len(bounds) - 1
     over = Attention(adj=adj, bounds=bounds, loop=~adj.has_loop, slope=0.2, steps=1)
     h, logit_src, logit_dst = randn(40, width, seed=1), randn(40, heads, seed=2), randn(30, heads, seed=3)
-    y, kept = attend_and_save(over, h, logit_src, logit_dst)
+    y, saved = attend_and_save(over, h, logit_src, logit_dst)
     inputs, grad = AttentionInputs(h, logit_src, logit_dst, y), randn(30, width, seed=4)
-    there = SourceGrads(randn(40, width, seed=5), randn(40, heads, seed=6))
-    into = SourceGrads(*(rows.clone() for rows in there))  # type: ignore[union-attr]
-    expected_h, expected = attend_backward(over, inputs, kept, grad)
-    found_h, found = attend_backward(over, inputs, kept, grad, into)
-    assert (found_h, found.source) == into
-    torch.testing.assert_close(found_h, there.h + expected_h, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(found.source, there.logits + expected.source, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(found.target, expected.target, rtol=0, atol=0)
+    before = SourceGrads(randn(40, width, seed=5), randn(40, heads, seed=6))
+    into = SourceGrads(*(rows.clone() for rows in before))  # type: ignore[union-attr]
+    expected_h, expected_logits = attend_backward(over, inputs, saved, grad)
+    found_h, logit_grads = attend_backward(over, inputs, saved, grad, into)
+    assert (found_h, logit_grads.source) == into
+    torch.testing.assert_close(found_h, before.h + expected_h, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(logit_grads.source, before.logits + expected_logits.source, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(logit_grads.target, expected_logits.target, rtol=0, atol=0)
 
 
 @pytest.mark.usefixtures("backend")
 def test_slices_of_pairs_add_up():
-    """What ranks sum that share a head: logits of slices of the columns; gradients are slices of the whole's."""
+    """Logits of slices of the columns sum to those of the whole; gradients are slices of those of the whole."""
     adj = graph(40, 40, 500)
     left, right, grad = randn(40, 23, seed=1), randn(40, 23, seed=2), randn(540, 3, seed=4)
     attention = randn(23, seed=3)
@@ -230,7 +230,7 @@ def test_gradients_only_where_needed():
     case = attend_case(adj, (0, 4, 9), loop=True, steps=2)
     _, *whole = case.run(reference, adj, torch.float64)
     for wanted in range(3):
-        inputs = [tensor.clone().requires_grad_(place == wanted) for place, tensor in enumerate(case.inputs)]
+        inputs = [tensor.clone().requires_grad_(index == wanted) for index, tensor in enumerate(case.inputs)]
         y = case.call(ops, adj, inputs)
         (grad,) = torch.autograd.grad(y, inputs[wanted], randn(*y.shape, seed=99))
         torch.testing.assert_close(grad, whole[wanted], rtol=1e-10, atol=1e-12)
@@ -239,25 +239,25 @@ def test_gradients_only_where_needed():
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_attention_survives_extreme_logits(dtype):
-    """Large logits of either sign, and -inf, which takes an edge out; all out gives zero."""
+    """Large positive and negative logits are handled; -inf removes an edge, and a row without edges is zero."""
     adj = graph(30, 30, 300)
     logit_src = rounded(randn(30, 2, seed=1)).mul(3000).to(dtype)
     logit_src[::4] = -torch.inf
     logit_dst = rounded(randn(30, 2, seed=2)).mul(3000).to(dtype)
     logit_dst[5] = -torch.inf
     h = rounded(randn(30, 6, seed=3)).to(dtype)
-    found = attend(adj, h, logit_src, logit_dst, bounds=[0, 3, 6])
-    assert found.isfinite().all()
-    assert (found[5] == 0).all()
+    y = attend(adj, h, logit_src, logit_dst, bounds=[0, 3, 6])
+    assert y.isfinite().all()
+    assert (y[5] == 0).all()
     double = [tensor.double() for tensor in (h, logit_src, logit_dst)]
-    torch.testing.assert_close(found.double(), reference.attend(adj, *double, bounds=[0, 3, 6]), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(y.double(), reference.attend(adj, *double, bounds=[0, 3, 6]), rtol=1e-2, atol=1e-2)
 
     logits = rounded(randn(300, 2, seed=4)).mul(3000)
     logits[::4] = logits[adj.edges()[1] == 5] = -torch.inf
-    found = attend_edges(adj, h, logits.to(dtype), bounds=[0, 3, 6])
-    assert (found[5] == 0).all()
+    y = attend_edges(adj, h, logits.to(dtype), bounds=[0, 3, 6])
+    assert (y[5] == 0).all()
     wanted = reference.attend_edges(adj, h.double(), logits, bounds=[0, 3, 6])
-    torch.testing.assert_close(found.double(), wanted, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(y.double(), wanted, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.usefixtures("backend")
@@ -269,12 +269,12 @@ def test_nan_wins_a_maximum():
 
 
 @pytest.mark.usefixtures("sum_backend")
-def test_strides_are_taken_as_they_come():
+def test_rows_of_any_strides():
     adj = graph(20, 20, 90)
     x = randn(7, 20, seed=1).t()
     torch.testing.assert_close(spmm(adj, x), reference.spmm(adj, x))
     leaf = randn(20, 7, seed=2).requires_grad_()
-    spmm(adj, leaf).sum().backward()  # the gradient arrives expanded, with strides of zero
+    spmm(adj, leaf).sum().backward()  # The gradient is expanded: its strides are zero.
     assert leaf.grad.isfinite().all()
 
 
@@ -296,7 +296,7 @@ def test_reference_is_the_dense_formula():
 
 
 def test_wide_edge_ids():
-    """A transpose whose edge ids are int64, as beyond 2**31 edges."""
+    """A transpose with int64 edge ids, as for more than 2**31 edges, gives the same bits."""
     adj = graph(20, 20, 100)
     wide = replace(adj.transpose, edge_ids=adj.transpose.edge_ids.long())
     wide_adj = replace(adj, known_transpose=wide)
@@ -304,27 +304,27 @@ def test_wide_edge_ids():
         assert_same_bits(case.run(ops, wide_adj, torch.float64), case.run(ops, adj, torch.float64))
 
 
-def test_pytorchs_matrices_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the edges and of their transpose, for each type and with weights or without; others' are never another's."""
-    made: list[Tensor] = []
+def test_pytorch_matrices_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sparse matrices of edges and their transpose are created once for each dtype, with and without weights."""
+    created: list[Tensor] = []
 
-    def making(places: Tensor, *rest: Any, **options: Any) -> Tensor:
-        made.append(places)
-        return torch_coo(places, *rest, **options)
+    def recording(indices: Tensor, *rest: Any, **options: Any) -> Tensor:
+        created.append(indices)
+        return torch_coo(indices, *rest, **options)
 
     torch_coo = torch.sparse_coo_tensor
-    monkeypatch.setattr(torch, "sparse_coo_tensor", making)
+    monkeypatch.setattr(torch, "sparse_coo_tensor", recording)
     monkeypatch.setattr(ops, "sum_backend_of", lambda _: torch_sparse)
     adj, before = graph(23, 23, 160, seed=2), torch.get_deterministic_debug_mode()
     x = randn(23, 7, seed=1).requires_grad_()
     for _ in range(3):
         spmm(adj, x).sum().backward()
-    assert len(made) == 2
+    assert len(created) == 2
     for _ in range(2):
         heavier = spmm(adj, x, weighted=True)
-    assert len(made) == 3
+    assert len(created) == 3
     twice = adj.with_weight(adj.weight * 2)
     torch.testing.assert_close(spmm(twice, x, weighted=True), 2 * heavier)
     spmm(adj, x.detach().float())
-    assert len(made) == 5
+    assert len(created) == 5
     assert torch.get_deterministic_debug_mode() == before

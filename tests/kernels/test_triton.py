@@ -1,6 +1,7 @@
-"""Kernels in Triton: the reference's numbers in every class of degrees, on a GPU or, by Triton's interpreter, without.
+"""Triton kernels equal the reference in every degree class, on a GPU or in Triton's interpreter.
 
-The interpreter takes milliseconds a program: graphs have tens of edges, and the borders of classes are small ones.
+The interpreter needs milliseconds for each program. Therefore graphs have tens of edges, and the thresholds between
+degree classes are small.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def kernels() -> ModuleType:
     if not HAS_GPU:
         from triton.runtime import interpreter
 
-        # a third of its time: checks that no sum of integers overflows, which the hashes do
+        # Overflow checks of integers cost a third of the time, and hashes overflow intentionally.
         options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
         interpreter.interpreter_builder.options = options
     return triton
@@ -87,30 +88,30 @@ def kernels() -> ModuleType:
 
 @pytest.fixture(params=[INTERPRETED, GPU])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kernels: ModuleType) -> str:
-    """Where tensors are; all operations go to the kernels in Triton."""
+    """Run all operations with Triton kernels, and return the device of the tensors."""
     monkeypatch.setattr(ops, "backend_of", lambda _: kernels)
     return str(request.param)
 
 
 @pytest.fixture(autouse=True)
-def small_borders(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
     set_classes(monkeypatch, partial(DegreeClasses.of, small=SMALL, piece=PIECE))
 
 
 def set_classes(monkeypatch: pytest.MonkeyPatch, make: Callable[[Tensor, int], DegreeClasses]) -> None:
-    """Has rows put into classes by a function of their own."""
-    found = cached_property(lambda rows: make(rows.indptr, len(rows.indices)))
-    found.__set_name__(CompressedRows, "degree_classes")
-    monkeypatch.setattr(CompressedRows, "degree_classes", found)
+    """Assign rows to degree classes with the function `make`."""
+    classes = cached_property(lambda rows: make(rows.indptr, len(rows.indices)))
+    classes.__set_name__(CompressedRows, "degree_classes")
+    monkeypatch.setattr(CompressedRows, "degree_classes", classes)
 
 
 def square(device: str = "cpu", index: torch.dtype = torch.int64) -> Adjacency:
-    """With duplicates, self loops, empty rows, and a hub; made anew, so that nothing of it is cached."""
+    """Return a new graph with duplicate edges, self-loops, empty rows and a hub, without cached properties."""
     return copied(graph(17, 17, 40, seed=4, hub=True, index=index), device)
 
 
 def block(device: str = "cpu", index: torch.dtype = torch.int32) -> Adjacency:
-    """More sources than targets."""
+    """Return a bipartite graph with more sources than targets."""
     return copied(graph(19, 13, 40, seed=2, hub=True, index=index), device)
 
 
@@ -118,8 +119,8 @@ def copied(adj: Adjacency, device: str) -> Adjacency:
     return replace(adj).to(device)
 
 
-def with_hub_behind(adj: Adjacency) -> Adjacency:
-    """A source, too, that is a hub: the same edges the other way round."""
+def reversed_edges(adj: Adjacency) -> Adjacency:
+    """Reverse all edges, so that a source is a hub."""
     source, target = adj.edges()
     return Adjacency.from_edges(
         target, source, num_sources=adj.num_targets, num_targets=adj.num_sources, weight=adj.weight
@@ -143,35 +144,35 @@ every_case = pytest.mark.parametrize("name", CASES)
 
 
 @pytest.mark.parametrize(
-    ("name", "turned"),
+    ("name", "reverse"),
     [
-        param(name, turned, name=f"{turned}-{name}", quick=HAS_GPU or (number + turned) % 2 == 0)
-        for (number, name), turned in product(enumerate(CASES), (False, True))
+        param(name, reverse, name=f"{reverse}-{name}", quick=HAS_GPU or (number + reverse) % 2 == 0)
+        for (number, name), reverse in product(enumerate(CASES), (False, True))
     ],
 )
-def test_parity(name: str, turned: bool, device: str) -> None:
-    """Results and gradients, both types of rows and of indices, hubs among targets and among sources."""
-    one, two = (block(device, torch.int32), square(device, torch.int64))[:: -1 if turned else 1]
-    if turned:
-        one, two = with_hub_behind(one.to("cpu")).to(device), with_hub_behind(two.to("cpu")).to(device)
-    assert_same(one, CASES[name](one.to("cpu")), torch.float64)
-    assert_same(two, CASES[name](two.to("cpu")), torch.float32)
+def test_parity(name: str, reverse: bool, device: str) -> None:
+    """Results and gradients equal the reference for both dtypes of rows and indices, and hubs on both sides."""
+    first, second = (block(device, torch.int32), square(device, torch.int64))[:: -1 if reverse else 1]
+    if reverse:
+        first, second = reversed_edges(first.to("cpu")).to(device), reversed_edges(second.to("cpu")).to(device)
+    assert_same(first, CASES[name](first.to("cpu")), torch.float64)
+    assert_same(second, CASES[name](second.to("cpu")), torch.float32)
 
 
 def test_every_class_has_rows() -> None:
-    for adj in (block(), square(), with_hub_behind(square())):
-        made: list[CompressedRows] = [adj, adj.transpose]
-        for classes in (rows.degree_classes for rows in made):
+    for adj in (block(), square(), reversed_edges(square())):
+        both: list[CompressedRows] = [adj, adj.transpose]
+        for classes in (rows.degree_classes for rows in both):
             assert len(classes.small)
             assert len(classes.middle)
-        assert any(len(rows.degree_classes.hubs) for rows in made)
+        assert any(len(rows.degree_classes.hubs) for rows in both)
         assert adj.copies is not None
         assert (adj.degree == 0).any()
 
 
 @given(drawn_graphs(), st.integers(0, 9), st.integers(1, 9))
 @settings(deadline=None, max_examples=50)
-def test_classes_hold_every_entry_once(adj: Adjacency, small: int, more: int) -> None:
+def test_classes_contain_every_entry_once(adj: Adjacency, small: int, more: int) -> None:
     classes = DegreeClasses.of(adj.indptr, adj.num_edges, small=small, piece=small + more)
     rows = [*classes.small.row.tolist(), *classes.middle.row.tolist(), *classes.hubs.row.tolist()]
     assert sorted(rows) == list(range(adj.num_targets))
@@ -185,20 +186,20 @@ def test_classes_hold_every_entry_once(adj: Adjacency, small: int, more: int) ->
 
 
 def entries_of(segments: Segments) -> Iterator[tuple[int, int]]:
-    """Entries and their rows."""
+    """Yield the entries of segments with their rows."""
     for first, count, row in zip(segments.first.tolist(), segments.count.tolist(), segments.row.tolist(), strict=True):
         yield from ((entry, row) for entry in range(first, first + count))
 
 
 @given(drawn_graphs())
 @settings(deadline=None, max_examples=30)
-def test_the_transpose_made_by_sorting_is_the_cpus(adj: Adjacency) -> None:
-    for made in (adj, replace(adj, indices=adj.indices.int())):
-        indptr, indices, edge_ids = transpose_by_sorting(made)
-        wanted = made.transpose
-        for found, one in ((indptr, wanted.indptr), (indices, wanted.indices), (edge_ids, wanted.edge_ids)):
-            assert found.dtype == one.dtype
-            assert torch.equal(found, one)
+def test_the_transpose_by_sorting_equals_the_cpus(adj: Adjacency) -> None:
+    for edges in (adj, replace(adj, indices=adj.indices.int())):
+        indptr, indices, edge_ids = transpose_by_sorting(edges)
+        wanted = edges.transpose
+        for result, expected in ((indptr, wanted.indptr), (indices, wanted.indices), (edge_ids, wanted.edge_ids)):
+            assert result.dtype == expected.dtype
+            assert torch.equal(result, expected)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 0), (9, 9, 0)])
@@ -226,7 +227,7 @@ def test_heads_of_several_blocks_of_columns(name: str, device: str, monkeypatch:
 
 @pytest.mark.parametrize("name", ["maximum", "attention under dropout"])
 def test_two_runs_have_the_same_bits(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where offsets are int64, as of tensors with more numbers than int32 counts."""
+    """Two runs have equal bits, also with int64 offsets, which tensors of more than 2**31 elements need."""
     from weft.kernels.triton import launch_config
 
     case = CASES[name](block())
@@ -235,94 +236,94 @@ def test_two_runs_have_the_same_bits(name: str, device: str, monkeypatch: pytest
     assert same_bits(case.run(ops, block(device), torch.float32), first)
 
 
-def same_bits(one: list[Tensor], two: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+def same_bits(first: list[Tensor], second: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_integers_are_exact(dtype: torch.dtype, device: str, kernels: ModuleType) -> None:
-    """Weighted sums and their adjoint, below 256, up to which half precision has all of them."""
+    """Weighted sums of integers and their adjoint are exact below 256, the limit of bfloat16 integers."""
     weight, x, grad = (
         randn(*shape, seed=seed).round().clamp(-2, 2) for seed, shape in ((2, (40,)), (1, (19, 8)), (3, (13, 8)))
     )
     adj = block().with_weight(weight)
-    weighted, turned = adj.cast(dtype).to(device), with_hub_behind(adj)
+    weighted, reverse = adj.cast(dtype).to(device), reversed_edges(adj)
     scale = Scale(target=torch.full((13,), 2.0, dtype=dtype, device=device))
     y = kernels.spmm(weighted, x.to(device, dtype), scale, True)
     assert torch.equal(y.cpu().double(), reference.spmm(adj, x, weighted=True) * 2)
     back = kernels.spmm_transposed(weighted, grad.to(device, dtype), scale, True)
-    assert torch.equal(back.cpu().double(), reference.spmm(turned, grad, weighted=True) * 2)
+    assert torch.equal(back.cpu().double(), reference.spmm(reverse, grad, weighted=True) * 2)
 
 
 def test_rows_of_half_precision(device: str, kernels: ModuleType) -> None:
-    """Attention and maxima: what float32 makes of the same rows, rounded once (by the interpreter towards zero)."""
+    """Attention and maxima of bfloat16 rows equal float32, rounded once (by the interpreter towards zero)."""
     adj, bounds = block(device), (0, 3, 8)
     h, src, dst = (randn(n, width, seed=width).bfloat16().to(device) for n, width in ((19, 8), (19, 2), (13, 2)))
     over = Attention(adj=adj, bounds=bounds, loop=None, slope=0.2, steps=1)
     y, _ = kernels.attend(over, h, src, dst, needs_logits=False)
     wanted, _ = kernels.attend(over, h.float(), src.float(), dst.float(), needs_logits=False)
     torch.testing.assert_close(y.float(), wanted, rtol=2**-7, atol=1e-6)
-    for found, one in zip(kernels.spmm_max(adj, h), kernels.spmm_max(adj, h.float()), strict=True):
-        assert torch.equal(found, one.to(found.dtype))
+    for result, expected in zip(kernels.spmm_max(adj, h), kernels.spmm_max(adj, h.float()), strict=True):
+        assert torch.equal(result, expected.to(result.dtype))
 
 
 def test_sums_of_half_precision(device: str, kernels: ModuleType) -> None:
-    """Of hubs, too: as they were summed, where that is asked for, and rounded once; scalings are in float32."""
+    """Sums of bfloat16 rows, also of hubs, are in float32 if requested, and otherwise rounded once."""
     adj = block(device).cast(torch.float32)
     x, grad = (randn(n, 8, seed=n).bfloat16().to(device) for n in (19, 13))
     scale = Scale(*(randn(n, seed=n, dtype=torch.float32).to(device) for n in (19, 13)))
     for run, rows in ((kernels.spmm, x), (kernels.spmm_transposed, grad)):
-        wanted, wide, found = (
+        wanted, wide, rounded = (
             run(adj, rows.float(), scale, True),
             run(adj, rows, scale, True, in_sum_dtype=True),
             run(adj, rows, scale, True),
         )
         assert torch.equal(wide, wanted)
-        torch.testing.assert_close(found.float(), wanted, rtol=2**-7, atol=1e-6)
+        torch.testing.assert_close(rounded.float(), wanted, rtol=2**-7, atol=1e-6)
     into = torch.ones(19, 8, device=device)
-    found = kernels.spmm_transposed(adj, grad, scale, True, into)
+    rounded = kernels.spmm_transposed(adj, grad, scale, True, into)
     wanted = kernels.spmm_transposed(adj, grad, scale, True, in_sum_dtype=True) + 1
     # A GPU multiplies by the scale and adds in one instruction, which rounds once instead of twice.
-    torch.testing.assert_close(found, wanted, rtol=2**-23, atol=2**-22)
+    torch.testing.assert_close(rounded, wanted, rtol=2**-23, atol=2**-22)
 
 
 @pytest.mark.parametrize("steps", [param(1, name="1", quick=HAS_GPU), param(2, name="2", quick=True)])
 def test_gradients_of_attention_of_half_precision(steps: int, device: str) -> None:
-    """Those of the same rows in float32, up to the rows that forward keeps, which are rounded once by each step."""
+    """Gradients equal those in float32, up to the rows that forward saves, which every step rounds once."""
     adj, bounds = square(device), (0, 3, 8)
     narrow = [
         randn(17, width, seed=seed).bfloat16().to(device).requires_grad_() for seed, width in ((1, 8), (2, 2), (3, 2))
     ]
-    wide = [one.detach().float().requires_grad_() for one in narrow]
+    wide = [rows.detach().float().requires_grad_() for rows in narrow]
     y, wanted = (ops.attend(adj, *rows, bounds=bounds, steps=steps) for rows in (narrow, wide))
     grad = randn(17, 8, seed=4).bfloat16().to(device)
     y.backward(grad)
     wanted.backward(grad.float())
-    for one, other in zip(narrow, wide, strict=True):
-        assert one.grad is not None
+    for rows, other in zip(narrow, wide, strict=True):
+        assert rows.grad is not None
         assert other.grad is not None
         size = float(other.grad.abs().max())
-        torch.testing.assert_close(one.grad.float(), other.grad, rtol=2**-7, atol=4 * steps * 2**-7 * size)
+        torch.testing.assert_close(rows.grad.float(), other.grad, rtol=2**-7, atol=4 * steps * 2**-7 * size)
 
 
 @pytest.mark.parametrize("name", ["weighted sum with loops", "logits of pairs"])
-def test_gradients_are_those_of_differences(name: str, device: str) -> None:
+def test_gradients_equal_finite_differences(name: str, device: str) -> None:
     adj = copied(graph(6, 6, 14), device)
     case = CASES[name](adj.to("cpu"))
     inputs = [(x + 0.1 * randn(*x.shape, seed=8)).to(device).requires_grad_() for x in case.inputs]
-    assert torch.autograd.gradcheck(lambda *given: case.call(ops, adj, list(given)), inputs, fast_mode=True)
+    assert torch.autograd.gradcheck(lambda *tensors: case.call(ops, adj, list(tensors)), inputs, fast_mode=True)
 
 
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_dropout_has_the_bits_of_the_cpu(dtype: torch.dtype, relu: bool, device: str, kernels: ModuleType) -> None:
-    """Masks and values, forward and backward, of large ids and keys, at zero and NaN."""
+    """Dropout has the bits of the CPU, forward and backward, for large ids and keys, at zero and NaN."""
     x, rows = randn(20, 41, seed=1, dtype=dtype), torch.arange(20).flip(0) * 1_000_003 + 2**33
     x[0], x[1, :3] = 0, torch.nan
     for key, p, first in ((2**63 + 11, 0.3, 5), (1, 0.9, 2**31 - 60)):
-        found = kernels.keyed_dropout(x.to(device), rows.to(device), key, p, first, relu).cpu()
+        dropped = kernels.keyed_dropout(x.to(device), rows.to(device), key, p, first, relu).cpu()
         wanted = cpu.keyed_dropout(x, rows, key, p, first, relu)
-        torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(dropped, wanted, rtol=0, atol=0, equal_nan=True)
         back = kernels.relu_dropout_backward(wanted.to(device), x.to(device), p).cpu()
         torch.testing.assert_close(back, cpu.relu_dropout_backward(wanted, x, p), rtol=0, atol=0, equal_nan=True)
 
@@ -334,38 +335,38 @@ def test_dropout_through_autograd(device: str) -> None:
     assert torch.equal(grad != 0, y != 0)
 
 
-def test_masks_of_edges_are_the_cpus(device: str, kernels: ModuleType) -> None:
-    """Of copies too: which weights are negative."""
+def test_masks_of_edges_equal_the_cpus(device: str, kernels: ModuleType) -> None:
+    """Masks of edges, also of duplicates, equal those of the CPU; a negative weight marks a dropped edge."""
     adj, dropout = square(), edge_dropout(square(), 0.5)
     logits, h = randn(adj.num_edges + 17, 3, seed=1), randn(17, 3, seed=2)
     over = Attention(adj=adj, bounds=(0, 1, 2, 3), loop=~adj.has_loop, slope=1.0, steps=1, dropout=dropout)
     _, wanted, _ = cpu.attend_edges(over, h, logits)
-    there = square(device)
-    assert there.copies is not None
-    moved = replace(over, adj=there, loop=~there.has_loop, dropout=edge_dropout(there, 0.5))
-    _, found, _ = kernels.attend_edges(moved, h.to(device), logits.to(device))
-    assert torch.equal(found.cpu() < 0, wanted < 0)
+    edges = square(device)
+    assert edges.copies is not None
+    moved = replace(over, adj=edges, loop=~edges.has_loop, dropout=edge_dropout(edges, 0.5))
+    _, weights, _ = kernels.attend_edges(moved, h.to(device), logits.to(device))
+    assert torch.equal(weights.cpu() < 0, wanted < 0)
     assert (wanted < 0).any()
 
 
 def test_gradients_are_added(device: str) -> None:
-    """To what is there: of sums and of attention, in each class of rows."""
-    adj = with_hub_behind(square()).to(device)
+    """Gradients of sums and of attention are added to existing rows, in every degree class."""
+    adj = reversed_edges(square()).to(device)
     scale = Scale(*(randn(17, seed=seed).to(device) for seed in (5, 6, 7)))
-    grad, there = (randn(17, 5, seed=seed).to(device) for seed in (1, 2))
-    found = spmm_transposed(adj, grad, scale=scale, weighted=True)
-    into = there.clone()
+    grad, before = (randn(17, 5, seed=seed).to(device) for seed in (1, 2))
+    gradient = spmm_transposed(adj, grad, scale=scale, weighted=True)
+    into = before.clone()
     assert spmm_transposed(adj, grad, scale=scale, weighted=True, into=into) is into
-    torch.testing.assert_close(into, there + found, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(into, before + gradient, rtol=1e-12, atol=1e-12)
     over = Attention(adj=adj, bounds=(0, 2, 5), loop=~adj.has_loop, slope=0.2, steps=1)
     h, src, dst = (randn(17, width, seed=seed).to(device) for width, seed in ((5, 1), (2, 2), (2, 3)))
-    y, kept = attend_and_save(over, h, src, dst)
+    y, saved = attend_and_save(over, h, src, dst)
     inputs, logits = AttentionInputs(h, src, dst, y), randn(17, 2, seed=6).to(device)
-    wanted_h, wanted = attend_backward(over, inputs, kept, grad)
-    sums = SourceGrads(there.clone(), logits.clone())
-    found_h, grads = attend_backward(over, inputs, kept, grad, sums)
+    wanted_h, wanted = attend_backward(over, inputs, saved, grad)
+    sums = SourceGrads(before.clone(), logits.clone())
+    found_h, grads = attend_backward(over, inputs, saved, grad, sums)
     assert (found_h, grads.source) == sums
-    torch.testing.assert_close(found_h, there + wanted_h, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found_h, before + wanted_h, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(grads.source, logits + wanted.source, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(grads.target, wanted.target, rtol=0, atol=0)
 
@@ -374,68 +375,66 @@ def test_gradients_only_where_needed(device: str) -> None:
     case, adj = attend_case(square(), (0, 2, 5), loop=True), square(device)
     _, *whole = truth(square(), case)
     for wanted in range(3):
-        inputs = [x.to(device, copy=True).requires_grad_(place == wanted) for place, x in enumerate(case.inputs)]
+        inputs = [x.to(device, copy=True).requires_grad_(index == wanted) for index, x in enumerate(case.inputs)]
         y = case.call(ops, adj, inputs)
         (grad,) = torch.autograd.grad(y, inputs[wanted], randn(*y.shape, seed=99).to(device))
         assert_close([grad], [whole[wanted]], torch.float64)
 
 
-def test_places_of_maxima(device: str) -> None:
-    """The first of equals, in hubs too; -inf is a number like others, NaN wins."""
+def test_positions_of_maxima(device: str) -> None:
+    """The first of equal maxima wins, also in hubs. -inf is an ordinary number, and NaN is the largest."""
     adj = block(device)
     x = randn(19, 4, seed=5).round()
     x[:, 1] = -torch.inf
-    y, place = spmm_max_positions(adj, x.to(device))
-    some = block().degree > 0
-    assert torch.equal(place.cpu().long()[some], reference.max_position(block(), x)[some])
+    y, position = spmm_max_positions(adj, x.to(device))
+    not_empty = block().degree > 0
+    assert torch.equal(position.cpu().long()[not_empty], reference.max_position(block(), x)[not_empty])
     assert torch.equal(y.cpu(), reference.spmm_max(block(), x))
     x[3, 2] = torch.nan
-    found = spmm_max(adj, x.to(device)).cpu()
-    torch.testing.assert_close(found, reference.spmm_max(block(), x), equal_nan=True, rtol=0, atol=0)
+    maxima = spmm_max(adj, x.to(device)).cpu()
+    torch.testing.assert_close(maxima, reference.spmm_max(block(), x), equal_nan=True, rtol=0, atol=0)
 
 
 def test_attention_survives_extreme_logits(device: str) -> None:
-    """Large logits of either sign, and -inf, which takes an edge out; all out gives zero."""
+    """Large positive and negative logits are handled; -inf removes an edge, and a row without edges is zero."""
     adj = square(device)
     src, dst = (rounded(randn(17, 2, seed=seed)).mul(3000) for seed in (1, 2))
     src[::4] = dst[5] = -torch.inf
     h, bounds = rounded(randn(17, 6, seed=3)), [0, 3, 6]
-    found = attend(adj, *(x.float().to(device) for x in (h, src, dst)), bounds=bounds).cpu()
-    torch.testing.assert_close(
-        found.double(), reference.attend(square(), h, src, dst, bounds=bounds), rtol=1e-2, atol=1e-2
-    )
-    assert (found[5] == 0).all()
+    y = attend(adj, *(x.float().to(device) for x in (h, src, dst)), bounds=bounds).cpu()
+    torch.testing.assert_close(y.double(), reference.attend(square(), h, src, dst, bounds=bounds), rtol=1e-2, atol=1e-2)
+    assert (y[5] == 0).all()
     logits = rounded(randn(40, 2, seed=4)).mul(3000)
     logits[::4] = -torch.inf
-    found = attend_edges(adj, h.float().to(device), logits.float().to(device), bounds=bounds).cpu()
+    y = attend_edges(adj, h.float().to(device), logits.float().to(device), bounds=bounds).cpu()
     wanted = reference.attend_edges(square(), h, logits, bounds=bounds)
-    torch.testing.assert_close(found.double(), wanted, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(y.double(), wanted, rtol=1e-2, atol=1e-2)
 
 
 def test_typed_means(device: str) -> None:
-    """The mean by target and relation, and its gradient."""
+    """Means of each target and relation, and their gradients, equal the reference."""
     adj, types = block(), torch.arange(40) % 3
     edges = RelationRows.of(adj, types, 3).in_edges
     mean = Scale(target=1 / edges.degree.double())
 
-    def run(edges: Adjacency, module: ModuleType, where: str) -> list[Tensor]:
-        x = randn(19, 5, seed=1).to(where).requires_grad_()
-        y = module.spmm(edges, x, scale=Scale(*(None if one is None else one.to(where) for one in mean)))
-        return [y.detach(), *torch.autograd.grad(y, x, randn(*y.shape, seed=2).to(where))]
+    def run(edges: Adjacency, module: ModuleType, location: str) -> list[Tensor]:
+        x = randn(19, 5, seed=1).to(location).requires_grad_()
+        y = module.spmm(edges, x, scale=Scale(*(None if factor is None else factor.to(location) for factor in mean)))
+        return [y.detach(), *torch.autograd.grad(y, x, randn(*y.shape, seed=2).to(location))]
 
     assert_close(run(edges.to(device), ops, device), run(edges, reference, "cpu"), torch.float64)
 
 
-@pytest.mark.parametrize("places", [None, torch.tensor([4, 0, 2])], ids=["in order", "to places"])
-def test_rows_are_moved(places: Tensor | None, device: str, kernels: ModuleType) -> None:
-    """From a table of the host, which is pinned, to slots, and added from slots to it."""
+@pytest.mark.parametrize("slot_ids", [None, torch.tensor([4, 0, 2])], ids=["in order", "to places"])
+def test_rows_are_moved(slot_ids: Tensor | None, device: str, kernels: ModuleType) -> None:
+    """Rows are copied from a pinned table of the host to slots, and added from slots to the table."""
     table, rows, slots = randn(9, 5, seed=1), torch.tensor([1, 4, 8]), randn(6, 5, seed=2)
     table = table.pin_memory() if device == "cuda" else table
-    into = torch.arange(3) if places is None else places
+    into = torch.arange(3) if slot_ids is None else slot_ids
     wanted, added = slots.clone(), table.clone()
     wanted[into], added[rows] = table[rows], table[rows] + slots[into]
     out = slots.to(device, copy=True)
-    moved = None if places is None else places.to(device)
+    moved = None if slot_ids is None else slot_ids.to(device)
     kernels.gather_rows(table, rows.to(device), out, moved)
     kernels.add_rows(table, rows.to(device), slots.to(device), moved)
     assert torch.equal(out.cpu(), wanted)
@@ -447,37 +446,38 @@ def test_rows_are_moved(places: Tensor | None, device: str, kernels: ModuleType)
 def test_a_run_has_the_losses_of_the_cpus_kernels(
     strategy: str, model: str, kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """On the CPU's tensors, so this is about what strategies give the kernels; tests/training/test_gpu.py has more."""
+    """Runs on CPU tensors check which arguments strategies pass to the kernels; tests/training/test_gpu.py has more."""
     if HAS_GPU:
         pytest.skip("kernels are compiled, not interpreted")
-    set_classes(monkeypatch, DegreeClasses.of)  # nearly all rows are small ones, as programs take time
-    monkeypatch.setattr(MemoryProbe, "peak", lambda *_: 0)  # which works on thousands of edges, to foresee
+    set_classes(monkeypatch, DegreeClasses.of)  # Nearly all rows are small, which saves programs.
+    # The probe of memory would run on thousands of edges.
+    monkeypatch.setattr(MemoryProbe, "peak", lambda *_: 0)
     options: dict[str, Any] = {"hidden": 6, "heads": 2, "attention_dropout": 0.3, "epochs": 2, "dtype": "float64"}
     options |= {"chunks": 2} if strategy == "offload" else {}
-    found = []
+    runs = []
     for backend in (cpu, kernels):
         monkeypatch.setattr(ops, "backend_of", lambda _, backend=backend: backend)
         out = tmp_path / backend.__name__
         weft.train(
             "sbm:vertices=40,degree=4,features=5,classes=3", model, strategy=strategy, out=out, quiet=True, **options
         )
-        found.append(losses(out))
-    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-9)
+        runs.append(losses(out))
+    torch.testing.assert_close(runs[1], runs[0], rtol=1e-9, atol=1e-9)
 
 
 class TestPlantedErrors:
-    """What these tests would see."""
+    """Errors that the tests of this file must detect."""
 
     @every_case
     def test_a_missing_piece(self, name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
         def broken(indptr: Tensor, num_entries: int) -> DegreeClasses:
-            made = DegreeClasses.of(indptr, num_entries, small=SMALL, piece=PIECE)
-            count = made.pieces.count.clone()
+            classes = DegreeClasses.of(indptr, num_entries, small=SMALL, piece=PIECE)
+            count = classes.pieces.count.clone()
             count[-1:] = 0
-            return replace(made, pieces=replace(made.pieces, count=count))
+            return replace(classes, pieces=replace(classes.pieces, count=count))
 
         set_classes(monkeypatch, broken)
-        if name.startswith("logits"):  # edge by edge forward, so hubs are in gradients alone
+        if name.startswith("logits"):  # The forward pass runs edge by edge, so only gradients use pieces.
             name = "logits of pairs"
         with pytest.raises(AssertionError):
             assert_same(block(device), CASES[name](block()), torch.float64)
@@ -487,9 +487,9 @@ class TestPlantedErrors:
     def test_a_wrong_mask(self, name: str, wrong: dict[str, Any], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
         from weft.kernels.triton import additive_attention, edge_attention
 
-        true = additive_attention.dropout_arguments
+        original = additive_attention.dropout_arguments
         for module in (additive_attention, edge_attention):
-            monkeypatch.setattr(module, "dropout_arguments", lambda *given: true(*given) | wrong)
+            monkeypatch.setattr(module, "dropout_arguments", lambda *arguments: original(*arguments) | wrong)
         with pytest.raises(AssertionError):
             assert_same(square(device), CASES[name](square()), torch.float64)
 
@@ -497,10 +497,10 @@ class TestPlantedErrors:
 @pytest.mark.gpu
 @pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
 class TestOnGpu:
-    """With the borders that are used, larger graphs, and the choice of the backend."""
+    """Default thresholds of degree classes, larger graphs, and the selection of the backend."""
 
     @pytest.fixture(autouse=True)
-    def small_borders(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def small_thresholds(self, monkeypatch: pytest.MonkeyPatch) -> None:
         set_classes(monkeypatch, DegreeClasses.of)
 
     @pytest.mark.parametrize(("dtype", "index"), [(torch.float32, torch.int32), (torch.float64, torch.int64)], ids=str)
@@ -508,7 +508,7 @@ class TestOnGpu:
     def test_parity_matrix(self, width: int, dtype: torch.dtype, index: torch.dtype) -> None:
         bounds = (0, width // 4, width // 2, width)
         for adj in graphs(index):
-            there = adj.to("cuda")
+            on_device = adj.to("cuda")
             for case in (
                 spmm_case(adj, width, source=True, target=False, loop=True, weighted=True),
                 spmm_case(adj, width, source=False, target=True, loop=False, weighted=False),
@@ -517,18 +517,18 @@ class TestOnGpu:
                 pair_case(adj, bounds, features=3, loop=True),
                 attend_edges_case(adj, bounds, loop=True, steps=2, dropout=0.3),
             ):
-                assert_same(there, case, dtype)
+                assert_same(on_device, case, dtype)
 
     def test_hubs_of_many_pieces(self) -> None:
-        """And bits that do not differ from run to run."""
+        """Hubs of many pieces equal the reference, with equal bits in every run."""
         adj = graph(5000, 5000, 60_000, seed=9, hub=True, index=torch.int32)
         for case in (case(adj) for case in CASES.values()):
             runs = [case.run(ops, adj.to("cuda"), torch.float64) for _ in range(2)]
             assert same_bits(*runs)
-            for one, other in zip(runs[0], truth(adj, case), strict=True):
-                torch.testing.assert_close(one.cpu(), other, rtol=1e-10, atol=1e-9)
+            for result, expected in zip(runs[0], truth(adj, case), strict=True):
+                torch.testing.assert_close(result.cpu(), expected, rtol=1e-10, atol=1e-9)
 
-    def test_it_is_what_runs(self, kernels: ModuleType) -> None:
+    def test_triton_is_the_backend(self, kernels: ModuleType) -> None:
         assert ops.backend_of(torch.zeros(1, device="cuda")) is kernels
 
 
@@ -536,7 +536,7 @@ class TestOnGpu:
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton's compiler is for Linux")
 @pytest.mark.timeout(1800)
 def test_every_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
-    """Without one: what the interpreter runs need not be what the compiler takes."""
+    """Every kernel compiles, also without a GPU: the interpreter accepts more than the compiler."""
     pytest.importorskip("triton")
     command = [sys.executable, "-m", "tests.lib.compile_triton", str(tmp_path)]
     subprocess.run(command, check=True, timeout=1700)
