@@ -1,6 +1,6 @@
-"""Attacks on the program: what it promises, tried at random, with faults that are seen to have happened.
+"""Random fault injection: attempts to break what weft promises, each with a check that the fault happened.
 
-`python -m tests.campaign` (`make campaign`) tries class after class for as long as it is given; `test_campaign.py`
-tries a few seeds of each. A class is a module with `attempt(random, scene)`, which returns where the promise held, and
-raises Broken where it did not, or Missed where the fault did not happen.
+`python -m tests.campaign` (`make campaign`) runs attempts of all classes for a given time; `test_campaign.py` runs a
+few seeds of each class. A class is a module with `attempt(random, scene)`, which returns if weft kept its promise, and
+raises Broken if it did not, or Missed if the fault did not happen.
 """

@@ -1,4 +1,4 @@
-"""Bad flags and values: one line, exit code 2, at once, and no folder."""
+"""Bad flags and values are refused at once in one line, with exit code 2, and no folder is created."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import resource
 from random import Random
 from typing import Any
 
-from tests.campaign.scene import Done, Scene, losses, require
+from tests.campaign.scene import Done, Scene, check, losses
 from tests.campaign.settings import SMALL
 from weft.cli.data import DATA_OPTIONS
 from weft.config.config import Config, PartitionOptions
@@ -15,30 +15,30 @@ from weft.training.flag_checks import CHOICE_FLAGS, strategies_with
 
 SECONDS = 20.0
 MEMORY_BYTES = 12 << 30
-"""Of addresses, which a forked process has several GB of to begin with."""
+"""Limit of the address space, of which a forked process already uses several GB."""
 AMOUNTS = ("device_memory", "cache_memory")
 NAMES = ("model", "strategy", "partition", "loss", "metrics", "optimizer", "scheduler")
 PATHS = ("scratch", "machine", "choices")
-"""Fields that are text, by what they name."""
+"""Text fields that name paths; `NAMES` and `AMOUNTS` are those of names and amounts of memory."""
 NO_NUMBERS = ("", " ", "x", "1e", "--", "0x10", "1,5", "1 2", "one", "None", "True", "\u00bd", "\u216b", "[1]", "\x07")
 NO_WHOLE_NUMBERS = ("1.5", "nan", "inf", "-inf", "1e3", "1e400")
 NO_AMOUNTS = ("much", "-5MB", "nan", "inf", "1QB", "1e3", "0x10", "MB", "5 5", "1..5GB", " ", "\u0663\u0663XB")
 NO_NAMES = ("x", "tensors", "GCN ", "gcn,sage", "\u0663", "no/such", "..", " ")
 HUGE = (10**6, 2**31, 2**63 - 1, 2**64, 10**30)
 STRANGE_NUMBERS = ("\u0663", "1_0", " 2", "+2", "02", "2 ")
-"""Which Python takes as numbers: refused, or taken as these."""
+"""Numbers that Python accepts in unusual form: they must be refused, or read as Python reads them."""
 ENDLESS = ("epochs",)
-"""Where a huge number is a run without an end, as asked for."""
+"""Fields in which a huge number is legal and makes a run endless."""
 
 
 def attempt(random: Random, scene: Scene) -> None:
-    """One mistake in a command that is right otherwise; the kinds that may be none must not be more than a refusal."""
+    """Make one mistake in an otherwise correct command. Some kinds must be refused, others may also work."""
     kinds = (bad_value, bad_value, bad_value, huge_value, strange_value, unknown_flag, shortened_flag, repeated_flag)
     random.choice(kinds)(random, scene)
 
 
 def commands(random: Random) -> tuple[list[str], type[Config | PartitionOptions], list[str]]:
-    """A command that is right but for a flag to come, whose fields that flag is of, and their names."""
+    """Return a correct command to which a flag is added, the schema of that flag, and the names of its fields."""
     out = ["--out", "out"]
     every = [spec.name for spec in dataclasses.fields(Config) if spec.name not in ("graph", "device")]
     trained = ["--epochs", "1", "--hidden", "4"]
@@ -55,7 +55,7 @@ def commands(random: Random) -> tuple[list[str], type[Config | PartitionOptions]
 
 
 def bad_value(random: Random, scene: Scene) -> None:
-    """A value that the field does not take."""
+    """Give a field an illegal value."""
     words, schema, names = commands(random)
     name = random.choice(names)
     (spec,) = (spec for spec in dataclasses.fields(schema) if spec.name == name)
@@ -67,7 +67,7 @@ def bad_value(random: Random, scene: Scene) -> None:
 
 
 def bad_values(spec: dataclasses.Field[Any]) -> list[str]:
-    """Values that a field refuses whatever the others are; none where there are none."""
+    """Return values that a field refuses whatever the other fields are, if there are any."""
     kind: Any = type(spec.default)
     limits = spec.metadata
     if kind is bool:
@@ -78,19 +78,19 @@ def bad_values(spec: dataclasses.Field[Any]) -> list[str]:
         if spec.name in AMOUNTS:
             return list(NO_AMOUNTS)
         return list(NO_NAMES) if spec.name in NAMES else ["no/such", "x"] if spec.name in PATHS else []
-    found = list(NO_NUMBERS) + (list(NO_WHOLE_NUMBERS) if kind is int else ["nan", "inf", "-inf", "1e400", "NaN"])
+    values = list(NO_NUMBERS) + (list(NO_WHOLE_NUMBERS) if kind is int else ["nan", "inf", "-inf", "1e400", "NaN"])
     if limits["least"] is not None:
         step = 1 if kind is int else 0.5
-        found += [str(limits["least"] - step), str(-(10**30)), "-1e300" if kind is float else "-9"]
+        values += [str(limits["least"] - step), str(-(10**30)), "-1e300" if kind is float else "-9"]
     if limits["below"] is not None:
-        found += [str(limits["below"]), str(limits["below"] * 10)]
+        values += [str(limits["below"]), str(limits["below"] * 10)]
     if limits["most"] is not None:
-        found += [str(limits["most"] * 2 + 0.5), "1e300"]
-    return found
+        values += [str(limits["most"] * 2 + 0.5), "1e300"]
+    return values
 
 
 def needed(random: Random, command: str, name: str) -> list[str]:
-    """Flags without which a field is refused for another reason."""
+    """Return flags without which a field would be refused for another reason."""
     if name in CHOICE_FLAGS:
         kind, having = CHOICE_FLAGS[name]
         return [f"--{kind}", random.choice(having)]
@@ -99,7 +99,7 @@ def needed(random: Random, command: str, name: str) -> list[str]:
 
 
 def huge_value(random: Random, scene: Scene) -> None:
-    """A number beyond all use: refused, out of memory in one line, or of no effect."""
+    """Give a field a huge number, which is refused, runs out of memory in one line, or has no effect."""
     words, schema, names = commands(random)
     numbers = [
         spec
@@ -115,7 +115,7 @@ def huge_value(random: Random, scene: Scene) -> None:
 
 
 def strange_value(random: Random, scene: Scene) -> None:
-    """A number in other digits."""
+    """Give a field a number in unusual form."""
     words, schema, names = commands(random)
     numbers = [
         spec.name for spec in dataclasses.fields(schema) if spec.name in names and type(spec.default) in (int, float)
@@ -125,7 +125,7 @@ def strange_value(random: Random, scene: Scene) -> None:
 
 
 def unknown_flag(random: Random, scene: Scene) -> None:
-    """A flag that there is not, in its name, its place or its dashes."""
+    """Use an unknown flag: a real one with a changed name or other dashes."""
     words, _, names = commands(random)
     name = flag(random.choice(names))
     wrong = (name + "s", name.replace("-", "_", 3), "-" + name, name[:3] + "x" + name[3:], name[1:])
@@ -133,7 +133,7 @@ def unknown_flag(random: Random, scene: Scene) -> None:
 
 
 def shortened_flag(random: Random, scene: Scene) -> None:
-    """The beginning of a flag's name: refused, or what it stands for."""
+    """Use an abbreviated flag, which is refused or read as the full one."""
     words, _, names = commands(random)
     name = flag(random.choice(names))
     short = name[: random.randint(3, max(3, len(name) - 1))]
@@ -141,7 +141,7 @@ def shortened_flag(random: Random, scene: Scene) -> None:
 
 
 def repeated_flag(random: Random, scene: Scene) -> None:
-    """A flag twice, with a good value and with one that is no number."""
+    """Use a flag twice, with a number and with a value that is not a number."""
     words, schema, names = commands(random)
     numbers = [
         spec.name for spec in dataclasses.fields(schema) if spec.name in names and type(spec.default) in (int, float)
@@ -153,39 +153,39 @@ def repeated_flag(random: Random, scene: Scene) -> None:
 
 
 def flag(name: str) -> str:
-    """A field's."""
+    """Return the flag of a field."""
     return "--" + name.replace("_", "-")
 
 
 def limit_memory() -> None:
-    """So that nobody else on the machine runs out of it."""
+    """Limit the memory of this process, to protect other processes on the machine."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
 
 
 def run(scene: Scene, words: list[str]) -> Done:
-    """A command, in the seconds that a refusal may take."""
+    """Run a command with the time limit of a refusal."""
     return scene.run(*words, seconds=SECONDS, prepare=limit_memory)
 
 
 def refused(scene: Scene, words: list[str]) -> None:
-    """Broken, unless a command is refused and leaves nothing."""
-    run(scene, words).require_refused()
-    require_nothing_here(scene)
+    """Check that a command is refused and creates no file."""
+    run(scene, words).check_refused()
+    check_no_files(scene)
 
 
 def tolerated(scene: Scene, words: list[str]) -> None:
-    """Broken, unless a command is done, or says in one line why not, and leaves no folder if its run had not begun."""
+    """Check that a command succeeds, or fails with one line and leaves no folder unless its run had started."""
     done = run(scene, words)
-    done.require_ended(0, 1, 2)
+    done.check_ended(0, 1, 2)
     if done.code:
-        out = scene.here / "out"
+        out = scene.working_folder / "out"
         if out.is_dir() and (out / "metrics.jsonl").exists():
-            require(bool(losses(out)), "a refused run has left a folder without an epoch")
+            check(bool(losses(out)), "a refused run has left a folder without an epoch")
         else:
-            require_nothing_here(scene)
+            check_no_files(scene)
 
 
-def require_nothing_here(scene: Scene) -> None:
-    """Broken if there is anything where the command was."""
-    left = [str(path.relative_to(scene.here)) for path in scene.here.rglob("*")]
-    require(not left, f"a refused command has left {left}")
+def check_no_files(scene: Scene) -> None:
+    """Check that the command's working folder is empty."""
+    left = [str(path.relative_to(scene.working_folder)) for path in scene.working_folder.rglob("*")]
+    check(not left, f"a refused command has left {left}")

@@ -1,4 +1,4 @@
-"""Files that are no graphs: one line, exit code 2, and nothing written."""
+"""Invalid graph files are refused in one line, with exit code 2, and nothing is written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tests.campaign.damage import FOREIGN, VALUES
-from tests.campaign.scene import Scene, require
+from tests.campaign.scene import Scene, check
 from tests.campaign.settings import SMALL
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -23,7 +23,7 @@ BAD_WEIGHTS = ("nan", "inf", "-inf", "x", "", "1e400")
 
 
 def attempt(random: Random, scene: Scene) -> None:
-    """A file of some kind with one thing wrong, read by a command."""
+    """Let a command read a file with one mistake."""
     path = random.choice((bad_table, bad_table, bad_array, bad_archive, bad_archive, bad_store, foreign))(random, scene)
     out = scene.folder / "out"
     command = random.choice((["data", "info"], ["data", "import"], ["train"]))
@@ -31,15 +31,15 @@ def attempt(random: Random, scene: Scene) -> None:
     if command == ["train"]:
         more += ["--random-features", 4, "--random-classes", 2] if path.suffix not in (".npz", "") else []
     before = sorted(scene.folder.rglob("*"))
-    said = scene.run(*command, path, *more, seconds=20).require_refused()
-    require(path.name in said, f"the line does not name the file: {said}")
-    left = [str(one.relative_to(scene.folder)) for one in sorted(scene.folder.rglob("*")) if one not in before]
-    left = [one for one in left if not one.startswith("begun-")]
-    require(not left, f"a refused command has left {left}")
+    error = scene.run(*command, path, *more, seconds=20).check_refused()
+    check(path.name in error, f"the line does not name the file: {error}")
+    left = [str(file.relative_to(scene.folder)) for file in sorted(scene.folder.rglob("*")) if file not in before]
+    left = [name for name in left if not name.startswith("begun-")]
+    check(not left, f"a refused command has left {left}")
 
 
 def bad_table(random: Random, scene: Scene) -> Path:
-    """A text table, packed or not."""
+    """Write a wrong text table, compressed or not."""
     separator = random.choice((",", " ", "\t", ";"))
     weighted = random.random() < 0.3
     rows = [[str(random.randrange(VERTICES)) for _ in range(2)] + ["0.5"] * weighted for _ in range(EDGES)]
@@ -48,12 +48,12 @@ def bad_table(random: Random, scene: Scene) -> Path:
     if way == "field":
         column = random.randrange(len(rows[row]))
         values = BAD_WEIGHTS if column == 2 else BAD_FIELDS
-        rows[row][column] = random.choice([one for one in values if one or separator in ",;"])
+        rows[row][column] = random.choice([value for value in values if value or separator in ",;"])
     elif way == "columns":
         rows[row] = rows[row][:1] if random.random() < 0.5 else [*rows[row], "1"]
     elif way == "nul":
         rows[row][0] += "\0"
-    text = "\n".join(separator.join(one) for one in rows) + "\n"
+    text = "\n".join(separator.join(fields) for fields in rows) + "\n"
     if way in ("empty", "header"):
         text = "# nothing\n\n" if way == "empty" else "source,target\n"
     data = text.encode()
@@ -63,11 +63,11 @@ def bad_table(random: Random, scene: Scene) -> Path:
         data = data[: random.randrange(12, len(data) - 1)] if random.random() < 0.5 else data
         suffix += ".gz"
     note = f"{suffix}: {way}" + (f", row {row} is {rows[row]!r}" if way in ("field", "columns", "nul") else "")
-    return written(scene, f"edges{suffix}", data, note)
+    return write_file(scene, f"edges{suffix}", data, note)
 
 
 def bad_array(random: Random, scene: Scene) -> Path:
-    """A .npy file of edges."""
+    """Write a wrong .npy file of edges."""
     edges = np.random.default_rng(random.randrange(2**32)).integers(0, VERTICES, (2, EDGES))
     wrong: dict[str, Callable[[], Any]] = {
         "negative": lambda: edges - VERTICES,
@@ -89,11 +89,11 @@ def bad_array(random: Random, scene: Scene) -> Path:
     data = buffer.getvalue()
     if random.random() < 0.2:
         name, data = "cut", data[: random.randrange(len(data))]
-    return written(scene, "edges.npy", data, f".npy: {name}")
+    return write_file(scene, "edges.npy", data, f".npy: {name}")
 
 
 def bad_archive(random: Random, scene: Scene) -> Path:
-    """An .npz file."""
+    """Write a wrong .npz file."""
     draw = np.random.default_rng(random.randrange(2**32))
     good: Arrays = {
         "edge_index": draw.integers(0, VERTICES, (2, EDGES)),
@@ -150,20 +150,20 @@ def bad_archive(random: Random, scene: Scene) -> Path:
     arrays = {**good, key: value}
     way = f"{key} {name}"
     if random.random() < 0.1:
-        arrays, way = {one: array for one, array in good.items() if one != "edge_index"}, "no edge_index"
+        arrays, way = {field: array for field, array in good.items() if field != "edge_index"}, "no edge_index"
     buffer = io.BytesIO()
     with np.errstate(all="ignore"):
         np.savez(buffer, allow_pickle=True, **arrays)
     data = buffer.getvalue()
     if random.random() < 0.15:
         data, way = data[: random.randrange(len(data) - 30)], "cut"
-    return written(scene, "graph.npz", data, f".npz: {way}")
+    return write_file(scene, "graph.npz", data, f".npz: {way}")
 
 
 def bad_store(random: Random, scene: Scene) -> Path:
-    """A store whose manifest is another's, or lacks what must be there."""
+    """Write a graph store whose manifest has a wrong value or lacks a required one."""
     folder = scene.folder / "store"
-    scene.run("data", "import", SMALL, "--out", folder).require_ended(0)
+    scene.run("data", "import", SMALL, "--out", folder).check_ended(0)
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())
     must = ("format", "version", "symmetric", "relations", "vertex_types", "type_offsets", "files", "name")
@@ -182,13 +182,13 @@ def bad_store(random: Random, scene: Scene) -> Path:
 
 
 def foreign(random: Random, scene: Scene) -> Path:
-    """Something else under a graph's name, or nothing at all."""
+    """Write something else than a graph, or nothing at all."""
     suffix = random.choice((".csv", ".txt", ".tsv", ".npz", ".npy", ".csv.gz", ".bin"))
     path = scene.folder / f"graph{suffix}"
     way = random.choice(("bytes", "bytes", "folder", "missing", "broken link"))
     if way == "bytes":
-        data = random.choice([one for one in FOREIGN if one != b"1"])
-        return written(scene, path.name, data, f"{suffix} holds {data[:20]!r}")
+        data = random.choice([content for content in FOREIGN if content != b"1"])
+        return write_file(scene, path.name, data, f"{suffix} holds {data[:20]!r}")
     if way == "folder":
         path.mkdir()
     elif way == "broken link":
@@ -197,8 +197,8 @@ def foreign(random: Random, scene: Scene) -> Path:
     return path
 
 
-def written(scene: Scene, name: str, data: bytes, note: str) -> Path:
-    """A file of the scene."""
+def write_file(scene: Scene, name: str, data: bytes, note: str) -> Path:
+    """Write a file to the scene's folder and return its path."""
     path = scene.folder / name
     path.write_bytes(data)
     scene.notes.append(note)

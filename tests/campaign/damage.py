@@ -1,4 +1,4 @@
-"""Ways in which a file may be damaged, each at random."""
+"""Functions that damage files at random."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ FOREIGN = (
     b'{"kind": "summary"}\n',
     b"<html></html>",
 )
-"""What another program may have left in a file's place."""
+"""Contents that another program may have written to a file."""
 VALUES: tuple[Any, ...] = (None, -1, 0, 10**30, 1.5, float("nan"), float("inf"), "x", "", [], {}, True, [1], {"a": 1})
 
 
 def damage_file(random: Random, path: Path) -> str:
-    """Damages a file, or takes it away; says how."""
+    """Damage or remove a file, and return a description."""
     data = path.read_bytes()
     ways = ["flip", "flip", "cut", "empty", "delete", "double", "foreign", "folder", "insert"]
     if path.suffix in (".json", ".jsonl"):
@@ -68,16 +68,16 @@ def damage_file(random: Random, path: Path) -> str:
 
 
 def other_shape(random: Random, data: bytes, several: bool) -> tuple[bytes, str]:
-    """JSON with one value changed or left out; several: an object a line."""
+    """Return JSON with one value changed or removed, and a description; several: one object per line."""
     texts = data.decode().splitlines() if several else [data.decode()]
     number = random.randrange(len(texts))
-    value, said = changed(random, json.loads(texts[number]))
+    value, note = changed(random, json.loads(texts[number]))
     texts[number] = json.dumps(value)
-    return ("\n".join(texts) + "\n" * several).encode(), f"line {number + 1}, {said}" if several else said
+    return ("\n".join(texts) + "\n" * several).encode(), f"line {number + 1}, {note}" if several else note
 
 
 def changed(random: Random, value: Any) -> tuple[Any, str]:
-    """A JSON value with one of its parts, at any depth, replaced or left out, and which."""
+    """Replace or remove one part of a JSON value, at any depth; return the value and a description."""
     trail: list[Any] = []
     part = value
     while isinstance(part, dict | list) and part and (not trail or random.random() < 0.7):
@@ -86,8 +86,8 @@ def changed(random: Random, value: Any) -> tuple[Any, str]:
     if not trail:
         return None, "null"
     holder = value
-    for one in trail[:-1]:
-        holder = holder[one]
+    for step in trail[:-1]:
+        holder = holder[step]
     if random.random() < 0.3:
         del holder[trail[-1]]
         return value, f"without {trail}"
@@ -95,16 +95,16 @@ def changed(random: Random, value: Any) -> tuple[Any, str]:
     return value, f"{trail} is {holder[trail[-1]]!r}, not {str(part)[:40]}"
 
 
-def swap(one: Path, other: Path) -> None:
-    """Gives two folders each other's names."""
-    aside = one.with_name("aside")
-    one.rename(aside)
-    other.rename(one)
-    aside.rename(other)
+def swap(first: Path, second: Path) -> None:
+    """Swap the names of two folders."""
+    aside = first.with_name("aside")
+    first.rename(aside)
+    second.rename(first)
+    aside.rename(second)
 
 
 def put_foreign(random: Random, folder: Path) -> str:
-    """Puts something else beside a run's checkpoints."""
+    """Create a foreign file or folder next to a run's checkpoints, and return a description."""
     name = random.choice(("epoch-abc", "epoch-00000099", "epoch-", "epoch-0000000x", "notes.txt", ".epoch-00000009"))
     if random.random() < 0.5:
         (folder / name).mkdir()
@@ -114,6 +114,6 @@ def put_foreign(random: Random, folder: Path) -> str:
 
 
 def copy_over(source: Path, target: Path) -> None:
-    """Replaces a folder by a copy of another."""
+    """Replace a folder with a copy of another."""
     shutil.rmtree(target)
     shutil.copytree(source, target)

@@ -1,7 +1,7 @@
-"""Full disks and folders that cannot be written: one line with the path, and the run goes on when there is room.
+"""Full disks and read-only folders fail with one line that names the path; with room, the run can be resumed.
 
-A full disk is a small file system, where mounting is allowed, or a limit on the size of files. Root may write
-everywhere, so commands that are to be refused a folder run without root's privileges.
+A full disk is a small file system, if mounting is allowed, or a limit on the size of files. Root may write everywhere,
+so commands that must fail to write run without root's privileges.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from tests.campaign.scene import Missed, Scene, epochs_recorded, require, require_same, until
+from tests.campaign.scene import Missed, Scene, check, check_same, epochs_recorded, until
 from tests.campaign.settings import Placement, Setting, draw_placement, draw_setting
 from tests.lib.running import keep_files_in
 
 EPOCHS = 24
 CAPABILITIES = 0x20080522
-"""The version of the layout that capset is told, from linux/capability.h."""
+"""Version of the data layout of capset, from linux/capability.h."""
 SIZES = {"out": (4, 60), "tmp": (4, 80), "scratch": (4, 200), "store": (4, 560), "book": (4, 8)}
-"""How many kB a disk may have, by what is on it: from nearly none to nearly enough."""
+"""Range of a disk's size in kB, by its contents: from nearly nothing to nearly enough."""
 
 
 def attempt(random: Random, scene: Scene) -> None:
-    """A disk of some kind."""
+    """Run a command on a full disk, with a file size limit, or without permission."""
     way = random.choice((full, full, limited, forbidden))
     if way is full and not scene.stage.mounts:
         way = limited
@@ -34,7 +34,7 @@ def attempt(random: Random, scene: Scene) -> None:
 
 
 def full(random: Random, scene: Scene) -> None:
-    """A small file system for a run's folder, its temporary files or its scratch, for a graph's folder or a book."""
+    """Use a small file system for a run's folder, temporary or scratch files, or for a graph's store or a book."""
     what = random.choice(("out", "out", "out", "tmp", "scratch", "store", "book"))
     num_bytes = 1024 * random.randint(*SIZES[what])
     disk = scene.small_disk("disk", num_bytes)
@@ -42,49 +42,49 @@ def full(random: Random, scene: Scene) -> None:
     if what in ("store", "book"):
         words = ("data", "import", "digits") if what == "store" else ("partition", "digits", "--parts", 2)
         done = scene.run(*words, "--out", disk / "made")
-        done.require_ended(0, 1, 2)
+        done.check_ended(0, 1, 2)
         if done.code == 0:
             raise Missed("there was room")
-        require(str(disk) in done.error_lines()[0], f"the line does not name the disk: {done.error_lines()[0]}")
-        require(not list(disk.iterdir()), f"left on the disk: {sorted(path.name for path in disk.iterdir())}")
+        check(str(disk) in done.error_lines()[0], f"the line does not name the disk: {done.error_lines()[0]}")
+        check(not list(disk.iterdir()), f"left on the disk: {sorted(path.name for path in disk.iterdir())}")
         return
-    setting, placement = a_run(random, scene, what)
+    setting, placement = draw_run(random, scene, what)
     out = scene.folder / "run" if what != "out" else disk / "run"
     more: tuple[object, ...] = ("--scratch", disk) if what == "scratch" else ()
     prepare = partial(keep_files_in, str(disk)) if what == "tmp" else None
     run = (*setting.train(), *placement.flags, *more, "--epochs", EPOCHS, "--checkpoint-every", 2, "--out", out)
     done = scene.run(*run, prepare=prepare)
-    done.require_ended(0, 1, 2)
+    done.check_ended(0, 1, 2)
     if done.code == 0:
         raise Missed("there was room")
     line = done.error_lines()[0]
-    require(str(disk) in line, f"the line does not name the disk: {line}")
+    check(str(disk) in line, f"the line does not name the disk: {line}")
     if what != "out":
         left = [path.name for path in disk.iterdir() if not path.name.startswith("torchinductor")]
-        require(not left, f"left on the disk: {left}")
+        check(not left, f"left on the disk: {left}")
     subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
     go_on(scene, setting, placement, run, out)
 
 
 def limited(random: Random, scene: Scene) -> None:
-    """A limit on the size of files, which the system answers as it does a full disk."""
-    setting, placement = a_run(random, scene, random.choice(("out", "tmp", "scratch")))
+    """Limit the size of files, which fails in the same way as a full disk."""
+    setting, placement = draw_run(random, scene, random.choice(("out", "tmp", "scratch")))
     num_bytes = 1024 * random.randint(1, 60)
     scene.notes.append(f"files of {num_bytes // 1024} kB at most")
     out = scene.folder / "run"
     run = (*setting.train(), *placement.flags, "--epochs", EPOCHS, "--checkpoint-every", 2, "--out", out)
     done = scene.run(*run, prepare=partial(limit_files, num_bytes))
-    done.require_ended(0, 1, 2)
+    done.check_ended(0, 1, 2)
     if done.code == 0:
         raise Missed("there was room")
     line = done.error_lines()[0]
-    require(str(scene.folder) in line, f"the line does not name a path: {line}")
+    check(str(scene.folder) in line, f"the line does not name a path: {line}")
     go_on(scene, setting, placement, run, out)
 
 
 def forbidden(random: Random, scene: Scene) -> None:
-    """A folder or a file that the command may not write, or not read, from the start or from some epoch on."""
-    setting, placement = a_run(random, scene, "out")
+    """Deny write or read permission for a folder or a file, from the start or from some epoch on."""
+    setting, placement = draw_run(random, scene, "out")
     above = scene.folder / "above"
     above.mkdir()
     out = above / "run"
@@ -103,18 +103,18 @@ def forbidden(random: Random, scene: Scene) -> None:
         scene.notes.append(f"{shut.name} cannot be written from epoch {epoch} on")
         done = scene.finish(process)
     else:
-        scene.run(*run, "--epochs", 4, prepare=without_privileges).require_ended(0)
+        scene.run(*run, "--epochs", 4, prepare=without_privileges).check_ended(0)
         names = ("config.toml", "metrics.jsonl", "checkpoints", "checkpoints/epoch-00000004", ".")
         shut = out / random.choice(names)
         mode = random.choice((0o000, 0o444)) if shut.is_file() else random.choice((0o000, 0o555))
         shut.chmod(mode)
         scene.notes.append(f"{shut.relative_to(above)} has mode {mode:o}")
         done = scene.run(*run, "--epochs", EPOCHS, "--resume", prepare=without_privileges)
-    done.require_ended(0, 1, 2)
+    done.check_ended(0, 1, 2)
     if done.code == 0:
         raise Missed("that needed no permission")
     line = done.error_lines()[0]
-    require(str(above) in line, f"the line does not name the path: {line}")
+    check(str(above) in line, f"the line does not name the path: {line}")
     for path in (above, *above.rglob("*")):
         path.chmod(0o755)
     if when == "during":
@@ -122,8 +122,8 @@ def forbidden(random: Random, scene: Scene) -> None:
     go_on(scene, setting, placement, (*run, "--epochs", EPOCHS), out)
 
 
-def a_run(random: Random, scene: Scene, what: str) -> tuple[Setting, Placement]:
-    """A run that writes what is to fail."""
+def draw_run(random: Random, scene: Scene, what: str) -> tuple[Setting, Placement]:
+    """Return a run that writes the files that are to fail."""
     setting = draw_setting(random, scene.stage.typed)
     if what == "scratch":
         return setting, draw_placement(random, ("offload",), 2)
@@ -133,21 +133,21 @@ def a_run(random: Random, scene: Scene, what: str) -> tuple[Setting, Placement]:
 
 
 def go_on(scene: Scene, setting: Setting, placement: Placement, run: tuple[object, ...], out: Path) -> None:
-    """With room: a run that had not begun begins, another one goes on; to the end of one that nothing stopped."""
+    """Start or resume the run, now with room, and compare it with an uninterrupted run."""
     whole = scene.stage.whole(setting, placement, "--epochs", EPOCHS)
     resume = ("--resume",) if out.exists() and any(out.iterdir()) else ()
-    scene.run(*run, *resume).require_ended(0)
-    require_same(out, whole.folder)
+    scene.run(*run, *resume).check_ended(0)
+    check_same(out, whole.folder)
 
 
 def limit_files(num_bytes: int) -> None:
-    """In a command's process; what it prints is less."""
+    """Limit the size of files in a command's process; its output is smaller than the limit."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
 
 
 def without_privileges() -> None:
-    """In a command's process: root obeys the modes of files as their owner does."""
+    """Drop root's privileges in a command's process, so that it obeys the modes of files."""
     libc = ctypes.CDLL(None, use_errno=True)
     header = (ctypes.c_uint32 * 2)(CAPABILITIES, 0)
     if libc.capset(header, (ctypes.c_uint32 * 6)()):

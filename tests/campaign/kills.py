@@ -1,4 +1,4 @@
-"""A signal at a random instant to a random process of a run: what it says, what it leaves, and how it goes on."""
+"""A signal to a random process of a run at a random time: check its message, that nothing is left, and the resume."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.campaign.scene import (
     Broken,
     Missed,
     Scene,
+    check,
+    check_same,
     command_line,
     epochs_recorded,
     lines,
     losses,
-    require,
-    require_same,
     summary,
     until,
 )
@@ -28,13 +28,13 @@ from weft.training.artifacts.run_folder import UNBEGUN
 
 EPOCHS = 24
 BLOWS = 6
-"""How often a run is hit, at most."""
+"""Largest number of signals per run."""
 START_SECONDS = 5.0
-"""What a new Python takes before it is where a forked one begins, about."""
+"""Approximate time that a new Python needs for the imports, which a forked process already has."""
 RUN_SECONDS = 3.0
-"""What a run takes, about."""
+"""Approximate time of a run."""
 STILL_SECONDS = 12.0
-"""How long a process is stopped at most: longer than peers wait for it."""
+"""Longest time that a process is stopped: longer than peers wait for it."""
 SIGNALS = (
     signal.SIGKILL,
     signal.SIGKILL,
@@ -49,7 +49,7 @@ MOMENTS = ("instant", "instant", "opened", "meeting", "epoch", "checkpoint", "en
 
 
 def attempt(random: Random, scene: Scene) -> None:
-    """A run that signals hit, one after the other, each time it goes on, until it is let come to its end."""
+    """Send signals to a run, resume it after each, and at last let it finish."""
     setting, placement = draw_setting(random, scene.stage.typed), draw_placement(random)
     run = (*setting.train(), *placement.flags, "--epochs", EPOCHS)
     whole = scene.stage.whole(setting, placement, "--epochs", EPOCHS)
@@ -63,16 +63,16 @@ def attempt(random: Random, scene: Scene) -> None:
         except Missed:
             if not blow:
                 raise
-    go_on(random, scene, setting.graph[0], run, out)
-    if placement.strategy == "stale" and interrupted:  # old rows are in no checkpoint: not the run that nobody stopped
-        require(len(losses(out)) == EPOCHS, "the run that went on has not all epochs")
+    finish_run(random, scene, setting.graph[0], run, out)
+    if placement.strategy == "stale" and interrupted:  # stale rows are not checkpointed, so the losses differ
+        check(len(losses(out)) == EPOCHS, "the run that went on has not all epochs")
         summary(out)
     else:
-        require_same(out, whole.folder)
+        check_same(out, whole.folder)
 
 
 def strike(random: Random, scene: Scene, placement: Placement, run: tuple[object, ...], out: Path) -> bool:
-    """Begins a run or goes on with it, and sends a signal to it; whether that ended it before its time."""
+    """Start or resume a run and send a signal to it; return whether that ended it early."""
     number, moment = random.choice(SIGNALS), random.choice(MOMENTS)
     targets = ["launcher", "group"] if placement.workers == 1 else ["rank", "rank", "launcher", "server", "group"]
     random.shuffle(targets)
@@ -86,12 +86,12 @@ def strike(random: Random, scene: Scene, placement: Placement, run: tuple[object
     try:
         wait_for(moment, random, process, out, scene, executed)
         target, pids = choose(targets, random, process)
-        there = members(process.pid)
-        found = f"{epochs_recorded(out)} epochs recorded, {len(there)} processes"
-        scene.notes.append(f"{number.name} to {target} {pids}, {moment}: {found}")
+        alive = members(process.pid)
+        state = f"{epochs_recorded(out)} epochs recorded, {len(alive)} processes"
+        scene.notes.append(f"{number.name} to {target} {pids}, {moment}: {state}")
         hit(pids, number)
     except Missed:
-        scene.finish(process).require_ended(0)
+        scene.finish(process).check_ended(0)
         raise
     scene.faults += 1
     if still:
@@ -101,15 +101,15 @@ def strike(random: Random, scene: Scene, placement: Placement, run: tuple[object
         for pid in pids:
             kill(pid, number)
     done = scene.finish(process)
-    done.require_ended(*allowed_codes(number, target, lost=still and not briefly))
-    if number == signal.SIGKILL and set(there) <= set(pids):  # nobody is left to remove anything
+    done.check_ended(*allowed_codes(number, target, lost=still and not briefly))
+    if number == signal.SIGKILL and set(alive) <= set(pids):  # no process is left to remove files
         scene.remove_temporary_files()
-    scene.require_nothing_left()
+    scene.check_nothing_left()
     return done.code != 0
 
 
 def wait_for(moment: str, random: Random, process: Command, out: Path, scene: Scene, executed: bool) -> None:
-    """Until a moment of a run has come; in a new Python, not before that has begun to run weft."""
+    """Wait until a run reaches a moment; in a new Python, first wait until weft runs."""
     if executed:
         until(lambda: signal.SIGTERM in handled(process.pid), process)
     epoch, part, more = random.randrange(EPOCHS - 5), random.random(), random.random()
@@ -129,34 +129,34 @@ def wait_for(moment: str, random: Random, process: Command, out: Path, scene: Sc
 
 
 def choose(targets: list[str], random: Random, process: Command) -> tuple[str, list[int]]:
-    """The first of some kinds of target that is there now, and its processes."""
-    there = members(process.pid)
-    found = ranks(process)
-    others = [pid for pid in there if pid != process.pid and pid not in found]
-    others = [pid for pid in others if "resource_tracker" not in command_line(pid)]  # Python's own, which nobody needs
-    if process.pid not in there:
+    """Return the first kind of target that exists now, and its processes."""
+    alive = members(process.pid)
+    rank_pids = ranks(process)
+    others = [pid for pid in alive if pid != process.pid and pid not in rank_pids]
+    others = [pid for pid in others if "resource_tracker" not in command_line(pid)]  # Python's, which is not needed
+    if process.pid not in alive:
         raise Missed("the command had ended")
     for target in targets:
         if target == "launcher":
             return target, [process.pid]
         if target == "group":
-            return target, there
-        if target == "rank" and found:
-            return target, [random.choice(found)]
-        if target == "server" and others and found:  # with ranks: a command that is forked has no second server
+            return target, alive
+        if target == "rank" and rank_pids:
+            return target, [random.choice(rank_pids)]
+        if target == "server" and others and rank_pids:  # without ranks, a forked command has no second server
             return target, [others[0]]
     raise AssertionError(targets)
 
 
 def hit(pids: list[int], number: int) -> None:
-    """Sends a signal, to all at once; Missed if the command has ended."""
+    """Send a signal to all processes at once; raise Missed if the command has ended."""
     sent = [kill(pid, number) for pid in pids]
     if not any(sent):
         raise Missed("the command had ended")
 
 
 def kill(pid: int, number: int) -> bool:
-    """Sends a signal; whether there was anybody to get it."""
+    """Send a signal; return whether the process existed."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -165,7 +165,7 @@ def kill(pid: int, number: int) -> bool:
 
 
 def go_on_later(process: Command, pids: list[int], seconds: float) -> None:
-    """Lets stopped processes go on, after a while or when the command has ended."""
+    """Continue stopped processes after some time, or when the command has ended."""
     deadline = time.monotonic() + seconds
     while process.returncode is None and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -174,38 +174,41 @@ def go_on_later(process: Command, pids: list[int], seconds: float) -> None:
 
 
 def allowed_codes(number: int, target: str, *, lost: bool) -> set[int]:
-    """The exit codes that a signal to a target may lead to; 0: it came when all was done.
+    """Return the exit codes that are correct after a signal to a target; 0: the run had already finished.
 
-    lost: others may have given up waiting.
+    lost: whether peers may have timed out.
     """
-    if number == signal.SIGSTOP:  # gloo counts the time in which all stand still, too
+    if number == signal.SIGSTOP:  # gloo also counts the time in which all ranks are stopped
         return {0, 1} if lost and target in ("rank", "group") else {0}
-    if target in ("launcher", "group"):  # as told, or by the signal's own doing: a shell says 128 + number for both
+    if target in (
+        "launcher",
+        "group",
+    ):  # weft's exit code, or that of an unhandled signal; a shell reports 128 + number for both
         return {0, -number} if number == signal.SIGKILL else {0, 128 + number, -number}
     return {0, 1, 128 + number} if number in (signal.SIGTERM, signal.SIGINT) else {0, 1}
 
 
-def go_on(random: Random, scene: Scene, graph: str, run: tuple[object, ...], out: Path) -> None:
-    """Brings a run to its end: resumes it, or begins where it had not begun. Broken where neither can be."""
+def finish_run(random: Random, scene: Scene, graph: str, run: tuple[object, ...], out: Path) -> None:
+    """Resume a run, or start it if it had not started, until it finishes."""
     if not begun(out):
-        scene.run(*run, "--out", out).require_ended(0)
+        scene.run(*run, "--out", out).check_ended(0)
     elif finished(out):
-        said = scene.run(*run, "--out", out, "--resume").require_refused()
-        require("has finished its" in said, said)
+        error = scene.run(*run, "--out", out, "--resume").check_refused()
+        check("has finished its" in error, error)
     else:
         words = ("train", graph) if random.random() < 0.5 else run
-        scene.run(*words, "--out", out, "--resume").require_ended(0)
+        scene.run(*words, "--out", out, "--resume").check_ended(0)
 
 
 def begun(out: Path) -> bool:
-    """Whether there is a run to resume; Broken if there is something else."""
+    """Return whether there is a run to resume; raise Broken if there is anything else."""
     names = sorted(path.name for path in out.iterdir() if path.name not in UNBEGUN) if out.exists() else []
-    require(not names or "config.toml" in names, f"neither begun nor to be resumed: {names}")
+    check(not names or "config.toml" in names, f"neither begun nor to be resumed: {names}")
     return bool(names)
 
 
 def finished(out: Path) -> bool:
-    """Whether a run has its summary; a last line may be cut."""
+    """Return whether a run has a summary; its last line may be truncated."""
     try:
         return bool(lines(out)[-1]["kind"] == "summary")
     except (Broken, IndexError):

@@ -1,4 +1,4 @@
-"""Attempt after attempt of every class, each for its share of the time; several lanes go side by side."""
+"""Run attempts of all classes, each for its share of the time, in several concurrent lanes."""
 
 from __future__ import annotations
 
@@ -34,77 +34,77 @@ CLASSES: dict[str, tuple[Attempt, float]] = {
     "sockets": (sockets.attempt, 2),
     "determinism": (determinism.attempt, 2),
 }
-"""The attempt of each class, and its share of the time: in an hour of two cores that other work shares, 500 kills, 150
-resumes and 2,000 bad flags and graphs, with a sixth to spare."""
+"""Function and share of the time of each class. On two busy cores, an hour suffices for 500 kills, 150 resumes and
+2,000 bad flags and graphs, with a sixth of the time to spare."""
 SEEDS = 1_000_000
-"""Attempts that one seed of a campaign has, at most."""
+"""Largest number of attempts of one campaign seed."""
 
 
 class Outcome(NamedTuple):
-    """What came of an attempt."""
+    """Outcome of an attempt."""
 
     kind: str
     """held, missed or broken"""
-    said: str
-    """Of a broken promise, or of why nothing was tried."""
+    reason: str
+    """Description of the broken promise, or reason why the fault did not happen."""
     notes: list[str]
-    """What was done."""
+    """Commands and faults of the attempt, in order."""
     faults: int
-    """Faults that happened."""
+    """Number of faults that happened."""
 
 
-def tried(name: str, seed: int, stage: Stage) -> Outcome:
-    """One attempt of a class. An error of its own counts as a broken promise: it has seen what it does not know."""
+def run_attempt(name: str, seed: int, stage: Stage) -> Outcome:
+    """Run one attempt of a class. An unexpected error of the attempt counts as a broken promise."""
     scene = Scene(stage)
-    kind, said = "held", ""
+    kind, reason = "held", ""
     try:
         with scene:
             CLASSES[name][0](Random(seed), scene)
     except Missed as error:
-        kind, said = "missed", str(error)
+        kind, reason = "missed", str(error)
     except Broken as error:
-        kind, said = "broken", str(error)
+        kind, reason = "broken", str(error)
     except Exception:
-        kind, said = "broken", "the attempt failed: " + traceback.format_exc()
-    return Outcome(kind, said, scene.notes, scene.faults or int(kind != "missed"))
+        kind, reason = "broken", "the attempt failed: " + traceback.format_exc()
+    return Outcome(kind, reason, scene.notes, scene.faults or int(kind != "missed"))
 
 
 class Tally(NamedTuple):
-    """What attempts came to, by class; of lanes, to be added."""
+    """Outcomes of a lane's attempts, by class; tallies of several lanes can be added."""
 
     counts: Counter[tuple[str, str]]
-    """How many of (class, kind of outcome); the kind faults counts those that happened."""
+    """Number of attempts by (class, kind of outcome); the kind `faults` counts the faults that happened."""
     seconds: Counter[str]
-    """What a class took."""
+    """Total time of each class in seconds."""
     misses: Counter[str]
-    """Why nothing was tried."""
+    """Number of missed attempts, by class and reason."""
 
 
 def lane(number: int, lanes: int, seconds: float, seed: int, names: list[str]) -> Tally:
-    """Attempts of the classes in turn, each for its share of the time; of the seeds, every lanes-th."""
+    """Run attempts of the classes in turn, each for its share of the time, with every `lanes`-th seed."""
     tally = Tally(Counter(), Counter(), Counter())
     tries = Counter[str]()
     begun = time.monotonic()
     with Stage() as stage:
         while time.monotonic() - begun < seconds:
-            name = min(names, key=lambda one: tally.seconds[one] / CLASSES[one][1])
-            one = seed * SEEDS + tries[name] * lanes + number
+            name = min(names, key=lambda other: tally.seconds[other] / CLASSES[other][1])
+            attempt_seed = seed * SEEDS + tries[name] * lanes + number
             tries[name] += 1
             started = time.monotonic()
-            outcome = tried(name, one, stage)
+            outcome = run_attempt(name, attempt_seed, stage)
             tally.seconds[name] += time.monotonic() - started  # type: ignore[assignment]
             tally.counts[name, outcome.kind] += 1
             tally.counts[name, "faults"] += outcome.faults
             if outcome.kind == "broken":
-                tell(name, one, outcome)
+                report(name, attempt_seed, outcome)
             elif outcome.kind == "missed":
-                tally.misses[f"{name}: {outcome.said}"] += 1
+                tally.misses[f"{name}: {outcome.reason}"] += 1
     return tally
 
 
-def tell(name: str, seed: int, outcome: Outcome) -> None:
-    """What was broken, what was done, and the command that repeats it."""
+def report(name: str, seed: int, outcome: Outcome) -> None:
+    """Print what was broken, what the attempt did, and the command that repeats it."""
     repeat = f"python -m tests.campaign --only {name} --repeat {seed}"
-    print(f"{name} {seed} {outcome.kind}: {outcome.said}  [{repeat}]", flush=True)
+    print(f"{name} {seed} {outcome.kind}: {outcome.reason}  [{repeat}]", flush=True)
     for note in outcome.notes:
         print(f"    {note}", flush=True)

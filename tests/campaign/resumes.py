@@ -1,10 +1,10 @@
-"""A run in several legs, each under another exact strategy and number of ranks: the losses of an unbroken `single`."""
+"""A run that is resumed under other exact strategies and numbers of ranks has the losses of one run of `single`."""
 
 from __future__ import annotations
 
 from random import Random
 
-from tests.campaign.scene import Scene, lines, require, require_same
+from tests.campaign.scene import Scene, check, check_same, lines
 from tests.campaign.settings import EXACT, Placement, draw_placement, draw_setting
 
 EPOCHS = 9
@@ -12,7 +12,7 @@ SINGLE = Placement(strategy="single", workers=1, more=())
 
 
 def attempt(random: Random, scene: Scene) -> None:
-    """Two or three legs, each of which is seen to have begun where the one before ended."""
+    """Train in two or three legs, and check that each started where the previous one ended."""
     setting = draw_setting(random, scene.stage.typed)
     legs = random.choice((2, 2, 3))
     ends = [*sorted(random.sample(range(1, EPOCHS), legs - 1)), EPOCHS]
@@ -24,9 +24,9 @@ def attempt(random: Random, scene: Scene) -> None:
     for leg, (end, placement) in enumerate(zip(ends, placements, strict=True)):
         resume = ("--resume",) if leg else ()
         run = (*setting.train(), *placement.flags, "--epochs", end, "--checkpoint-every", every, "--out", out, *resume)
-        scene.run(*run).require_ended(0)
+        scene.run(*run).check_ended(0)
     begun = [line for line in lines(out) if line["kind"] == "config"]
-    wanted = [(epoch, one.strategy, one.workers) for epoch, one in zip((0, *ends), placements, strict=False)]
-    found = [(line["epoch"], line["config"]["strategy"], line["ranks"]) for line in begun]
-    require(found == wanted, f"the legs were {found}, not {wanted}")
-    require_same(out, whole.folder)
+    expected = [(epoch, place.strategy, place.workers) for epoch, place in zip((0, *ends), placements, strict=False)]
+    legs_in_record = [(line["epoch"], line["config"]["strategy"], line["ranks"]) for line in begun]
+    check(legs_in_record == expected, f"the legs were {legs_in_record}, not {expected}")
+    check_same(out, whole.folder)

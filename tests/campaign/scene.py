@@ -1,4 +1,4 @@
-"""What attempts share: folders and commands of their own, runs to compare with, and what holds for every command."""
+"""Shared by all attempts: folders, commands, reference runs, and checks that hold for every command."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tests.lib.running import Command, members
 
 ROOT = Path(__file__).parents[2]
 WAIT_SECONDS = 120.0
-"""How long a command may take: several times what one takes with others beside it, and longer than `--timeout`."""
+"""Time limit of a command: several times that of a slow one on a busy machine, and longer than `--timeout`."""
 PATIENCE_SECONDS = 15.0
-"""How long what a command has left may take to go."""
+"""Time limit for processes and files of an ended command to disappear."""
 TOLERANCE = 1e-9
 NOT_OURS = ("torchinductor",)
-"""What PyTorch keeps in the folder for temporary files."""
+"""Prefixes of names of temporary files that PyTorch leaves."""
 MEASURED = ("seconds", "bytes", "stages", "durations")
-"""What the names of numbers that are measured have in them, by which two runs may differ."""
+"""Parts of the names of measured values, which may differ between two runs."""
 
 
 class Broken(Exception):
@@ -41,13 +41,13 @@ class Broken(Exception):
 
 
 class Missed(Exception):
-    """Why an attempt tried nothing: its fault did not happen."""
+    """An attempt whose fault did not happen, with the reason."""
 
 
-def require(holds: bool, said: str) -> None:
-    """Broken, unless something holds."""
+def check(holds: bool, message: str) -> None:
+    """Raise Broken with a message unless a condition holds."""
     if not holds:
-        raise Broken(said)
+        raise Broken(message)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,43 +55,43 @@ class Done:
     """A command that has ended."""
 
     code: int
-    """Its exit code, or minus the signal that ended it."""
+    """Exit code, or minus the signal that ended the command."""
     out: str
-    """What it wrote to standard output."""
+    """Text of standard output."""
     errors: str
-    """And to standard error."""
+    """Text of standard error."""
     seconds: float
 
     def error_lines(self) -> list[str]:
-        """The lines that say why it ended; Broken where it has written anything but those and progress."""
+        """Return the lines that explain the end; raise Broken if standard error has others than these and progress."""
         lines = [line for line in self.errors.splitlines() if line.strip()]
         for line in lines:
             expected = line.startswith(("weft: ", "epoch ")) and "unexpected error" not in line
-            require(expected, f"standard error has {self.last_of(line)}")
+            check(expected, f"standard error has {self.last_of(line)}")
         return [line for line in lines if line.startswith(("weft: error:", "weft: stopped "))]
 
     def last_of(self, line: str) -> str:
-        """A line that should not be there; of a traceback also its end."""
+        """Describe an unexpected line; for a traceback, add its last line."""
         end = self.errors.strip().splitlines()[-1]
         return f"{line!r}, and at its end {end[:200]!r}" if end != line else repr(line)
 
-    def require_ended(self, *codes: int) -> list[str]:
-        """Its error lines: one for an exit code of its own other than 0, and none else. Broken for another code."""
+    def check_ended(self, *codes: int) -> list[str]:
+        """Check the exit code and return the error lines: one if it is positive, otherwise none."""
         lines = self.error_lines()
-        said = f"exit code {self.code}, not {' or '.join(map(str, sorted(codes)))}: {lines or 'nothing said'}"
-        require(self.code in codes, said)
-        wanted = 1 if self.code > 0 else 0
-        require(len(lines) == wanted, f"exit code {self.code} with {len(lines)} lines of error: {lines}")
+        message = f"exit code {self.code}, not {' or '.join(map(str, sorted(codes)))}: {lines or 'no message'}"
+        check(self.code in codes, message)
+        number = 1 if self.code > 0 else 0
+        check(len(lines) == number, f"exit code {self.code} with {len(lines)} lines of error: {lines}")
         return lines
 
-    def require_refused(self) -> str:
-        """The one line of a refusal."""
-        (line,) = self.require_ended(2)
+    def check_refused(self) -> str:
+        """Check that the command was refused, and return its error line."""
+        (line,) = self.check_ended(2)
         return line
 
 
 class Executed(Command):
-    """A command as a person starts it, imports included."""
+    """A command in a new Python process, as a user starts it, including imports."""
 
     def __init__(self, arguments: list[str], environment: dict[str, str]) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="campaign-"))
@@ -108,12 +108,12 @@ class Executed(Command):
 
     @property
     def returncode(self) -> int | None:
-        """As a Command's."""
+        """The exit code, or minus the signal that ended the command; None while it runs."""
         code: int | None = self._process.poll()
         return code
 
-    def said(self, seconds: float = 100) -> tuple[str, str]:
-        """As a Command's."""
+    def output(self, seconds: float = 100) -> tuple[str, str]:
+        """Wait until the command ends and return what it wrote to standard output and standard error."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -124,18 +124,18 @@ class Executed(Command):
 
 
 class Scene:
-    """One attempt's folders and commands. Left without an error, it sees to it that none of their doing is left."""
+    """Folders and commands of one attempt. At the end, unless it failed, nothing of its commands may be left."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self.folder = Path(tempfile.mkdtemp(prefix="c-", dir="/tmp"))  # short enough for the address of a socket
-        self.temporary, self.here = self.folder / "t", self.folder / "here"
-        for folder in (self.temporary, self.here):
+        self.temporary, self.working_folder = self.folder / "t", self.folder / "here"
+        for folder in (self.temporary, self.working_folder):
             folder.mkdir()
         self.notes: list[str] = []
-        """What was done, for a person who repeats it."""
+        """Commands and faults of the attempt, in order."""
         self.faults = 0
-        """How many faults have happened, of an attempt that makes several."""
+        """Number of faults that have happened, if an attempt has several."""
         self._begun: dict[int, float] = {}
         self._started: list[Command] = []
         self._disks: list[Path] = []
@@ -146,7 +146,7 @@ class Scene:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         try:
             if kind is None:
-                self.require_nothing_left()
+                self.check_nothing_left()
         finally:
             for process in self._started:
                 for pid in members(process.pid):
@@ -157,11 +157,11 @@ class Scene:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def start(self, *arguments: object, prepare: Callable[[], None] | None = None, executed: bool = False) -> Command:
-        """A command that goes on in `here`, with a folder for temporary files of its own, from its first line on.
+        """Start a command in `working_folder`, with its own folder for temporary files, and wait until it runs.
 
-        executed: in a new Python, not in one that is forked with its imports done.
+        executed: start a new Python, instead of forking a process with all modules imported.
         """
-        words = [str(one) for one in arguments]
+        words = [str(argument) for argument in arguments]
         self.notes.append("weft " + shlex.join(words))
         marker = self.folder / f"begun-{len(self._started)}"
         started = time.monotonic()
@@ -170,7 +170,9 @@ class Scene:
             environment = {**os.environ, "TMPDIR": str(self.temporary), "LD_PRELOAD": "", "OMP_NUM_THREADS": "1"}
             process = Executed(words, environment)
         else:
-            process = Command(words, partial(_begin, str(self.temporary), str(self.here), prepare, str(marker)))
+            process = Command(
+                words, partial(_begin, str(self.temporary), str(self.working_folder), prepare, str(marker))
+            )
             while not marker.exists() and process.returncode is None:
                 time.sleep(0.001)
             started = time.monotonic()
@@ -179,9 +181,9 @@ class Scene:
         return process
 
     def finish(self, process: Command, seconds: float = WAIT_SECONDS) -> Done:
-        """What came of a command; Broken if it goes on for longer."""
+        """Wait for a command to end and return its output; raise Broken after the time limit."""
         try:
-            out, errors = process.said(seconds)
+            out, errors = process.output(seconds)
         except AssertionError:
             raise Broken(f"the command goes on after {seconds:.0f} s") from None
         code = process.returncode
@@ -194,32 +196,32 @@ class Scene:
         return Done(code=code, out=out, errors=errors, seconds=taken)
 
     def run(self, *arguments: object, seconds: float = WAIT_SECONDS, prepare: Callable[[], None] | None = None) -> Done:
-        """A command, until its end."""
+        """Run a command until its end."""
         return self.finish(self.start(*arguments, prepare=prepare), seconds)
 
     def left(self) -> list[str]:
-        """Processes and temporary files that the commands have left."""
-        found = [f"process {pid} ({command_line(pid)})" for one in self._started for pid in members(one.pid)]
+        """Return the processes and temporary files that the commands have left."""
+        processes = [f"process {pid} ({command_line(pid)})" for p in self._started for pid in members(p.pid)]
         files = [path for path in self.temporary.iterdir() if not path.name.startswith(NOT_OURS)]
-        return found + [f"{path.relative_to(self.folder)}" for path in files]
+        return processes + [f"{path.relative_to(self.folder)}" for path in files]
 
     def remove_temporary_files(self) -> None:
-        """What commands have left whose every process was killed; one that is just ending may remove it as well."""
+        """Remove the files of commands whose processes were all killed; an ending process may remove some as well."""
         for path in self.temporary.iterdir():
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
-            else:  # tempfile tries a folder out with a file, which a kill can leave
+            else:  # tempfile tests a folder by writing a file, which a kill can leave
                 path.unlink(missing_ok=True)
 
-    def require_nothing_left(self) -> None:
-        """Broken if a process or a temporary file is there after a while."""
+    def check_nothing_left(self) -> None:
+        """Check that all processes and temporary files disappear within a time limit."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while left := self.left():
-            require(time.monotonic() < deadline, f"left after {PATIENCE_SECONDS:.0f} s: {', '.join(left)}")
+            check(time.monotonic() < deadline, f"left after {PATIENCE_SECONDS:.0f} s: {', '.join(left)}")
             time.sleep(0.05)
 
     def small_disk(self, name: str, num_bytes: int) -> Path:
-        """A file system of so many bytes, in the attempt's folder."""
+        """Mount a file system of `num_bytes` in the attempt's folder."""
         disk = self.folder / name
         disk.mkdir()
         subprocess.run(
@@ -229,17 +231,17 @@ class Scene:
         return disk
 
 
-def _begin(temporary: str, here: str, prepare: Callable[[], None] | None, marker: str) -> None:
-    """What a command's process does first."""
+def _begin(temporary: str, working_folder: str, prepare: Callable[[], None] | None, marker: str) -> None:
+    """Set up a command's process, before its first line."""
     os.environ.update(TMPDIR=temporary, OMP_NUM_THREADS="1")
-    os.chdir(here)
+    os.chdir(working_folder)
     Path(marker).touch()
     if prepare:
         prepare()
 
 
 def command_line(pid: int) -> str:
-    """How a process was called."""
+    """Return the end of a process's command line."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()[-80:]
     except OSError:
@@ -248,14 +250,14 @@ def command_line(pid: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Whole:
-    """A run that nobody interrupted."""
+    """An uninterrupted run."""
 
     folder: Path
     seconds: float
 
 
 class Stage:
-    """What all attempts share: a folder for a typed graph, and for runs to compare with, each made once."""
+    """Shared folder of all attempts: a typed graph, and reference runs that are each trained once."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="campaign-", dir="/tmp"))
@@ -271,16 +273,16 @@ class Stage:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def whole(self, setting: Setting, placement: Placement, *more: object) -> Whole:
-        """An uninterrupted run of the same numbers, which is not to be changed: that of one rank, if they are exact."""
+        """Return a shared, uninterrupted run with equal results (on one rank if exact), which must not be changed."""
         if placement.strategy != "stale":
             placement = Placement(strategy="single", workers=1, more=())
-        words = tuple(str(one) for one in (*setting.train(), *placement.flags, *more))
+        words = tuple(str(argument) for argument in (*setting.train(), *placement.flags, *more))
         if words not in self._wholes:
             folder = Path(tempfile.mkdtemp(prefix="whole-", dir=self.folder))
             with Scene(self) as scene:
                 done = scene.run(*words, "--out", folder)
-                require(done.code == 0, f"uninterrupted: weft {shlex.join(words)}: {done.errors.strip()[-300:]}")
-                done.require_ended(0)
+                check(done.code == 0, f"uninterrupted: weft {shlex.join(words)}: {done.errors.strip()[-300:]}")
+                done.check_ended(0)
             self._wholes[words] = Whole(folder=folder, seconds=done.seconds)
         return self._wholes[words]
 
@@ -294,83 +296,83 @@ class Stage:
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's record; Broken for one that is none."""
+    """Return the lines of a run's record; raise Broken if it cannot be read."""
     path = folder / "metrics.jsonl"
     try:
-        found = [json.loads(line) for line in path.read_text(encoding="ascii").splitlines()]
+        records = [json.loads(line) for line in path.read_text(encoding="ascii").splitlines()]
     except (OSError, ValueError) as error:
         raise Broken(f"{path.name} cannot be read: {error}") from None
-    require(all(isinstance(line, dict) and "kind" in line for line in found), f"{path.name} has lines of another kind")
-    return found
+    check(all(isinstance(line, dict) and "kind" in line for line in records), f"{path.name} has lines of another kind")
+    return records
 
 
 def losses(folder: Path) -> list[float]:
-    """The loss of every epoch; Broken if one is missing or there twice."""
+    """Return the loss of every epoch; raise Broken if an epoch is missing or occurs twice."""
     epochs = [line for line in lines(folder) if line["kind"] == "epoch"]
     numbers = [line["epoch"] for line in epochs]
-    require(numbers == list(range(len(epochs))), f"the record has epochs {shown(numbers)}")
+    check(numbers == list(range(len(epochs))), f"the record has epochs {shown(numbers)}")
     return [line["loss"] for line in epochs]
 
 
 def summary(folder: Path) -> dict[str, Any]:
-    """The last line of a finished run."""
+    """Return the summary line of a finished run."""
     last = lines(folder)[-1]
-    require(last["kind"] == "summary", f"the record ends with {last['kind']}")
+    check(last["kind"] == "summary", f"the record ends with {last['kind']}")
     return last
 
 
-def require_same(folder: Path, whole: Path, known: dict[int, float] | None = None) -> None:
-    """Broken if a finished run has not the losses and final scores of another.
+def check_same(folder: Path, whole: Path, old_losses: dict[int, float] | None = None) -> None:
+    """Check that a finished run has the losses and final scores of another.
 
-    known: losses by epoch that its record had, right or wrong, and may have kept.
+    old_losses: losses by epoch that its record had before it was resumed, damaged or not, and that are also accepted.
     """
-    found, wanted = losses(folder), losses(whole)
-    require(len(found) == len(wanted), f"the record has {len(found)} epochs, not {len(wanted)}")
-    for epoch, (one, other) in enumerate(zip(found, wanted, strict=True)):
-        kept = known is not None and known.get(epoch) == one
-        require(kept or near(one, other), f"the loss of epoch {epoch} is {one}, not {other}")
-    scores, wanted_scores = (plain(summary(one)) for one in (folder, whole))
-    require(scores.keys() == wanted_scores.keys(), f"the summary has {sorted(scores)}, not {sorted(wanted_scores)}")
+    actual, expected = losses(folder), losses(whole)
+    check(len(actual) == len(expected), f"the record has {len(actual)} epochs, not {len(expected)}")
+    for epoch, (loss, other) in enumerate(zip(actual, expected, strict=True)):
+        unchanged = old_losses is not None and old_losses.get(epoch) == loss
+        check(unchanged or near(loss, other), f"the loss of epoch {epoch} is {loss}, not {other}")
+    scores, expected_scores = (plain(summary(run)) for run in (folder, whole))
+    check(scores.keys() == expected_scores.keys(), f"the summary has {sorted(scores)}, not {sorted(expected_scores)}")
     for name, value in scores.items():
-        require(near(value, wanted_scores[name]), f"the summary's {name} is {value}, not {wanted_scores[name]}")
-    require((folder / "model.safetensors").is_file(), "there are no weights")
+        check(near(value, expected_scores[name]), f"the summary's {name} is {value}, not {expected_scores[name]}")
+    check((folder / "model.safetensors").is_file(), "there are no weights")
 
 
-def near(one: Any, other: Any) -> bool:
-    """Whether two values agree, numbers to nine digits."""
-    if isinstance(one, float) and isinstance(other, int | float):
-        return abs(one - other) <= TOLERANCE * max(1.0, abs(other))
-    return bool(one == other)
+def near(actual: Any, expected: Any) -> bool:
+    """Return whether two values are equal, floats up to nine digits."""
+    if isinstance(actual, float) and isinstance(expected, int | float):
+        return abs(actual - expected) <= TOLERANCE * max(1.0, abs(expected))
+    return bool(actual == expected)
 
 
 def plain(line: dict[str, Any]) -> dict[str, Any]:
-    """The scores and counts of a summary."""
+    """Return the scores and counts of a summary, without measured values."""
     return {name: value for name, value in line.items() if isinstance(value, int | float | str) and not measured(name)}
 
 
 def measured(name: str) -> bool:
-    """Whether the number of this name is of the machine, not of the run."""
+    """Return whether the value with this name is measured, and may differ between equal runs."""
     return any(part in name for part in MEASURED)
 
 
 def shown(numbers: list[int]) -> str:
-    """A list, shortened."""
+    """Return a list as text, shortened in the middle if it is long."""
     text = str(numbers)
     return text if len(text) < 120 else f"{text[:60]} ... {text[-50:]}"
 
 
 def until(happened: Callable[[], bool], process: Command, seconds: float = WAIT_SECONDS) -> None:
-    """Waits for something that a command does; Missed if it ends before, Broken if it takes too long."""
+    """Wait until something happens; raise Missed if the command ends before, and Broken after the time limit."""
     deadline = time.monotonic() + seconds
     while not happened():
         if process.returncode is not None:
             raise Missed("the command ended before")
-        require(time.monotonic() < deadline, f"the command does nothing for {seconds:.0f} s")
+        check(time.monotonic() < deadline, f"the command does nothing for {seconds:.0f} s")
         time.sleep(0.001)
 
 
 def epochs_recorded(folder: Path) -> int:
-    """How many epochs the record of a run that is going has."""
+    """Return the number of epochs in the record of a running run."""
     try:
         text = (folder / "metrics.jsonl").read_text()
     except OSError:
@@ -379,5 +381,5 @@ def epochs_recorded(folder: Path) -> int:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    """What a folder holds, by path."""
+    """Return the contents of all files below a folder, by path."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

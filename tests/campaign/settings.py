@@ -1,4 +1,4 @@
-"""What runs are drawn from: graphs, models and tasks, which decide the numbers, and placements, which must not."""
+"""Random runs: graphs, models and tasks, which determine the results, and placements, which must not."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ TYPED_TASKS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A graph and what is learnt of it: all that decides the numbers."""
+    """A graph and a task: everything that determines the results of a run."""
 
     graph: tuple[str, ...]
-    """Its name, and flags of data."""
+    """Name of the graph, and flags about its data."""
     task: tuple[str, ...]
-    """The model, the task, the seed."""
+    """Flags of the model, the task and the seed."""
 
     def train(self) -> tuple[str, ...]:
-        """The command, without a placement."""
+        """Return the training command without flags of a placement."""
         return ("train", *self.graph, *self.task)
 
 
@@ -66,12 +66,12 @@ class Placement:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """All of it, for the command line."""
+        """Flags of the command line for this placement."""
         return ("--strategy", self.strategy, "--workers", str(self.workers), *self.more)
 
 
 def draw_setting(random: Random, typed: Path) -> Setting:
-    """typed: the store of a typed graph."""
+    """Draw a setting; typed: the store of a typed graph."""
     graph = random.choice((*PLAIN_GRAPHS, (str(typed),)))
     task = random.choice(TYPED_TASKS if graph == (str(typed),) else PLAIN_TASKS)
     fixed = ("--hidden", "8", "--dtype", "float64", "--seed", str(random.randrange(2)))
@@ -79,7 +79,7 @@ def draw_setting(random: Random, typed: Path) -> Setting:
 
 
 def draw_placement(random: Random, strategies: tuple[str, ...] = STRATEGIES, max_workers: int = 3) -> Placement:
-    """One of some strategies, on one rank or several, with some of its flags."""
+    """Draw a strategy, a number of ranks, and some flags of the strategy."""
     strategy = random.choice(strategies)
     workers = 1 if strategy == "single" else random.randint(1, max_workers)
     more: list[str] = []
@@ -93,14 +93,14 @@ def draw_placement(random: Random, strategies: tuple[str, ...] = STRATEGIES, max
         more += maybe(random, "--intermediates", ("keep", "recompute"))
     if strategy == "stale":
         more += maybe(random, "--refresh-every", ("1", "3"))
-    left_out = [one for one in OPTIMISATIONS if not foreign_flags(Config(strategy=strategy, disable=one), strategy)]
+    optional = [name for name in OPTIMISATIONS if not foreign_flags(Config(strategy=strategy, disable=name), strategy)]
     if random.random() < 0.2:
-        more += ["--disable", random.choice(left_out)]
+        more += ["--disable", random.choice(optional)]
         if more[-1] == "prefetch":  # which is refused where rows are in memory
             more += ["--device-memory", "1GB"]
     return Placement(strategy=strategy, workers=workers, more=tuple(more))
 
 
 def maybe(random: Random, flag: str, values: tuple[str, ...]) -> list[str]:
-    """A flag with one of some values, or nothing."""
+    """Return a flag with a random value, or nothing."""
     return [flag, random.choice(values)] if random.random() < 0.5 else []

@@ -1,11 +1,11 @@
-"""Who can reach the ranks of a run, from its first instant to its last: this machine alone."""
+"""Only this machine can connect to the ranks of a run, at any time."""
 
 from __future__ import annotations
 
 import time
 from random import Random
 
-from tests.campaign.scene import Missed, Scene, require
+from tests.campaign.scene import Missed, Scene, check
 from tests.campaign.settings import draw_placement, draw_setting
 from tests.lib.running import LOOPBACK, listening, members
 
@@ -13,7 +13,7 @@ EPOCHS = 12
 
 
 def attempt(random: Random, scene: Scene) -> None:
-    """What every process of the run listens on, looked at again and again."""
+    """Check the addresses on which the processes of a run listen, until it ends."""
     setting = draw_setting(random, scene.stage.typed)
     placement = draw_placement(random)
     process = scene.start(
@@ -27,10 +27,10 @@ def attempt(random: Random, scene: Scene) -> None:
     )
     seen: set[str] = set()
     while process.returncode is None:
-        found = listening(members(process.pid))
-        require(found <= LOOPBACK, f"listens on {sorted(found - LOOPBACK)}")
-        seen |= found
+        addresses = listening(members(process.pid))
+        check(addresses <= LOOPBACK, f"listens on {sorted(addresses - LOOPBACK)}")
+        seen |= addresses
         time.sleep(0.02)
-    scene.finish(process).require_ended(0)
+    scene.finish(process).check_ended(0)
     if placement.workers > 1 and not seen:
         raise Missed("gloo's own sockets were not seen, so others would not have been")

@@ -1,4 +1,4 @@
-"""A few seeds of each class of attacks, and that the checks which all attempts share can fail."""
+"""A few seeds of each class of attempts, and tests that the shared checks can fail."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tests.campaign import scene
-from tests.campaign.lanes import CLASSES, Outcome, tried
-from tests.campaign.scene import Broken, Done, Scene, Stage, require_same
+from tests.campaign.lanes import CLASSES, Outcome, run_attempt
+from tests.campaign.scene import Broken, Done, Scene, Stage, check_same
 from tests.campaign.settings import SMALL, Placement, Setting
 from tests.lib.pairwise import param
 
@@ -30,19 +30,19 @@ SEEDS = {
     "sockets": (0,),
     "determinism": (1,),
 }
-"""Seeds whose attempts are fast, each of another kind: of kills, one that hits two ranks in their first epochs."""
+"""Seeds with fast attempts of different kinds; that of `kills` hits two ranks in their first epochs."""
 QUICK = ("flags", "graphs", "disk")
-"""Classes of attacks that take less than a second."""
+"""Classes whose attempts take less than a second."""
 TURNS = 5
-"""How often a seed is tried until its fault happens, on a machine that is faster or slower than another."""
+"""Number of tries of a seed until its fault happens, which depends on the machine's speed."""
 SLOW = 12
-"""Seeds of each class that pytest -m slow tries."""
+"""Number of seeds of each class that `pytest -m slow` tries."""
 
 
 @pytest.fixture(scope="module")
 def stage() -> Iterator[Stage]:
-    with Stage() as found:
-        yield found
+    with Stage() as shared_stage:
+        yield shared_stage
 
 
 @pytest.mark.parametrize(
@@ -50,17 +50,17 @@ def stage() -> Iterator[Stage]:
     [param(name, seed, name=f"{name}-{seed}", quick=name in QUICK) for name, seeds in SEEDS.items() for seed in seeds],
 )
 def test_a_promise_holds(stage: Stage, name: str, seed: int) -> None:
-    outcomes = (tried(name, seed, stage) for _ in range(TURNS))
-    outcome = next((one for one in outcomes if one.kind != "missed"), Outcome("missed", "always", [], 0))
-    assert outcome.kind == "held", "\n".join([outcome.said, *outcome.notes])
+    outcomes = (run_attempt(name, seed, stage) for _ in range(TURNS))
+    outcome = next((result for result in outcomes if result.kind != "missed"), Outcome("missed", "always", [], 0))
+    assert outcome.kind == "held", "\n".join([outcome.reason, *outcome.notes])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CLASSES)
 def test_more_promises_hold(stage: Stage, name: str) -> None:
-    outcomes = {seed: tried(name, seed, stage) for seed in range(1_000, 1_000 + SLOW)}
+    outcomes = {seed: run_attempt(name, seed, stage) for seed in range(1_000, 1_000 + SLOW)}
     broken = {seed: outcome for seed, outcome in outcomes.items() if outcome.kind == "broken"}
-    assert not broken, "\n".join(f"{seed}: {outcome.said}" for seed, outcome in broken.items())
+    assert not broken, "\n".join(f"{seed}: {outcome.reason}" for seed, outcome in broken.items())
     assert any(outcome.kind == "held" for outcome in outcomes.values())
 
 
@@ -70,7 +70,7 @@ def test_every_class_has_seeds() -> None:
 
 @pytest.fixture(scope="module")
 def whole(stage: Stage) -> Path:
-    """A finished run."""
+    """Return the folder of a finished run."""
     setting = Setting(graph=(SMALL,), task=("--dtype", "float64"))
     return stage.whole(setting, Placement(strategy="single", workers=1, more=()), "--epochs", 5).folder
 
@@ -84,11 +84,11 @@ def change(number: int, **values: Any) -> Any:
 
 
 EPOCHS_FIRST, EPOCH_LINES = 1, 3
-"""Where the first epoch stands, and how many lines one has on one rank."""
+"""Index of the first epoch's first line, and number of lines per epoch on one rank."""
 
 
 @pytest.mark.parametrize(
-    ("planted", "said"),
+    ("planted", "message"),
     [
         (change(EPOCHS_FIRST, loss=1.25), "the loss of epoch 0 is 1.25"),
         (lambda lines: [*lines[:EPOCHS_FIRST], *lines[EPOCHS_FIRST + EPOCH_LINES :]], "the record has epochs"),
@@ -102,18 +102,18 @@ EPOCHS_FIRST, EPOCH_LINES = 1, 3
     ],
     ids=["loss", "missing", "twice", "score", "no summary", "no epochs"],
 )
-def test_a_wrong_record_is_found(whole: Path, tmp_path: Path, planted: Any, said: str) -> None:
+def test_a_wrong_record_is_found(whole: Path, tmp_path: Path, planted: Any, message: str) -> None:
     copy = tmp_path / "run"
     shutil.copytree(whole, copy)
-    require_same(copy, whole)
+    check_same(copy, whole)
     lines = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
     (copy / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in planted(lines)))
-    with pytest.raises(Broken, match=said):
-        require_same(copy, whole)
+    with pytest.raises(Broken, match=message):
+        check_same(copy, whole)
 
 
 @pytest.mark.parametrize(
-    ("code", "errors", "said"),
+    ("code", "errors", "message"),
     [
         (1, "Traceback (most recent call last):\n  File\nValueError: x\n", "standard error has 'Traceback"),
         (2, "weft: error: one\nweft: error: two\n", "exit code 2 with 2 lines of error"),
@@ -123,9 +123,9 @@ def test_a_wrong_record_is_found(whole: Path, tmp_path: Path, planted: Any, said
         (0, "[W1122 socket.cpp] warning\n", "standard error has"),
     ],
 )
-def test_a_wrong_end_is_found(code: int, errors: str, said: str) -> None:
-    with pytest.raises(Broken, match=said.replace("[", r"\[")):
-        Done(code=code, out="", errors=errors, seconds=1.0).require_ended(0, 2, *((1,) if code == 1 else ()))
+def test_a_wrong_end_is_found(code: int, errors: str, message: str) -> None:
+    with pytest.raises(Broken, match=message.replace("[", r"\[")):
+        Done(code=code, out="", errors=errors, seconds=1.0).check_ended(0, 2, *((1,) if code == 1 else ()))
 
 
 def leave_folder() -> None:
@@ -141,18 +141,21 @@ def leave_process() -> None:
 
 
 @pytest.mark.parametrize(
-    ("leave", "said"), [(leave_folder, "t/left"), (leave_file, "t/left"), (leave_process, r"process \d+ .*time\.sleep")]
+    ("leave", "leftover"),
+    [(leave_folder, "t/left"), (leave_file, "t/left"), (leave_process, r"process \d+ .*time\.sleep")],
 )
-def test_what_a_command_leaves_is_found(stage: Stage, monkeypatch: pytest.MonkeyPatch, leave: Any, said: str) -> None:
+def test_what_a_command_leaves_is_found(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, leave: Any, leftover: str
+) -> None:
     monkeypatch.setattr(scene, "PATIENCE_SECONDS", 0.3)
-    with pytest.raises(Broken, match=f"left after .*{said}"), Scene(stage) as found:
-        found.run("train", "--layers", "0", SMALL, prepare=leave).require_refused()
+    with pytest.raises(Broken, match=f"left after .*{leftover}"), Scene(stage) as attempt_scene:
+        attempt_scene.run("train", "--layers", "0", SMALL, prepare=leave).check_refused()
 
 
 @pytest.mark.parametrize("leave", [leave_folder, leave_file])
 def test_what_a_killed_command_may_leave_is_removed(stage: Stage, leave: Any) -> None:
     with Scene(stage) as scene:
-        scene.run("train", "--layers", "0", SMALL, prepare=leave).require_refused()
+        scene.run("train", "--layers", "0", SMALL, prepare=leave).check_refused()
         assert scene.left() == ["t/left"]
         scene.remove_temporary_files()
-        scene.require_nothing_left()
+        scene.check_nothing_left()

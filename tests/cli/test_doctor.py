@@ -1,4 +1,4 @@
-"""What `weft doctor` finds: all is well here, and each thing that is not is one line, exit code 1."""
+"""`weft doctor` finds no problem on this machine, and reports each problem in one line, with exit code 1."""
 
 from __future__ import annotations
 
@@ -19,54 +19,54 @@ from weft.utils.errors import RunError
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No ranks are started for the checks of other things."""
+def no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not start ranks, for tests of other checks."""
     monkeypatch.setattr(processes, "launch", lambda *_, **__: 0)
 
 
-def said(capsys: pytest.CaptureFixture[str], code: int) -> dict[str, tuple[str, str]]:
-    """State and text of each check, of a command that ends with a code."""
+def run_doctor(capsys: pytest.CaptureFixture[str], code: int) -> dict[str, tuple[str, str]]:
+    """Run `weft doctor`, check its exit code, and return state and text of each check."""
     capsys.readouterr()
     assert main(["doctor", "--json"]) == code
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert found["works"] == (code == 0)
-    return {one["name"]: (one["state"], one["text"]) for one in found["findings"]}
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert result["works"] == (code == 0)
+    return {check["name"]: (check["state"], check["text"]) for check in result["findings"]}
 
 
 def test_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
-    found = said(capsys, 0)
-    assert found.keys() == doctor.CHECKS.keys()
-    assert found["loopback"] == ("ok", "two local ranks met and exchanged rows")
-    assert torch.__version__ in found["packages"][1]
+    checks = run_doctor(capsys, 0)
+    assert checks.keys() == doctor.CHECKS.keys()
+    assert checks["loopback"] == ("ok", "two local ranks met and exchanged rows")
+    assert torch.__version__ in checks["packages"][1]
 
 
 class Usage(NamedTuple):
     free: int
 
 
-@pytest.mark.usefixtures("alone")
-def test_what_is_missing_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    known = metadata.version
+@pytest.mark.usefixtures("no_ranks")
+def test_missing_things_are_reported(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    real_version = metadata.version
 
     def version(name: str) -> str:
         if name in ("rich", "pyarrow"):
             raise metadata.PackageNotFoundError(name)
-        return "2.5.1+cpu" if name == "torch" else known(name)
+        return "2.5.1+cpu" if name == "torch" else real_version(name)
 
     monkeypatch.setattr(metadata, "version", version)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(1000))
     monkeypatch.setenv("WEFT_DATA", "/nowhere")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    found = said(capsys, 1)
+    checks = run_doctor(capsys, 1)
     wrong = "rich is not installed; torch is 2.5.1+cpu, and weft needs 2.6: run pip install 'rich>=13' 'torch>=2.6'"
-    assert found["packages"] == ("FAILS", wrong)
-    assert found["weft[tables]"][0] == "without"
-    assert found["weft[tables]"][1].startswith("pyarrow is not installed; needed for tables of vertices and edges")
-    assert found["weft[tables]"][1].endswith(": pip install 'weft[tables]'")
-    assert found["temporary"][0] == "FAILS"
-    assert "has 1.0 kB free: set TMPDIR to a folder with more space" in found["temporary"][1]
-    assert found["datasets"][1].startswith("WEFT_DATA=/nowhere is not a folder")
-    assert found["GPUs"][0] == "without"
+    assert checks["packages"] == ("FAILS", wrong)
+    assert checks["weft[tables]"][0] == "without"
+    assert checks["weft[tables]"][1].startswith("pyarrow is not installed; needed for tables of vertices and edges")
+    assert checks["weft[tables]"][1].endswith(": pip install 'weft[tables]'")
+    assert checks["temporary"][0] == "FAILS"
+    assert "has 1.0 kB free: set TMPDIR to a folder with more space" in checks["temporary"][1]
+    assert checks["datasets"][1].startswith("WEFT_DATA=/nowhere is not a folder")
+    assert checks["GPUs"][0] == "without"
     assert main(["doctor"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines].count("FAILS") == 3
@@ -99,9 +99,9 @@ def test_the_address_of_this_host(
     monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth7")])
     monkeypatch.setattr(socket, "gethostname", lambda: "box")
     monkeypatch.setattr(socket, "gethostbyname", lambda _: address)
-    found = doctor.hosts()
-    assert found[0] == state
-    assert found[1].startswith(text)
+    result = doctor.hosts()
+    assert result[0] == state
+    assert result[1].startswith(text)
 
 
 def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,4 +142,4 @@ def test_ranks_that_do_not_meet(capsys: pytest.CaptureFixture[str], monkeypatch:
         raise RunError("rank 1: could not connect to the other 1")
 
     monkeypatch.setattr(processes, "launch", fails)
-    assert said(capsys, 1)["loopback"] == ("FAILS", "RunError: rank 1: could not connect to the other 1")
+    assert run_doctor(capsys, 1)["loopback"] == ("FAILS", "RunError: rank 1: could not connect to the other 1")

@@ -1,4 +1,4 @@
-"""Which flags which strategy accepts: generated from the options, refused elsewhere, and the page about it."""
+"""Each strategy accepts the flags of its options and refuses others, as docs/flags.md says."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ OTHER = {
     "intermediates": "keep",
     "scratch": "/tmp",
 }
-"""A value other than the default, of each flag that some strategies have."""
-OWN = [name for name, plan in STRATEGIES.items() if plan.__module__.startswith("weft.")]
-"""Weft's own strategies: those that tests register have no flags."""
+"""A value other than the default for each flag that only some strategies accept."""
+BUILT_IN = [name for name, plan in STRATEGIES.items() if plan.__module__.startswith("weft.")]
+"""Strategies of weft, without those that tests register, which have no flags."""
 PAGE = Path(__file__).parents[2] / "docs" / "flags.md"
 
 
-def owned() -> list[str]:
+def strategy_specific_flags() -> list[str]:
     return [spec.name for spec in dataclasses.fields(Config) if strategies_with(spec.name)]
 
 
@@ -57,22 +57,22 @@ def flag(name: str) -> str:
 
 
 def table() -> str:
-    """The page's table: a row for each flag, and each optimisation, that not all strategies have."""
-    rows = [(flag(name), strategies_with(name)) for name in owned()]
+    """Return the table of docs/flags.md: a row for each flag and optimisation that only some strategies accept."""
+    rows = [(flag(name), strategies_with(name)) for name in strategy_specific_flags()]
     rows += [
-        (f"--disable {one}", strategies_with_optimisation(one))
-        for one in OPTIMISATIONS
-        if strategies_with_optimisation(one)
+        (f"--disable {name}", strategies_with_optimisation(name))
+        for name in OPTIMISATIONS
+        if strategies_with_optimisation(name)
     ]
-    lines = ["| flag | " + " | ".join(OWN) + " |", "|---|" + "---|" * len(OWN)]
+    lines = ["| flag | " + " | ".join(BUILT_IN) + " |", "|---|" + "---|" * len(BUILT_IN)]
     for name, owners in rows:
-        cells = ("accepted" if one in owners else "refused" for one in OWN)
+        cells = ("accepted" if strategy in owners else "refused" for strategy in BUILT_IN)
         lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def test_every_owned_flag_is_tried() -> None:
-    assert set(owned()) == OTHER.keys()
+    assert set(strategy_specific_flags()) == OTHER.keys()
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -86,19 +86,21 @@ def test_a_flag_is_accepted_or_refused(name: str, strategy: str) -> None:
         return
     with pytest.raises(
         InputError, match=f"^{flag(name)} has no effect under strategy {strategy}: leave it out"
-    ) as said:
+    ) as caught:
         refuse_foreign_flags(config)
-    assert str(said.value).endswith(f"give --strategy {' or '.join(owners)}")
+    assert str(caught.value).endswith(f"give --strategy {' or '.join(owners)}")
     assert without_foreign_flags(config, strategy) == Config(strategy=strategy)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("one", OPTIMISATIONS)
-def test_an_optimisation_is_accepted_or_refused(one: str, strategy: str) -> None:
-    device = "cuda" if one == "capture" else "cpu"
-    config, owners = Config(strategy=strategy, disable=one, device=device), strategies_with_optimisation(one)
+@pytest.mark.parametrize("name", OPTIMISATIONS)
+def test_an_optimisation_is_accepted_or_refused(name: str, strategy: str) -> None:
+    device = "cuda" if name == "capture" else "cpu"
+    config, owners = Config(strategy=strategy, disable=name, device=device), strategies_with_optimisation(name)
     if owners and strategy not in owners:
-        with pytest.raises(InputError, match=f"^--disable {one} has no effect under strategy {strategy}: leave it out"):
+        with pytest.raises(
+            InputError, match=f"^--disable {name} has no effect under strategy {strategy}: leave it out"
+        ):
             refuse_foreign_flags(config)
     else:
         refuse_foreign_flags(config)
@@ -133,20 +135,20 @@ def test_help_names_the_strategies(name: str) -> None:
     assert spec.metadata["help"].startswith(", ".join(strategies_with(name)) + ": ")
 
 
-def test_the_page_says_the_same() -> None:
+def test_the_page_contains_the_table() -> None:
     assert table() in PAGE.read_text(), f"write this table into {PAGE}:\n{table()}"
 
 
 def test_options_are_fields_of_the_configuration() -> None:
-    known = {spec.name for spec in dataclasses.fields(Config)}
-    for name in OWN:
+    fields = {spec.name for spec in dataclasses.fields(Config)}
+    for name in BUILT_IN:
         plan = get_strategy(name)
         options = {spec.name for spec in dataclasses.fields(plan.options_type)}
-        assert options | set(plan.flags) <= known
+        assert options | set(plan.flags) <= fields
         assert not options & set(plan.flags)
 
 
-def test_an_option_of_ones_own_keeps_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_custom_option_keeps_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class MyOptions(VertexOptions):
         radius: int = 3
@@ -162,7 +164,7 @@ def test_an_option_of_ones_own_keeps_its_default(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (("--without", "reuse"), "--without is now --disable (see weft --help)"),
         (("--bins=4",), "--bins is now --chunks (see weft --help)"),
@@ -172,10 +174,10 @@ def test_an_option_of_ones_own_keeps_its_default(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_a_former_name_is_refused_with_the_new_one(
-    flags: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+    flags: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "digits", *flags]) == 2
-    assert capsys.readouterr().err == f"weft: error: {said}\n"
+    assert capsys.readouterr().err == f"weft: error: {message}\n"
 
 
 def test_a_former_name_in_a_call_is_refused_with_the_new_one() -> None:

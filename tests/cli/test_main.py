@@ -1,4 +1,4 @@
-"""Bad input: one line that names what is wrong and the remedy, exit code 2, and nothing half-written."""
+"""Bad input ends in one line that names the mistake and the remedy, exit code 2, and no partial files."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ SLOW = pytest.mark.slow
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """A small graph's folder."""
+    """Save a small graph and return its folder."""
     folder = tmp_path / "graph"
     load("sbm:vertices=60,degree=4,classes=3,features=5").save(folder)
     return folder
 
 
 def mistake(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    """The one line that a command says before it exits with 2."""
+    """Run a command that must exit with code 2, and return its one line of error."""
     assert main([str(argument) for argument in arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -47,7 +47,7 @@ def mistake(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["train", "digits", "--layers", "0"], "--layers 0: give at least 1"),
         (["train", "digits", "--workers", "-2"], "--workers -2: give at least 1"),
@@ -84,12 +84,12 @@ def test_mistakes_in_the_command(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     arguments: list[str],
-    said: str,
+    message: str,
 ) -> None:
     if "cuda" in arguments and torch.cuda.is_available():
         pytest.skip("there is a GPU")
     monkeypatch.chdir(tmp_path)
-    assert said in mistake(capsys, *arguments)
+    assert message in mistake(capsys, *arguments)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -110,7 +110,7 @@ def newer(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (damage_checksum, "x.npy"),
         (truncate, "indices.npy"),
@@ -118,17 +118,17 @@ def newer(folder: Path) -> None:
         (lambda folder: (folder / "x.npy").unlink(), "x.npy"),
     ],
 )
-def test_a_damaged_store(capsys: pytest.CaptureFixture[str], store: Path, damage: Damage, said: str) -> None:
+def test_a_damaged_store(capsys: pytest.CaptureFixture[str], store: Path, damage: Damage, message: str) -> None:
     damage(store)
     out = store.parent / "run"
     line = mistake(capsys, "train", store, "--out", out)
     assert str(store) in line
-    assert said in line
+    assert message in line
     assert not out.exists()
 
 
 def test_a_damaged_archive(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Each wrong value names file, field and position; nothing is written."""
+    """The error for each wrong value names file and field, and nothing is written."""
     edges = np.array([[0, 1, 2], [1, 2, 0]], dtype=np.int32)
     good = {
         "edge_index": edges,
@@ -167,7 +167,7 @@ def test_an_output_folder_of_another_run(
     assert main(["train", str(store), "--epochs", "3", "--out", str(out)]) == 0
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     capsys.readouterr()
-    monkeypatch.setattr(run, "make_plan", None)  # what takes long comes later
+    monkeypatch.setattr(run, "make_plan", None)  # the mistake is reported before slow planning
     assert "contains another run" in mistake(capsys, "train", store, "--epochs", "5", "--out", out)
     assert "has finished its 3 epochs: give more --epochs, --patience or --until" in mistake(
         capsys, "train", store, "--resume", "--out", out
@@ -177,8 +177,8 @@ def test_an_output_folder_of_another_run(
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
-def test_resume_keeps_what_the_run_was_given(capsys: pytest.CaptureFixture[str], store: Path, tmp_path: Path) -> None:
-    """Flags that are left out are the run's own, not the defaults; the graph must be the same one."""
+def test_resume_keeps_the_options_of_the_run(capsys: pytest.CaptureFixture[str], store: Path, tmp_path: Path) -> None:
+    """Omitted flags have the values of the run, not the defaults; the graph must be unchanged."""
     out = tmp_path / "run"
     assert main(["train", str(store), "--hidden", "8", "--epochs", "3", "--out", str(out)]) == 0
     assert main(["train", str(store), "--resume", "--epochs", "5", "--out", str(out)]) == 0
@@ -222,7 +222,7 @@ def test_a_book_that_does_not_fit(capsys: pytest.CaptureFixture[str], store: Pat
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "message"),
     [
         ("split,split", "--strategies split,split: give different names"),
         ("split:sampling=none", "unknown --sampling 'none'"),
@@ -233,15 +233,15 @@ def test_a_book_that_does_not_fit(capsys: pytest.CaptureFixture[str], store: Pat
         ("tensor:fanout=3", "--strategies tensor:fanout=3: --fanout is not specific to strategy tensor"),
     ],
 )
-def test_contenders_that_cannot_be(capsys: pytest.CaptureFixture[str], store: Path, names: str, said: str) -> None:
-    assert said in mistake(capsys, "compare", store, "--strategies", names)
+def test_contenders_that_cannot_be(capsys: pytest.CaptureFixture[str], store: Path, names: str, message: str) -> None:
+    assert message in mistake(capsys, "compare", store, "--strategies", names)
 
 
 def test_compare(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, store: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "compare"
-    monkeypatch.setattr(run, "make_plan", None)  # plans were made before the first run
+    monkeypatch.setattr(run, "make_plan", None)  # plans are computed before the first run
     command = [
         "compare",
         str(store),
@@ -279,18 +279,18 @@ def test_compare_one_strategy_with_several_flags(
 
 
 def test_compare_plans_for_the_ranks_of_torchrun(store: Path, tmp_path: Path) -> None:
-    """Which `single` cannot use: refused before any contender has trained."""
-    said = command("compare", store, "--strategies", "tensor,single", "--out", tmp_path / "out", workers=2)
-    assert said.result == 2
-    assert "strategy single runs on one rank: give --workers 1, or --strategy tensor for 2" in said.err
+    """`single` cannot run on two ranks, which is refused before any contender trains."""
+    output = command("compare", store, "--strategies", "tensor,single", "--out", tmp_path / "out", workers=2)
+    assert output.result == 2
+    assert "strategy single runs on one rank: give --workers 1, or --strategy tensor for 2" in output.err
     assert not (tmp_path / "out").exists()
 
 
 def test_ablate(store: Path, tmp_path: Path) -> None:
     out = tmp_path / "ablate"
-    given = ("compare", store, "--ablate", "--epochs", "2", "--dtype", "float64", "--out", out)
-    said = command(*given, workers=2)
-    assert said.result == 0
+    arguments = ("compare", store, "--ablate", "--epochs", "2", "--dtype", "float64", "--out", out)
+    output = command(*arguments, workers=2)
+    assert output.result == 0
     lines = [json.loads(line) for line in (out / "compare.jsonl").read_text().splitlines()]
     assert [line["strategy"] for line in lines] == ["vertex-parallel", "tensor", "decoupled", "pipeline"]
     losses = [line["summary"]["loss"] for line in lines]
@@ -298,16 +298,16 @@ def test_ablate(store: Path, tmp_path: Path) -> None:
     assert losses[2] == losses[3] != losses[1]
     exchanges = [line["summary"]["ranks"][0]["collectives"] for line in lines]
     assert exchanges[3]["rows_to_cols"] == 4 * exchanges[2]["rows_to_cols"]
-    assert "pipeline" in said.out
+    assert "pipeline" in output.out
 
 
 def stop_at_the_last_line(number: int) -> None:
-    """This process is told to stop just before it ignores that."""
-    told: list[int] = []
+    """Send a signal to this process just before it ignores signals."""
+    signals: list[int] = []
 
     def handled_late(handler: Any) -> Any:
-        if handler is signal.SIG_IGN and not told:
-            told.append(number)
+        if handler is signal.SIG_IGN and not signals:
+            signals.append(number)
             os.kill(os.getpid(), number)
         return handle_signals(handler)
 
@@ -316,14 +316,14 @@ def stop_at_the_last_line(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_told_to_stop_in_its_last_lines(number: signal.Signals) -> None:
+def test_signal_at_the_end(number: signal.Signals) -> None:
     code, errors = finish(start("data", "info", "nowhere", prepare=partial(stop_at_the_last_line, number)))
     assert code == 128 + number, errors
     assert errors == f"weft: stopped by {number.name}\n"
 
 
 @pytest.mark.parametrize("seconds", [pytest.param(0.0, marks=SLOW), 0.2, pytest.param(0.5, marks=SLOW)])
-def test_told_to_stop_before_it_trains(seconds: float, tmp_path: Path) -> None:
+def test_signal_before_training(seconds: float, tmp_path: Path) -> None:
     options = "train rmat:20k,200k --random-features 8 --random-classes 3 --epochs 100000 --strategy hybrid --workers 2"
     run = start(*options.split(), "--out", tmp_path / "run")
     while signal.SIGTERM not in handled(run.pid):
@@ -337,7 +337,7 @@ def test_told_to_stop_before_it_trains(seconds: float, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--epoch", "3"], "unknown flag --epoch: did you mean --epochs?"),
         (["--epochs", "+3"], "argument --epochs: '+3' is not a whole number"),
@@ -352,12 +352,12 @@ def test_told_to_stop_before_it_trains(seconds: float, tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_flag_is_one_line(
-    flags: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     strategy = ["--strategy", "cached"] if "--partition" in flags else []
     assert main(["train", "digits", *strategy, *flags, "--out", str(tmp_path / "run")]) == 2
     (error,) = complaints(capsys.readouterr().err)
-    assert said in error
+    assert message in error
     assert not (tmp_path / "run").exists()
 
 
@@ -369,19 +369,19 @@ def test_out_of_memory_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["doctor"], "this command runs in one process: start it without torchrun"),
         (["data", "info", "digits"], "this command runs in one process"),
         (["train", "digits", "--workers", "3"], "--workers 3: torchrun has started 2 ranks: leave it out"),
     ],
 )
-def test_what_ranks_of_torchrun_are_not_for(
-    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_commands_that_torchrun_cannot_start(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert said in mistake(capsys, *arguments)
+    assert message in mistake(capsys, *arguments)
 
 
 @pytest.mark.parametrize("name", ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])

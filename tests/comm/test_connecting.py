@@ -1,4 +1,4 @@
-"""How gloo begins: its threads wait for cores, and what it writes by itself stays away, while Python's lines do not."""
+"""Start of gloo: its threads have batch scheduling, and its messages are hidden, while Python's are shown."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_lines_of_libraries_are_left_out(capfd: pytest.CaptureFixture[str]) -> N
     assert capfd.readouterr().err == "of ours\nafterwards\nand of ours\n"
 
 
-def test_threads_that_are_begun_wait_for_a_core() -> None:
+def test_new_threads_have_batch_scheduling() -> None:
     seen = list[int]()
     with batch_scheduling():
         thread = threading.Thread(target=lambda: seen.append(os.sched_getscheduler(0)))
@@ -34,7 +34,7 @@ def test_threads_that_are_begun_wait_for_a_core() -> None:
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
-def test_a_class_that_somebody_has_chosen_stays() -> None:
+def test_a_scheduling_class_set_before_stays() -> None:
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     try:
         with batch_scheduling():
@@ -44,7 +44,7 @@ def test_a_class_that_somebody_has_chosen_stays() -> None:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
-def test_a_system_that_allows_no_class_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_permission_keeps_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError
 
@@ -58,10 +58,10 @@ def check_classes(group: Group) -> None:
     folders = [Path("/proc/self/task", thread) for thread in os.listdir("/proc/self/task")]
     names = {int(folder.name): (folder / "comm").read_text().strip() for folder in folders}
     gloo = {thread for thread, name in names.items() if "gloo" in name}
-    assert sum(names[thread] == "gloo_tcp_loop" for thread in gloo) >= 2, "the ranks' first group, and the one beside"
+    assert sum(names[thread] == "gloo_tcp_loop" for thread in gloo) >= 2, "threads of the first and of a second group"
     assert {os.sched_getscheduler(thread) for thread in gloo} == {os.SCHED_BATCH}
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
-def test_all_threads_of_gloo_wait_for_a_core() -> None:
+def test_all_threads_of_gloo_have_batch_scheduling() -> None:
     spawn(2, check_classes)

@@ -1,4 +1,4 @@
-"""Split and gather are each other's inverse and adjoint, counted byte by byte; a lost peer is an error."""
+"""rows_to_cols and cols_to_rows are inverse and adjoint, with exact byte counts; a lost peer is an error."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def check_exchange(group: Group) -> None:
         assert x_nF.grad is not None
         assert torch.equal(x_nF.grad, x_nF * 2)
 
-    # Overlapping columns: the adjoint of handing a column to several ranks is to sum what comes back.
+    # Overlapping columns: the adjoint of sending a column to several ranks is the sum of their gradients.
     everywhere = ColumnLayout(rows=even_bounds(5, size), columns=(((0, 1), (2, 3)),) * size)
     rows = whole(5, 3)[everywhere.rows[rank] : everywhere.rows[rank + 1]].requires_grad_()
-    held = rows_to_cols(rows, everywhere, group)
-    assert torch.equal(held, whole(5, 3)[:, [0, 2]])
-    held.sum().backward()
+    columns = rows_to_cols(rows, everywhere, group)
+    assert torch.equal(columns, whole(5, 3)[:, [0, 2]])
+    columns.sum().backward()
     assert rows.grad is not None
     assert torch.equal(rows.grad, torch.tensor([[size, 0.0, size]], dtype=torch.float64).expand(len(rows), 3))
 
@@ -66,7 +66,7 @@ def check_exchange(group: Group) -> None:
 
 
 def check_shared(group: Group) -> None:
-    """Columns that 1, 2 and all ranks hold, and a rank that holds none: sums, their adjoint, and bytes."""
+    """Check sums, gradients and bytes for columns of one, two and all ranks, and for a rank without columns."""
     rank, size = group.rank, group.size
     for columns in ([(0, 2), (1, 3), (1, 2), (3, 3)], [(0, 1)] * size, [(r, r + 1) for r in range(size)]):
         for num_rows in (0, 2, 11):

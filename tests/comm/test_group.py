@@ -1,4 +1,4 @@
-"""Exchanges that are under way at once are matched by their keys; collectives return what they should and count it."""
+"""Concurrent exchanges are matched by their keys; collectives return correct results and count their bytes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ LAYERS = {"first": 10.0, "second": 20.0}
 
 
 def swap(group: Group, keys: dict[str, Key]) -> list[list[float]]:
-    """What two ranks get of each other for two layers, begun in opposite order: the layer's number plus the rank's."""
+    """Exchange rows of two layers, which two ranks begin in opposite order; each number is layer number plus rank."""
     names = list(LAYERS) if group.rank == 0 else list(LAYERS)[::-1]
     sizes = [NUM_NUMBERS * (rank != group.rank) for rank in range(2)]
     pending = {}
     for name in names:
         numbers = torch.full((NUM_NUMBERS,), LAYERS[name] + group.rank)
         pending[name] = group.all_to_all_async(numbers, sizes, sizes, tag="halo", key=keys.get(name))
-    found = {name: pending[name].wait().tolist() for name in reversed(names)}
-    return [found[name] for name in LAYERS]
+    received = {name: pending[name].wait().tolist() for name in reversed(names)}
+    return [received[name] for name in LAYERS]
 
 
 def check_orders(group: Group) -> None:
@@ -33,7 +33,7 @@ def check_orders(group: Group) -> None:
             swap(group, {"first": Key("aggregate 1 rows", chunk), "second": Key("aggregate 1 rows", chunk + 1)})
             == right
         )
-    assert swap(group, {}) == right[::-1], "a count of all is no key: the planted error gives the other layer's rows"
+    assert swap(group, {}) == right[::-1], "a global counter is no key: without keys, layers get each other's rows"
     with pytest.raises(AssertionError, match=r"Key\(what='rows', number=0\) is under way already"):
         swap(group, dict.fromkeys(LAYERS, Key("rows", 0)))
 
@@ -43,14 +43,14 @@ def test_ranks_begin_exchanges_in_any_order() -> None:
 
 
 def test_keys_are_the_same_in_every_process() -> None:
-    """Python's own hash of a string is not."""
+    """Slots do not depend on Python's hash of strings, which differs between processes."""
     assert Key("halo 1 rows", 3).slot == 1_723_629_653 + 3
     slots = [Key(what, number).slot for what in ("halo 0 rows", "halo 0 gradients") for number in range(1000)]
     assert len(set(slots)) == 2000
 
 
 def check_collectives(group: Group) -> None:
-    """Sum, exchange in slices of 3 numbers that stay and 1 that goes, and broadcast, each with its bytes."""
+    """Check results and bytes of a sum, of an exchange of one of four numbers, and of a broadcast."""
     me, other = group.rank, 1 - group.rank
     group.meter.take("setup")
     assert group.all_reduce(torch.arange(4.0) + me, tag="sums").tolist() == [1, 3, 5, 7]

@@ -1,4 +1,4 @@
-"""Rows fetched from other ranks, and aggregates over them, against the whole graph on one rank; bytes counted."""
+"""Halo exchange: fetched rows and aggregates over them equal those of the whole graph, with exact byte counts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from weft.runtime.meter import Counts
 
 NUM_VERTICES, WIDTH, SIZE = 29, 3, 3
 PARTS = {"all": [0, 1, 2, 1], "one of none": [2, 0, 0, 2], "all on one": [1]}
-"""Which ranks vertices are assigned to, in turn."""
+"""Ranks of the vertices, repeated until all vertices are assigned."""
 
 
 def whole_graph() -> Adjacency:
-    """Directed and weighted, with loops and duplicates; the last vertex is isolated."""
+    """Return a directed, weighted graph with self-loops and duplicates, whose last vertex is isolated."""
     random = torch.Generator().manual_seed(1)
     source, target = torch.randint(0, NUM_VERTICES - 1, (2, 90), generator=random)
     weight = torch.rand(90, generator=random, dtype=torch.float64)
@@ -28,26 +28,26 @@ def whole_graph() -> Adjacency:
 
 
 def scales() -> list[tuple[Scale, bool]]:
-    """As of a sum, of GCN, and of a mean; the last two weighted as well."""
+    """Return the scales of a sum, of GCN and of a mean, each with whether edges are weighted."""
     random = torch.Generator().manual_seed(2)
     source, target, loop = torch.rand(3, NUM_VERTICES, generator=random, dtype=torch.float64) + 0.5
     gcn, mean = Scale(source, target, loop), Scale(target=target)
     return [(Scale(), False), (gcn, False), (mean, False), (gcn, True), (mean, True)]
 
 
-def taken(scale: Scale, hop: Hop, sources: Tensor) -> Scale:
-    """The whole graph's scale on a block."""
+def block_scale(scale: Scale, hop: Hop, sources: Tensor) -> Scale:
+    """Return the rows of the whole graph's scale that a block needs."""
     rows = (sources, sources[: hop.block.num_targets], sources[: hop.block.num_targets])
     return Scale(*(None if vector is None else vector[ids] for vector, ids in zip(scale, rows, strict=True)))
 
 
 def summed(group: Group, rows: Tensor, ids: Tensor) -> Tensor:
-    """All ranks' rows, added up by vertex."""
+    """Return the sum of all ranks' rows by vertex."""
     return group.all_reduce(rows.new_zeros(NUM_VERTICES, WIDTH).index_add(0, ids, rows), tag="test")
 
 
 def check_counts(counts: Counts, sent: int, received: int) -> None:
-    """One exchange of so many rows in float64."""
+    """Check the counts of one exchange of rows in float64."""
     assert counts.collectives["halo"] == 1
     assert counts.bytes_sent["halo"] == 8 * WIDTH * sent
     assert counts.bytes_received["halo"] == 8 * WIDTH * received
@@ -55,7 +55,7 @@ def check_counts(counts: Counts, sent: int, received: int) -> None:
 
 
 class Rank:
-    """One rank's share of an aggregate: its block, and the rows of all ranks."""
+    """Block of one rank in an aggregate, and the rows of all ranks."""
 
     def __init__(self, group: Group, assignment: list[int], ratio: float) -> None:
         self.group, self.adj = group, whole_graph()
@@ -71,13 +71,13 @@ class Rank:
         self.grad = torch.randn(NUM_VERTICES, WIDTH, generator=random, dtype=torch.float64) * (group.rank + 1)
 
     def product(self, scale: Scale, weighted: bool, ring: bool, overlap: bool) -> tuple[Tensor, Tensor]:
-        """`A x` of this rank's targets, and the gradient of its inputs."""
+        """Return `A x` for this rank's targets, and the gradient of its inputs."""
         hop, meter = self.hop, self.group.meter
         slices = slice_edges(
             hop.block,
             hop.num_inputs,
             hop.received,
-            taken(scale, hop, self.sources),
+            block_scale(scale, hop, self.sources),
             weighted=weighted,
             by_rank=[(self.group.rank - step) % SIZE for step in range(1, SIZE)] if ring else (),
         )
@@ -92,14 +92,17 @@ class Rank:
         return y.detach(), x.grad
 
     def check_products(self) -> None:
-        """Ring or not, overlapped or not: the rows of the whole aggregate, and its gradient, summed over the ranks."""
+        """Check results and gradients against those of the whole graph, with and without ring and overlap."""
         targets = self.inputs[: self.hop.block.num_targets]
         for (scale, weighted), ring in product(scales(), (True, False)):
             y, grad = self.product(scale, weighted, ring, overlap=True)
-            here = spmm(
-                self.hop.block, self.x_NF[self.sources], scale=taken(scale, self.hop, self.sources), weighted=weighted
+            local = spmm(
+                self.hop.block,
+                self.x_NF[self.sources],
+                scale=block_scale(scale, self.hop, self.sources),
+                weighted=weighted,
             )
-            torch.testing.assert_close(y, here)
+            torch.testing.assert_close(y, local)
             torch.testing.assert_close(y, spmm(self.adj, self.x_NF, scale=scale, weighted=weighted)[targets])
             grad_y = summed(self.group, self.grad[: len(y)], targets)
             whole = spmm_transposed(self.adj, grad_y, scale=scale, weighted=weighted)
@@ -111,7 +114,7 @@ class Rank:
             assert torch.equal(grad, plain_grad)
 
     def check_fetch(self) -> None:
-        """The very rows; an owner gets the sum of the gradients of those who fetched."""
+        """Check that fetched rows are exact, and that their owner gets the sum of all gradients."""
         for ring, overlap in product((True, False), repeat=2):
             x = self.x_NF[self.inputs].requires_grad_()
             halo = Halo(self.route, self.group, name="halo", ring=ring, overlap=overlap)
@@ -122,9 +125,9 @@ class Rank:
             fetched.backward(self.grad[: len(fetched)])
             check_counts(self.group.meter.take("setup"), len(self.hop.fetched), len(self.route.rows))
             assert x.grad is not None
-            due = summed(self.group, self.grad[: len(fetched)], self.hop.fetched)
-            torch.testing.assert_close(x.grad[: self.needed.num_own], due[self.needed.owned])
-            assert not x.grad[self.needed.num_own :].any()  # those computed again are nobody else's
+            expected = summed(self.group, self.grad[: len(fetched)], self.hop.fetched)
+            torch.testing.assert_close(x.grad[: self.needed.num_own], expected[self.needed.owned])
+            assert not x.grad[self.needed.num_own :].any()  # no other rank fetches recomputed rows
 
 
 def check_all(group: Group) -> list[tuple[int, int, int]]:
@@ -138,7 +141,7 @@ def check_all(group: Group) -> list[tuple[int, int, int]]:
 
 
 def test_equals_the_whole_product() -> None:
-    """Also with rows that are computed again, with a rank that has no vertices, and with nothing to exchange."""
+    """Products are correct also with recomputed rows, with a rank without vertices, and without any exchange."""
     sizes = on_ranks(SIZE, check_all)
     for first, again, *_, alone, _ in sizes:
         assert first[0] == first[1] < again[1]

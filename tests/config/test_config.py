@@ -1,4 +1,4 @@
-"""The schema of a run: what it takes, what it refuses in one line, and that it survives its file."""
+"""Options of a run: legal and illegal values, errors of one line, and writing and reading of their file."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_names_the_nearest_option() -> None:
         Config.from_dict({"layer": 3}, "run.toml")
 
 
-def test_changed_counts_only_what_decides_the_numbers() -> None:
+def test_changed_lists_only_options_that_affect_results() -> None:
     assert Config(epochs=3, workers=2).changed(Config(epochs=9, strategy="tensor")) == []
     assert Config(seed=1).changed(Config(seed=2)) == ["seed"]
 
@@ -81,14 +81,14 @@ def test_a_record_goes_back_to_a_mark_or_is_made_again(tmp_path: Path) -> None:
     again.close()
     for damaged in (whole[:-1][: mark.size - 1], b"", whole.replace(b"0.1", b"0.2"), whole[20:], whole + whole[::-1]):
         path.write_bytes(damaged)
-        kept = jsonl.restore(path, mark)
+        damaged_copy = jsonl.restore(path, mark)
         if damaged.startswith(then):
-            assert kept is None
+            assert damaged_copy is None
             continue
-        assert kept is not None
-        assert kept.read_bytes() == damaged
+        assert damaged_copy is not None
+        assert damaged_copy.read_bytes() == damaged
         assert jsonl.read(path) == mark.epochs
-        kept.unlink()
+        damaged_copy.unlink()
 
 
 def test_a_record_that_is_gone_is_noticed(tmp_path: Path) -> None:

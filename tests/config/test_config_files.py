@@ -1,4 +1,4 @@
-"""`--config` and `weft config`: a file says what flags say, flags go before it, and a run's own file repeats it."""
+"""`--config` and `weft config`: a file sets the same options as flags, flags override it, and it repeats a run."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ SMALL = "sbm:vertices=60,degree=4,classes=3,features=5"
 FLAGS = ["--hidden", "7", "--lr", "0.02", "--epochs", "3", "--dtype", "float64", "--model", "gat", "--heads", "1"]
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    """What a command prints."""
+def output_of(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    """Run a command and return what it prints."""
     capsys.readouterr()
-    assert main([str(one) for one in arguments]) == 0
+    assert main([str(argument) for argument in arguments]) == 0
     return capsys.readouterr().out
 
 
 def test_a_file_gives_the_run_of_its_flags(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     run, again = tmp_path / "run.toml", tmp_path / "again.toml"
-    run.write_text(said(capsys, "config", SMALL, *FLAGS))
-    again.write_text(said(capsys, "config", "--config", run))
+    run.write_text(output_of(capsys, "config", SMALL, *FLAGS))
+    again.write_text(output_of(capsys, "config", "--config", run))
     assert again.read_text() == run.read_text()
     by_flags, by_file, by_run = (tmp_path / name for name in ("flags", "file", "run"))
-    said(capsys, "train", SMALL, *FLAGS, "--out", by_flags)
-    said(capsys, "train", "--config", run, "--out", by_file)
-    said(capsys, "train", "--config", by_flags / "config.toml", "--out", by_run)
+    output_of(capsys, "train", SMALL, *FLAGS, "--out", by_flags)
+    output_of(capsys, "train", "--config", run, "--out", by_file)
+    output_of(capsys, "train", "--config", by_flags / "config.toml", "--out", by_run)
     assert losses(by_flags) == losses(by_file) == losses(by_run)
     assert (by_flags / "config.toml").read_text().replace("flags", "run") == (by_run / "config.toml").read_text()
-    said(capsys, "train", "--resume", "--epochs", "4", "--out", by_run)
+    output_of(capsys, "train", "--resume", "--epochs", "4", "--out", by_run)
     assert Config.read(by_run / "config.toml").hidden == 7
     assert len(losses(by_run)) == 4
 
 
 def test_flags_go_before_the_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     run, out = tmp_path / "run.toml", tmp_path / "out"
-    run.write_text(said(capsys, "config", SMALL, *FLAGS))
-    said(capsys, "train", "--config", run, "--epochs", "1", "--heads", "7", "--out", out)
+    run.write_text(output_of(capsys, "config", SMALL, *FLAGS))
+    output_of(capsys, "train", "--config", run, "--epochs", "1", "--heads", "7", "--out", out)
     assert Config.read(out / "config.toml") == Config(
         graph=SMALL, hidden=7, lr=0.02, epochs=1, dtype="float64", model="gat", heads=7
     )
@@ -48,8 +48,8 @@ def test_flags_go_before_the_file(capsys: pytest.CaptureFixture[str], tmp_path: 
 
 def test_compare_takes_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     run, out = tmp_path / "run.toml", tmp_path / "out"
-    run.write_text(said(capsys, "config", SMALL, "--epochs", "1", "--strategy", "split", "--fanout", "3"))
-    said(capsys, "compare", "--config", run, "--strategies", "single,split", "--out", out)
+    run.write_text(output_of(capsys, "config", SMALL, "--epochs", "1", "--strategy", "split", "--fanout", "3"))
+    output_of(capsys, "compare", "--config", run, "--strategies", "single,split", "--out", out)
     assert Config.read(out / "split" / "config.toml").fanout == "3"
     assert Config.read(out / "single" / "config.toml").epochs == 1
 
@@ -72,7 +72,7 @@ def test_a_mistake_names_its_place(
     file = tmp_path / "run.toml"
     file.write_text(text)
     commands = [["train", "--out", str(tmp_path / "out")], ["config"]]
-    for command in commands if "no effect" in line else commands[:1]:  # the rest is found when a run is made
+    for command in commands if "no effect" in line else commands[:1]:  # other mistakes are found when a run starts
         assert main([*command, SMALL, "--config", str(file), *flags]) == 2
         errors = capsys.readouterr().err
         assert line.replace("FILE", str(file)) in errors

@@ -1,4 +1,4 @@
-"""Files of options: every option survives one, and a mistake is one line with file, section, key and remedy."""
+"""Option files: every option can be written and read; errors are one line with file, section, key and remedy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FIELDS = {spec.name: spec for spec in dataclasses.fields(Config)}
 
 
 def other(spec: dataclasses.Field[Any]) -> Any:
-    """A legal value of an option that is not its default."""
+    """Return a legal value of an option other than its default."""
     if spec.name == "until":
         return "val_accuracy=0.9"
     if isinstance(spec.default, bool):
@@ -35,14 +35,14 @@ def other(spec: dataclasses.Field[Any]) -> Any:
 @pytest.mark.parametrize("name", FIELDS)
 @pytest.mark.parametrize("explained", [False, True])
 def test_every_option_survives(name: str, explained: bool, tmp_path: Path) -> None:
-    path, given = tmp_path / "run.toml", {"graph": "digits", name: other(FIELDS[name])}
-    path.write_text(options_text(Config, given, explained=explained))
-    assert read_options(path, Config) == given
-    assert Config.read(path) == Config(**given)
+    path, options = tmp_path / "run.toml", {"graph": "digits", name: other(FIELDS[name])}
+    path.write_text(options_text(Config, options, explained=explained))
+    assert read_options(path, Config) == options
+    assert Config.read(path) == Config(**options)
 
 
-def test_what_is_not_given_is_there_with_its_default(tmp_path: Path) -> None:
-    """Also as a value, once the # before it is gone; and each has its help."""
+def test_omitted_options_are_listed_with_their_defaults(tmp_path: Path) -> None:
+    """Each omitted option is a comment with its default and help; without the `#`, it sets the default."""
     text = options_text(Config, {}, explained=True)
     assert tomllib.loads(text) == {"version": VERSIONS["options"]} | {
         spec.metadata["section"]: {} for spec in FIELDS.values()
@@ -59,7 +59,7 @@ def test_every_option_has_a_section() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('[model]\nhidden = "64"', "[model] hidden '64': give a value of type int"),
         ("[model]\nhiden = 64", "[model] unknown option 'hiden': did you mean 'hidden'?"),
@@ -82,12 +82,12 @@ def test_every_option_has_a_section() -> None:
         ("\udcff", "cannot be read (UnicodeDecodeError:"),
     ],
 )
-def test_a_mistake(text: str, said: str, tmp_path: Path) -> None:
+def test_a_mistake(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(text, errors="surrogateescape")
     with pytest.raises(InputError) as caught:
         Config.read(path)
-    assert str(caught.value).startswith(f"{path}: {said}")
+    assert str(caught.value).startswith(f"{path}: {message}")
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_several_values(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("--chunks 3: too many, give --epochs", "f.toml: [strategy] chunks 3: too many, give --epochs"),
         ("--epochs 3: too few for --chunks", "--epochs 3: too few for --chunks"),
@@ -124,7 +124,7 @@ def test_several_values(tmp_path: Path) -> None:
         ("nothing", "nothing"),
     ],
 )
-def test_the_first_option_of_an_error_is_whose_it_is(text: str, said: str) -> None:
+def test_an_error_names_the_place_of_its_first_option(text: str, message: str) -> None:
     with pytest.raises(InputError) as caught, named_by(Path("f.toml"), Config, ["chunks"]):
         raise InputError(text)
-    assert str(caught.value) == said
+    assert str(caught.value) == message
