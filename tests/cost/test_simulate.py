@@ -19,7 +19,7 @@ NETWORK = Network(
 
 
 def hosts(ranks_each: int, slots: int = 2) -> Hosts:
-    """Return hosts: 1 s per FLOP (2 s if all cores work), 0.5 s per exchange, 3 s (read), 4 s (write) per byte."""
+    """Return hosts. A FLOP costs 1 s (2 s if all cores work), an exchange 0.5 s, a byte 3 s to read, 4 s to write."""
     alone, busy = (
         Prices(ranks=ranks, threads=1, tables={"linear": PriceTable(axes=((1.0,),) * 3, seconds=(seconds,))})
         for ranks, seconds in ((1, 1.0), (2, 2.0))
