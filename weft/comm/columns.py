@@ -132,7 +132,7 @@ class RowsToCols:
         self._exchange = _send_columns(x_nF[rows.positions], rows.counts, layout, group, key)
 
     def wait(self) -> Tensor:
-        """Wait for the exchange, and return this rank's columns of the set, [c, f]."""
+        """Wait for the exchange, and return this rank's columns of all exchanged rows, [c, f]."""
         return self._exchange.wait().view(self._shape)
 
 

@@ -320,7 +320,7 @@ class PendingExchange:
                 self._receives = dict.fromkeys(range(group.size), whole)
 
     def wait(self, rank: int | None = None) -> Tensor:
-        """Wait for what a rank sent and return it, in one dimension; None: for what all ranks sent, in rank order."""
+        """Wait for the data of a rank, or of all ranks if None, and return it in one dimension, in rank order."""
         ranks = list(self._receives) if rank is None else [rank] if rank in self._receives else []
         with self._timed():
             for sender in ranks:

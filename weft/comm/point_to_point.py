@@ -122,7 +122,7 @@ class Messages:
                 raise self._failed
 
     def _wait_for_sends(self) -> None:
-        """Wait for each sent message in turn, until `finish` (in a thread)."""
+        """Wait for the sent messages in their order until `finish` is called. Runs in a thread."""
         while (message := self._leaving.get()) is not None:
             rank, key, values, work, since = message
             if not self._wait(work):
@@ -132,7 +132,7 @@ class Messages:
     def _wait_for_receives(
         self, rank: int, buffers: Sequence[tuple[Key, Tensor]], works: Sequence[dist.Work | None]
     ) -> None:
-        """Wait for each message of a rank in turn (in a thread)."""
+        """Wait for the messages from one rank in their order. Runs in a thread."""
         for (key, buffer), work in zip(buffers, works, strict=True):
             since = self._group.meter.stamp()
             if not self._wait(work):

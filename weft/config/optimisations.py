@@ -33,7 +33,7 @@ class Optimisations:
     pipeline: bool = True
     """With chunks under tensor, exchange the rows of other chunks while one chunk is aggregated."""
     share: bool = True
-    """Under offload, load a row that several ranks read once, and send it to the others."""
+    """Under offload, if several ranks read the same row, one rank loads it and sends it to the others."""
     keep: bool = True
     """Under offload, keep rows on the device that the next chunk reads too."""
     reorder: bool = True

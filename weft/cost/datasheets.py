@@ -30,7 +30,7 @@ class Gpu:
     host_gbps: float
     """GB/s between host and device in each direction."""
     peer_gbps: float
-    """GB/s to other GPUs of the host in each direction; that of the host's link if there is no other."""
+    """GB/s to other GPUs of the host in each direction. Without a link between GPUs: GB/s to the host."""
     source: str
     """Name of the datasheet."""
 

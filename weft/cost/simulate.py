@@ -94,10 +94,10 @@ NO_WORK, IN_MEMORY = WorkSeconds(), Disk()
 
 @dataclass(frozen=True, kw_only=True)
 class Hosts:
-    """Hosts of the ranks: as many consecutive ranks on each, with prices and network."""
+    """Identical hosts of the ranks, with their prices and network. Each host runs `ranks_each` consecutive ranks."""
 
     ranks_each: int
-    """Ranks on each host."""
+    """Number of ranks on each host."""
     slots: int
     """Number of ranks that a host has cores for."""
     alone: Prices

@@ -257,7 +257,7 @@ class Meter:
         self.note_since(stream, name, since, **about)
 
     def write_status_to(self, path: Path, rank: int) -> None:
-        """Write what this rank does to its slot of a shared file, which survives if the process is killed.
+        """Write the status of this rank to its slot of a shared file, which survives if the process is killed.
 
         Args:
             path: The file, with `STATUS_BYTES` for each rank.
@@ -268,7 +268,7 @@ class Meter:
         self._slot = rank * STATUS_BYTES
 
     def set_status(self, text: str) -> None:
-        """Set what this rank does, and write it to the rank's slot, if there is one."""
+        """Set the status of this rank, and write it to the rank's slot, if there is one."""
         self.status = text, time.monotonic()
         if self._status_file is not None:
             line = text.encode()[: STATUS_BYTES - 1]
@@ -276,20 +276,20 @@ class Meter:
 
 
 def read_status(path: Path, rank: int) -> str:
-    """Return what a rank was last doing.
+    """Return the last status of a rank.
 
     Args:
-        path: The file in which the ranks show it.
+        path: The status file.
         rank: Number of the rank.
     """
     return _slot_text(path, rank) or "starting"
 
 
 def has_status(path: Path, rank: int) -> bool:
-    """Return True if a rank has started to show what it does, or if the file is gone.
+    """Return True if a rank has written a status, or if the file is gone.
 
     Args:
-        path: The file in which the ranks show it.
+        path: The status file.
         rank: Number of the rank.
     """
     try:

@@ -90,9 +90,9 @@ def descendants(pid: int) -> list[int]:
 def resident_bytes(pids: Sequence[int]) -> int:
     """Return the resident memory of some processes in bytes; pages that several of them share count once.
 
-    For a file that several processes map, the result has the sum of their proportional shares, since each may map
-    another part; but at least the resident part of one process, since the shares also go to processes that are not in
-    the list.
+    A mapped file counts with the larger of two numbers: the sum of the processes' proportional set sizes (PSS), and the
+    largest resident size (RSS) in one process. The sum alone would be too small if processes outside of the list map
+    the file too; one process alone, if each process maps another part.
     """
     private, largest, shares = 0, Counter[str](), Counter[str]()
     for pid in pids:

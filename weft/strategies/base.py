@@ -56,7 +56,7 @@ class Step:
     number: int = 0
     """Number of the step in its epoch."""
     vertices: Tensor | None = None
-    """Vertices that the rank answers for in this step, int64 [n], ascending; None: all vertices of its rows."""
+    """Vertices that the rank is responsible for in this step, int64 [n], ascending; None: all vertices of its rows."""
     links: CandidateLinks | None = None
     """Links that the rank scores in this step, if the step is on a mini-batch of links."""
     batch_size: int = 0
@@ -194,7 +194,7 @@ class Plan(ABC):
         """
 
     def release(self) -> None:  # noqa: B027
-        """Release what grows with the graph and can be computed again."""
+        """Free the cached tensors whose size grows with the graph. A later use computes them again."""
 
     @abstractmethod
     def trace(self, rank: int = 0, *, training: bool) -> Trace:
@@ -237,7 +237,7 @@ class Placed(ABC):
     Args:
         work: The workload.
         group: The ranks.
-        rows: Vertices that the rank answers for: a range or int64 [n].
+        rows: Vertices that the rank is responsible for: a range or int64 [n].
         seed: Seed of dropout.
     """
 
@@ -267,7 +267,7 @@ class Placed(ABC):
 
     @abstractmethod
     def forward(self, step: Step) -> Tensor:
-        """Return the logits [n, C] of the rows that this rank answers for in the step."""
+        """Return the logits [n, C] of the rows that this rank is responsible for in the step."""
 
     @property
     def rows_device(self) -> torch.device:

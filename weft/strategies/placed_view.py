@@ -52,7 +52,7 @@ class Exchange(ABC):
         return x
 
     def own_rows(self, x: Tensor) -> Tensor:
-        """Return the rows of `x` that this rank answers for."""
+        """Return the rows of `x` that this rank is responsible for."""
         return x
 
     def embed(self, weight: Tensor) -> Tensor:

@@ -82,17 +82,17 @@ class ResidentPlan(Plan):
         raise NotImplementedError(f"strategy {self.name} reads all rows, not {field.rows}")
 
     def make_step_inputs(self, placed: ResidentPlaced) -> StepInputs:
-        """Create what a rank has for the steps of this plan, if they read a receptive field; all ranks must call it."""
+        """Create a rank's rows, blocks and exchanges for steps on a receptive field; all ranks must call it."""
         raise NotImplementedError(f"strategy {self.name} reads all rows on rank {placed.group.rank}")
 
     def release(self) -> None:
-        """Release what grows with the graph, also in the plans of steps on receptive fields."""
+        """Free the cached tensors whose size grows with the graph, also in the plans of steps on receptive fields."""
         for plan in vars(self).get("step_plans", {}).values():
             if plan is not self:
                 plan.release()
 
     def own_rows(self, rank: int) -> slice | Tensor:
-        """Return the vertices that a rank answers for: a range, or int64."""
+        """Return the vertices that a rank is responsible for: a range, or int64."""
         first, end = even_bounds(self.work.stats.num_vertices, self.size)[rank : rank + 2]
         return slice(first, end)
 
@@ -336,7 +336,7 @@ class StepInputs:
     exchanges: Sequence[Exchange]
     """Exchange of each stage of the model."""
     vertices: Tensor | None = None
-    """Vertices that the rank answers for, int64 [n], ascending; None: all of its rows."""
+    """Vertices that the rank is responsible for, int64 [n], ascending; None: all of its rows."""
 
 
 class ResidentPlaced(Placed):
@@ -345,7 +345,7 @@ class ResidentPlaced(Placed):
     Args:
         plan: The plan.
         group: The ranks.
-        rows: Vertices that the rank answers for: a range or int64 [n].
+        rows: Vertices that the rank is responsible for: a range or int64 [n].
         seed: Seed of dropout.
     """
 

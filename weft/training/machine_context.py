@@ -101,13 +101,14 @@ def known_machine(config: Config, work: Workload, cluster: Cluster | None = None
 
 
 def profile_to_complete(config: Config) -> Profile:
-    """Return the profile by which a run decides, for its ranks to measure what it lacks.
+    """Return the profile for a run's decisions, possibly incomplete; the ranks measure the missing entries.
 
     Args:
         config: The run's configuration.
 
     Returns:
-        A profile without prices on GPUs, and on hosts that have no profile: only that of rank 0's host counts.
+        The profile of this host. On GPUs, and on hosts without a profile, one without prices. Only the result on rank 0
+        is used.
     """
     try:
         if config.device == "cpu":

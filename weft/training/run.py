@@ -459,7 +459,7 @@ def load_graph(config: Config) -> Graph:
 
 
 def data_options(config: Config) -> dict[str, Any]:
-    """Return the options of `weft.load` in a configuration: what it adds to a graph, and the order of vertices."""
+    """Return a configuration's arguments for `weft.load`: random data, normalization and the order of vertices."""
     names = ("random_features", "random_classes", "seed", "normalize_features", "order")
     inverse = config.inverse_relations and config.task == "node"  # for links, they are added after links were held out
     return {name: getattr(config, name) for name in names} | {"inverse_relations": inverse}

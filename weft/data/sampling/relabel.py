@@ -28,7 +28,7 @@ class Relabeller:
         self._pages = torch.zeros(-(-self.num_vertices // PAGE), dtype=torch.uint8)
 
     def relabel(self, first: Tensor, others: Tensor, num_threads: int | None = None) -> tuple[Tensor, Tensor]:
-        """Give local numbers to the vertices of a batch: first those of `first`, then the other ones, ascending.
+        """Assign local numbers to the vertices of a batch: first those in `first`, then the other ones, ascending.
 
         Args:
             first: Distinct vertices, int64 [n], on the CPU.

@@ -54,10 +54,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def require_not_set_aside(folder: Path) -> None:
-    """Check that no process was stopped while it replaced a graph folder, which then still has its temporary name.
+    """Check that no process was stopped while it replaced a graph folder.
+
+    To replace a folder, weft renames the old one to a temporary name first. A folder that still has this name remains
+    from such a process.
 
     Raises:
-        InputError: If there is a folder with that name, with the command that restores it.
+        InputError: There is a folder with the temporary name. The message has the command that restores it.
     """
     aside = next(folder.parent.glob(f".{glob.escape(folder.name)}.????????{ASIDE}"), None)
     if aside is not None:

@@ -99,7 +99,7 @@ def _graph_steps(program: TracedProgram) -> list[Any]:
 
 
 def _replacements(model: nn.Module, program: TracedProgram) -> dict[str, nn.Module]:
-    """Return the modules that replace those of the model, by path."""
+    """Return weft's replacements for modules of the model, by path in the model."""
     replaced: dict[str, nn.Module] = {}
     for step in _graph_steps(program):
         if isinstance(step.operation, WithView):

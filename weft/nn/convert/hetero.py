@@ -341,10 +341,11 @@ def join_relations(steps: list[TracedStep], kinds: dict[str, StepKind], num_rela
 def _join(
     steps: list[TracedStep], reduce: Reduce, name: str, kinds: dict[str, StepKind], num_relations: int
 ) -> list[TracedStep]:
-    """Return a joined step for several relations, and steps that take the result of each from its columns.
+    """Return steps that aggregate several relations at once, instead of one step per relation.
 
-    Relations with the same input share its columns. Outputs of the same target type are concatenated; those of
-    different target types share columns, because a row has only one type.
+    The first step aggregates all relations in one matrix; each other step slices the columns with the output of one
+    relation. Relations with the same input share its columns. Outputs of the same target type are concatenated;
+    outputs of different target types share columns, because a row has only one type.
     """
     first_inputs: dict[tuple[int, str], int] = {}
     input_widths, output_widths, slots = defaultdict[int, int](int), defaultdict[str, int](int), list[RelationSlot]()

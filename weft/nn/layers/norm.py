@@ -108,7 +108,7 @@ class BatchNorm(PhasedLayer):
 
     @torch.no_grad()
     def update_running_stats(self, mean: Tensor, count: int, squares: Tensor) -> None:
-        """Update the running statistics with those of a training step.
+        """Update the running statistics with the mean and the variance of a training step.
 
         Args:
             mean: Mean of each column, [F].

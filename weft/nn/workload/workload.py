@@ -25,7 +25,7 @@ NONZERO_COST = 8
 
 
 class OutlineKey(NamedTuple):
-    """Key of an outline of a workload."""
+    """Arguments that determine the outline of a workload, as a dictionary key."""
 
     traits: ViewTraits
     """Traits of the strategy's views."""
@@ -34,7 +34,7 @@ class OutlineKey(NamedTuple):
 
 
 class DenseFlopsKey(NamedTuple):
-    """Key of the FLOPs of the dense layers of a workload."""
+    """Arguments that determine the FLOPs of a workload's dense layers, as a dictionary key."""
 
     traits: ViewTraits
     """Traits of the strategy's views."""

@@ -96,7 +96,15 @@ class MemoryProbe:
         return ChunkShape(*((shares * max(SMALL)).int() | 1).tolist())
 
     def _growth(self, shapes: Sequence[ChunkShape]) -> Tensor:
-        """Return how the bytes in use at each moment grow with a chunk's sizes, from four shapes."""
+        """Fit the bytes in use as a linear function of a chunk's sizes, by running chunks of four shapes.
+
+        Args:
+            shapes: Four chunk shapes, with linearly independent rows in `_sizes`.
+
+        Returns:
+            Coefficients float64 [4, m]: a column for each moment of a step; its rows are the constant bytes, and the
+            bytes per target, slot and edge.
+        """
         alive = [self._work_on(shape) for shape in shapes]
         if len({*map(len, alive)}) > 1:  # a custom layer that runs more operations on a larger chunk
             alive = [[moments[0], max(moments)] for moments in alive]
@@ -159,7 +167,7 @@ class MemoryProbe:
 
 
 def _sizes(shapes: Tensor) -> Tensor:
-    """Return shapes [n, 3] with a column of ones in front, which stands for the constant bytes: [n, 4]."""
+    """Return the matrix [n, 4] of a linear fit: a column of ones for the constant bytes, then the shapes [n, 3]."""
     return torch.cat([shapes.new_ones(len(shapes), 1), shapes], 1)
 
 

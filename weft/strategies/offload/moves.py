@@ -48,7 +48,7 @@ class MoveSizes:
     edge_ids: bool
     """True if edges have types or features."""
     halo: HaloPlan | None = None
-    """Rows that chunks send by themselves before an aggregate (pipeline); None if a round exchanges its rows."""
+    """Rows that each chunk sends as soon as it is computed (`pipeline`); None: a round exchanges its rows."""
 
 
 class Moves:
@@ -125,7 +125,7 @@ class Moves:
         self._add_halo(before.width * before.differentiable if step.step else self._width(before, ports), back=True)
 
     def _before(self, stage: PassStage) -> Segment | None:
-        """Return the segment before that of a stage."""
+        """Return the segment that precedes a stage's segment; None for the first."""
         return self.segments[stage.number - 1] if stage.number else None
 
     def _add_ranges(
@@ -277,7 +277,7 @@ class Moves:
             self._add_exchange(sum(sent), sum(received), width)
 
     def _add_halo(self, width: int, *, back: bool = False) -> None:
-        """Add the exchange of rows that chunks send by themselves, or of their gradients."""
+        """Add the exchange of rows that each chunk sends as soon as it is computed, or of their gradients."""
         halo = self.sizes.halo
         if halo is not None and self.sizes.size > 1 and width:
             sent, received = (halo.num_sent, halo.num_received)[:: -1 if back else 1]

@@ -14,7 +14,7 @@ class ChunkOptions(Options):
     """Options of chunks."""
 
     device_memory: int | None = None
-    """Limit in bytes of what a rank has on the device at once; None: no limit."""
+    """Limit of the peak device memory of a rank, in bytes; None: no limit."""
     chunks: int = 0
     """Smallest number of chunks of an aggregate; 0: as few as the memory allows."""
     intermediates: str = "auto"

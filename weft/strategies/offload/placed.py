@@ -96,7 +96,7 @@ class PlacedOffload(Placed):
         sum_gradients(shared_parameters(self.model), self.group)
 
     def release_constant(self) -> None:
-        """Release what is computed only once, so that the next pass computes it again in the same memory."""
+        """Free the cached aggregates of constant features; the next pass computes them again in the same memory."""
         if (table := self.chunks.constant) is not None:
             stay = (table.arrays[port] for port in {*table.segment.rows.values()})
             self.chunks.pool.free(table.result, *(rows for rows in stay if rows is not self.chunks.features))

@@ -162,7 +162,9 @@ class BatchSampler:
         return self.batch_size or len(self.examples)
 
     def rank_examples(self, examples: Tensor, rank: int) -> Tensor:
-        """Return the part of a batch that a rank answers for: vertices that it owns, or links whose source it owns.
+        """Return the vertices or links of a batch that a rank is responsible for.
+
+        With a partition, these are its vertices, or the links whose source it owns; else every P-th one.
 
         Args:
             examples: Examples of the batch.

@@ -53,7 +53,7 @@ class ColumnExchange(Exchange):
     Args:
         work: The workload.
         topology: Topology of the whole graph.
-        rows: Vertices that the rank answers for.
+        rows: Vertices that the rank is responsible for.
         bounds: Bounds of the rows of each rank.
         group: The ranks.
         chunked: Function that creates the rounds of an aggregate; None if aggregates run in one piece.

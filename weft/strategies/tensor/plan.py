@@ -1,6 +1,6 @@
 """Plan of tensor parallelism (NeutronTP, sections 3 and 4): rows for dense layers, columns for aggregates.
 
-Every rank stores the whole topology, answers for N / P rows, and aggregates F / P columns of all rows.
+Every rank stores the whole topology, is responsible for N / P rows, and aggregates F / P columns of all rows.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class TensorOptions(Options):
     """Options of `tensor`: aggregates chunk by chunk."""
 
     device_memory: int | None = None
-    """Limit in bytes of what aggregates have on the device at once; None: no limit."""
+    """Limit of the peak device memory of aggregates, in bytes; None: no limit."""
     chunks: int = 0
     """Smallest number of chunks of an aggregate; 0: as few as the memory allows."""
     device: str = ""
-    """Device of the aggregates, if it is not that of the rows."""
+    """Device of the aggregates. Empty: the device of the rows."""
 
 
 class TensorPlan(ResidentPlan):
@@ -400,7 +400,7 @@ class PlacedTensor(ResidentPlaced):
     Args:
         plan: The plan.
         group: The ranks.
-        rows: Vertices that the rank answers for: a range or int64 [n].
+        rows: Vertices that the rank is responsible for: a range or int64 [n].
         seed: Seed of dropout.
     """
 

@@ -1,8 +1,8 @@
 """Exchange of tensor parallelism for steps on a receptive field: each aggregate has a block of its own.
 
-The rows at a layer boundary have one order in which those after the next aggregate come first. Rank r answers for rows
-r, r + P, ... of it, so that all ranks have as many rows at each boundary, and the first of a rank's rows are those
-after the next aggregate.
+The rows at a layer boundary are ordered so that those needed after the next aggregate come first. Rank r is responsible
+for rows r, r + P, ... of this order. So all ranks have equally many rows at each boundary, and each rank's rows needed
+after the next aggregate are its first ones.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class PrunedColumns(Exchange):
         return self._ordered(rows_to_cols(x, column_layout(layer.bounds, x.shape[1]), self.group), layer)
 
     def _ordered(self, x: Tensor, layer: LayerRows, *, back: bool = False) -> Tensor:
-        """Sort rows from the order by rank into that of the layer boundary, or with `back` the other way."""
+        """Permute rows, ordered by rank, to the order of the layer boundary; `back` is the inverse permutation."""
         if self.group.size == 1:
             return x
         orders = layer.positions, layer.by_rank

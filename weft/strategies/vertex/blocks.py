@@ -88,7 +88,7 @@ class Block(SubTopology):
         return y
 
     def slices(self, op: Sum, dtype: torch.dtype) -> EdgeSlices:
-        """Return the edges of a sum in slices: those of input rows, and those of the rows that each rank sends.
+        """Return the edges of a sum, sliced by the rank that has their source rows: first this rank, then each sender.
 
         Args:
             op: The sum.
@@ -116,7 +116,7 @@ class Block(SubTopology):
         return self._slices[op]
 
     def all_sources(self, *rows: Tensor) -> tuple[Tensor, ...]:
-        """Return the rows of all sources, from those of the inputs; all ranks must call it."""
+        """Return the rows of all sources: append the halo to the local input rows. All ranks must call it."""
         return rows if self.halo is None else self.halo.complete(*rows)
 
     def positions_in(self, other: Block) -> Tensor:
@@ -135,7 +135,7 @@ class Halos(Exchange):
         blocks: Block of each step; the targets of the last one are the results.
         whole: Topology of the whole graph, for a stage without aggregates.
         row_ids: Original ids of the rank's rows, int64 [n].
-        num_own: The rank answers for the first `num_own` rows.
+        num_own: The rank is responsible for the first `num_own` rows.
         group: The ranks.
         embedded: Exchange of embedding rows; None if the rank stores all that it needs.
     """
@@ -188,7 +188,10 @@ class Halos(Exchange):
         return x
 
     def _aggregate_several(self, view: PlacedView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
-        """Run an aggregate of several tensors, whose source rows are sent side by side, once for all steps."""
+        """Run an aggregate that reads several tensors.
+
+        The source rows of all tensors are exchanged together. Later steps exchange only the aggregated rows.
+        """
         first_block, names = self.blocks[0], op.source
         source_rows = first_block.all_sources(*(rows[name] for name in names))
         op, rows = op.stepwise({**rows, **dict(zip(names, source_rows, strict=True))})
@@ -205,7 +208,10 @@ class Halos(Exchange):
         return x
 
     def _rows_at(self, block: Block, op: Aggregate, rows: Rows) -> Rows:
-        """Return the rows of a block, from the sources of the first block; those to aggregate are its own already."""
+        """Select a block's rows from those of the first block.
+
+        The rows to aggregate, `rows[op.first]`, already belong to the sources of `block` and are not selected again.
+        """
         first_block, num_targets = self.blocks[0], len(block.targets)
         at_block = {name: rows[name][:num_targets] for name in op.target}
         for name in op.source:
@@ -214,7 +220,7 @@ class Halos(Exchange):
         return {**at_block, **{name: rows[name] for name in op.shared}}
 
     def _sources(self, view: PlacedView, x: Tensor, block: Block, *, once: bool) -> Tensor:
-        """Return the rows of all sources of a block, from those of its inputs.
+        """Return the rows of all sources of a block: fetch or recompute those missing in `x`, its input rows.
 
         With `once`, constant rows are not kept for later epochs.
         """

@@ -101,7 +101,7 @@ def fetched_width(op: GraphOperation, hop: int) -> int:
 
 
 def edge_width(op: GraphOperation, hop: int) -> int:
-    """Return the columns that an aggregate reads per edge, and at the first step those of logits from both endpoints.
+    """Return the number of columns that an aggregate reads per edge. Its first step also reads attention logits.
 
     Args:
         op: The aggregate.

@@ -103,7 +103,7 @@ class VertexPlan(ResidentPlan):
         return range_parts(self.work.graph.in_edges, self.size) if partition is None else partition
 
     def dependencies(self, rank: int) -> Dependencies:
-        """Return what a rank computes and fetches."""
+        """Return the vertices that a rank computes itself and those that it fetches, for each layer."""
         if rank not in self._dependencies:
             if rank not in self._choices:
                 edges, caching = self.work.graph.in_edges, self.caching_of(rank)

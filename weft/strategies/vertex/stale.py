@@ -143,10 +143,10 @@ class StaleOptions(VertexOptions):
 
 
 class StalePlan(CommunicatedPlan):
-    """Plan of `stale`: layers use remote rows of some steps ago, and owners get their gradients as late.
+    """Plan of `stale`: layers use remote rows that are some steps old, and gradients reach the owners with equal delay.
 
-    The trace is that of a step that exchanges, without the two numbers that `staleness` compares; other steps have no
-    halo. Checkpoints do not include old rows: a resumed run begins with an exchange.
+    The trace describes a step that exchanges rows; all other steps use the old ones. It leaves out the exchange of the
+    two numbers that `staleness` compares. Checkpoints do not include old rows: a resumed run begins with an exchange.
     """
 
     name = "stale"

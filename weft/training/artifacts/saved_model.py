@@ -28,7 +28,7 @@ METADATA = "weft"
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """Description of what a run trains: configuration, model and graph."""
+    """Description of the configuration, the model and the graph of a run."""
 
     config: Config
     own_model: str

@@ -42,13 +42,13 @@ DIGEST_ROWS = 4096
 
 
 def make_on_all_ranks(config: Config, make: Callable[[], Result]) -> Result:
-    """Return what every rank creates for itself, such as a graph that it loads from its host.
+    """Create an object on each rank, such as a graph that the rank loads from its host.
 
     Under torchrun, the ranks connect first. If some of them fail, all raise an error that names the failed ranks.
 
     Args:
         config: The run's configuration.
-        make: Creates the result.
+        make: Creates the object.
 
     Raises:
         InputError: `make` has raised it on a rank.
@@ -158,7 +158,7 @@ def check_consistent(group: Group, call: str, config: Config, graph: Graph, mode
 
 
 def _facts_of_rank(call: str, config: Config, graph: Graph, model: nn.Module) -> dict[str, str]:
-    """Return what must be equal on all ranks, by the name that the error uses for it."""
+    """Return the properties of a run that must be equal on all ranks, as text, by their names in the error."""
     options = {
         f"--{name.replace('_', '-')}": str(value) for name, value in asdict(config).items() if name not in PATH_FIELDS
     }

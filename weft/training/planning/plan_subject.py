@@ -90,7 +90,7 @@ class DescribedSubject:
         self._estimates = dict[Hashable, list[RankEstimate]]()
 
     def cached(self, key: Hashable, compute: Callable[[], list[RankEstimate]]) -> list[RankEstimate]:
-        """Return the estimates of a key, computed once for all machines that share the key.
+        """Return the estimates that belong to a key. They are computed once, at the first call with this key.
 
         Args:
             key: Configuration, generated graph and machine of the estimates.
@@ -105,9 +105,9 @@ class DescribedSubject:
         return [Point(self._at(halvings), min(ranks, MAX_RANKS)) for halvings in self._halvings(ranks)]
 
     def fewer_ranks(self, ranks: int) -> list[Point]:
-        """Return the larger graph for a quarter and for half of `MAX_RANKS` ranks.
+        """Return the larger generated graph on a quarter and half of `MAX_RANKS` ranks, to extrapolate to more.
 
-        Empty if plans are made for `ranks` themselves.
+        Empty if `ranks` is at most `MAX_RANKS`, which needs no extrapolation.
         """
         if ranks <= MAX_RANKS:
             return []
@@ -115,7 +115,7 @@ class DescribedSubject:
         return [Point(largest, MAX_RANKS >> halvings) for halvings in (2, 1)]
 
     def size_ratio(self, ranks: int) -> float:
-        """Return the number of vertices of the graph, divided by that of the largest generated graph."""
+        """Return how many times as many vertices the graph has as the largest generated graph."""
         return self.described.num_vertices / (self.described.num_vertices >> self._halvings(ranks)[-1])
 
     def explain(self, ranks: int) -> str:

@@ -101,11 +101,10 @@ def micro_f1(sums: Tensor) -> float | None:
 def macro_f1(sums: Tensor, kind: str) -> float | None:
     """Return the mean over classes of 2 TP / (2 TP + FP + FN).
 
-    A quotient 0 / 0 counts as 0 for labels. For classes, such a class does not occur and is left out.
-
     Args:
         sums: True positives, false positives and false negatives of each class, [3, C].
-        kind: 'classes' or 'labels'.
+        kind: 'classes' (one class per vertex): classes that are neither present nor predicted are left out of the
+            mean. 'labels' (several labels per vertex): such a label counts as 0.
     """
     right, all_of = 2 * sums[0], 2 * sums[0] + sums[1] + sums[2]
     scores = right / all_of.clamp(min=1)

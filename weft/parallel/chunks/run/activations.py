@@ -44,7 +44,7 @@ class Activations:
 
 @dataclass(kw_only=True)
 class Gradients:
-    """Gradients of what a segment leaves at its boundary."""
+    """Gradients of the outputs of a segment: of its rows, of shared tensors, and of the sum over all rows."""
 
     live: dict[int, Any] = field(default_factory=dict)
     """Gradient rows, by port; for the logits, a tensor."""
