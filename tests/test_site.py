@@ -17,6 +17,50 @@ pytest.importorskip("mkdocs", reason="no mkdocs: pip install 'weft[docs]'")
 sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright: make browser")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: make browser")
+ANSWERS = {
+    "distributed": "cluster",
+    "heterogeneous": "typed",
+    "early stopping": "training",
+    "hyperparameter": "configuration",
+    "message passing": "own-layer",
+    "node classification": "start",
+    "learning rate": "training",
+    "slurm": "cluster",
+    "torchrun": "cluster",
+    "gpu": "gpu",
+    "parquet": "data",
+    "metis": "partition",
+    "checkpoint": "resume",
+    "resume": "resume",
+    "predict": "predict",
+    "embeddings": "predict",
+    "dropout": "models",
+    "batch norm": "models",
+    "inference": "predict",
+    "link prediction": "link",
+    "mini-batch": "strategies/split",
+    "sampling": "strategies/split",
+    "fanout": "strategies/split",
+    "out of memory": "memory",
+    "memory estimate": "plan",
+    "weight decay": "training",
+    "csv": "data",
+    "networkx": "data",
+    "dgl": "from-dgl",
+    "ogb": "data",
+    "attention": "models",
+    "rgcn": "reference/nn",
+    "custom layer": "own-layer",
+    "multi machine": "cluster",
+    "profile": "plan",
+    "sweep": "configuration",
+    "compare strategies": "strategies/index",
+    "partition": "partition",
+    "float64": "concepts",
+    "notebook": "notebooks",
+}
+"""Queries of newcomers, and the page that answers each."""
+RESULT = ".md-search-result__item > a.md-search-result__link"
 OUT_OF_PAGE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
@@ -59,3 +103,16 @@ def test_pages_ask_for_nothing(browser: Any, site: Path, width: int, scheme: str
     page.keyboard.type("least halo")
     page.wait_for_selector(".md-search-result__item")
     assert messages == []
+
+
+def test_the_first_result_answers(browser: Any, site: Path) -> None:
+    """If a query fails: put its words into a heading of the page that answers it."""
+    page = browser.new_page()
+    first = {}
+    for query in ANSWERS:
+        page.goto((site / "index.html").as_uri() + "?q=" + query.replace(" ", "+"))
+        page.wait_for_selector(RESULT)
+        link = page.locator(RESULT).first.get_attribute("href").partition("?")[0]
+        first[query] = link.removeprefix(site.as_uri() + "/").removesuffix(".html")
+    page.close()
+    assert first == ANSWERS

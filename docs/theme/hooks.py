@@ -18,6 +18,11 @@ ROOT_PAGES = {"CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md"
 """Pages in the root of the repository, and their paths on the site."""
 DRAWING = re.compile(r'<img [^>]*src="(pictures/[\w-]+\.svg)"[^>]*>')
 
+BACKGROUND = ("changelog.md", "contributing.md", "decisions/", "design.md", "results/", "security.md")
+"""Pages and folders that say why or how well weft works. The search lists them after those that say how to use it."""
+BACKGROUND_BOOST = 0.05
+"""Factor of the scores of these pages in the search."""
+
 WORKER = "theme/worker.js"
 ELSEWHERE = re.compile(r"""<(?!a\b|meta\b)[^>]*\b(?:src|href)=["']?(?:https?:)?//[^>]*>""")
 
@@ -30,8 +35,10 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Insert the table of options, and change links to pages from the root to their paths on the site."""
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Insert the table of options, change links to pages from the root, and set the page's weight in the search."""
+    if page.file.src_uri.startswith(BACKGROUND):
+        page.meta["search"] = {"boost": BACKGROUND_BOOST}
     for name, place in ROOT_PAGES.items():
         markdown = markdown.replace(f"](../{name}", f"]({place}")
     return markdown.replace("<!-- options -->", options_table())
