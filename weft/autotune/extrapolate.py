@@ -104,14 +104,14 @@ def shrinkage(values: Sequence[float], doublings: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """Estimates for small graphs and few ranks. The last one of both sequences is the same."""
+    """Estimates for small graphs and few ranks. Both sequences end with the largest graph and number of ranks."""
 
     by_vertices: Sequence[Sequence[RankEstimate]]
     """Estimate of each rank, on graphs that are each HALVINGS doublings larger than the one before."""
     by_ranks: Sequence[Sequence[RankEstimate]]
     """Estimate of each rank on the largest of these graphs, for three numbers of ranks, each twice the one before.
 
-    Only one number of ranks: the number of ranks is not extrapolated.
+    A single entry means that the number of ranks is not extrapolated.
     """
 
 

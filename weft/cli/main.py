@@ -386,7 +386,7 @@ def _given_options(options: argparse.Namespace) -> dict[str, Any]:
 
 @contextmanager
 def _imports_frozen() -> Iterator[None]:
-    """Exclude imported objects from garbage collection, which needed a twentieth of the time of a plan for them."""
+    """Exclude imported objects from garbage collection, which saves about 5 % of the time of `weft plan`."""
     gc.freeze()
     try:
         yield

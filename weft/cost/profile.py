@@ -163,7 +163,7 @@ class Profile:
         }
 
     def save(self, path: Path) -> None:
-        """Write the profile to a JSON file, which is complete at any moment."""
+        """Write the profile to a JSON file atomically: readers find either the old or the new content."""
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(f".{os.getpid()}.tmp")
         try:

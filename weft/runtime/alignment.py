@@ -1,4 +1,4 @@
-"""Rows that begin at cache lines, of which a sum over edges then reads fewer."""
+"""Alignment of rows to cache lines, so that a sum over edges reads fewer lines."""
 
 from __future__ import annotations
 

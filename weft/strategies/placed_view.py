@@ -33,7 +33,7 @@ class Exchange(ABC):
     def aggregate(self, view: PlacedView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
         """Return the result [n, F] of an aggregate for this rank's rows.
 
-        Brings the rows to the edges, runs the aggregate there, and sends the result to its owners.
+        Exchanges rows between ranks before the aggregate, and its results after it, as the strategy requires.
 
         Args:
             view: View that requests the aggregate.

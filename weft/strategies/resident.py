@@ -42,7 +42,7 @@ from weft.strategies.step_pruning import describe_receptive_fields, find_recepti
 from weft.utils.random import key
 
 EDGE_BYTES, BACK_BYTES = 4, 8
-"""Bytes of an edge: its source; and in the transpose, for gradients, its target and its position there."""
+"""Bytes of an edge in the adjacency (source), and in the transpose that gradients need (target, and edge position)."""
 NONZERO_BYTES = 20
 """Bytes of a nonzero feature: column and value; in the transpose row, position and value."""
 VERTEX_BYTES, ROW_BYTES = 32, 56
@@ -390,7 +390,7 @@ class ResidentPlaced(Placed):
         return describe_receptive_fields(fields)
 
     def make_inputs(self, vertices: slice | Tensor) -> Inputs:
-        """Return the constant features of some vertices, and what is computed from them once."""
+        """Return the constant features of some vertices, and a cache for results that are computed from them once."""
         work = self.work
         return Inputs(
             rows=self.features(vertices),

@@ -28,8 +28,8 @@ MAX_EDGES = 1_000_000
 """Largest number of edges of a graph whose pass is captured. For larger graphs, launch time does not matter, but the
 memory that a captured pass keeps does."""
 REPEATABLE_MODULES = ("weft.nn.", "torch.nn.")
-"""Packages whose modules do the same in each step. Modules from elsewhere may count on the host, or draw random
-numbers."""
+"""Packages whose modules run the same kernels in each step. Other modules may have state on the host, such as a step
+counter, or draw random numbers, which a replay would not update."""
 
 
 class TrainingPass:

@@ -35,7 +35,7 @@ class DescribedGraph:
     num_classes: int
     """Number of classes."""
     train_share: float = SHARES[0]
-    """Fraction of the vertices to train on. Validation and test get a third of it each, if so many vertices remain."""
+    """Fraction of the vertices to train on. Validation and test each get a third of it, or less if few remain."""
     quadrants: tuple[float, float, float, float] = QUADRANTS
     """R-MAT probabilities; see `weft.data.io.generate.QUADRANTS`."""
     seed: int = 0

@@ -37,7 +37,7 @@ class Column(NamedTuple):
     values: NDArray[Any] | Texts
     """Numbers or points in time [n], numbers [n, K] of a column of lists, or texts."""
     missing: NDArray[np.bool_]
-    """[n]: rows without a value; `values` is arbitrary there."""
+    """True for rows without a value, whose entry in `values` is arbitrary, [n]."""
 
 
 class InputTable(Protocol):
@@ -228,7 +228,7 @@ def format_of(source: Any) -> str | None:
 
 
 def column_of(values: Any) -> Column:
-    """Return some rows of a column of NumPy, pandas or Python."""
+    """Convert some rows of a column: a NumPy array, a pandas series or a Python list."""
     array = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
     if array.dtype.kind in "US":
         array = array.astype(object)
@@ -265,7 +265,7 @@ def any_of_row(flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def column_from_arrow(array: pyarrow.Array) -> Column:
-    """Return some rows of a column of pyarrow."""
+    """Convert some rows of a pyarrow column."""
     import pyarrow
     from pyarrow import compute, types
 

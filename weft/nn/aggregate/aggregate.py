@@ -252,7 +252,8 @@ class Aggregate:
 class WholeLayer(Aggregate):
     """A layer without phases, called as a whole under a view.
 
-    It reads `x`, rows of the sources, of which the targets are the first, and `own`, rows of the targets.
+    The layer reads the tensors `x`, rows of the sources (the targets come first among them), and `own`, rows of the
+    targets.
     """
 
     layer: nn.Module

@@ -156,9 +156,9 @@ class ValuesAndIndices(NamedTuple):
     """Result of a maximum or minimum along a dimension: a tuple, since models may test for one."""
 
     values: Any
-    """Proxy of the values."""
+    """Proxy of the maxima or minima."""
     indices: Any
-    """Proxy of the positions of the values."""
+    """Proxy of the positions of the maxima or minima."""
 
 
 class Tracer(fx.Tracer):

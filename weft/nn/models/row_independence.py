@@ -23,9 +23,9 @@ from weft.nn.workload.workload import Workload
 from weft.utils.errors import InputError
 
 NUM_VERTICES, DEGREE = 12, 3
-"""Number of vertices on which a model is tried, and average degree of these."""
+"""Number of vertices, and their average degree, of the first graph on which a model is tested."""
 OTHER_VERTICES, OTHER_DEGREE = 100, 7
-"""Number of further vertices in the second try, and average degree of these."""
+"""Number of vertices that the second test adds to the graph, and their average degree."""
 NOISE = 1e-11
 """Largest gradient that counts as rounding noise in float64, as a fraction of the largest gradient of all
 parameters."""

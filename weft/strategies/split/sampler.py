@@ -88,13 +88,16 @@ class RowLookup(NamedTuple):
     """Location of the rows of vertices that a rank reads."""
 
     inputs: Tensor
-    """Input rows, int64 [n]: the targets, then vertices that the rank has for itself or for others, ascending."""
+    """Vertices of the input rows, int64 [n].
+
+    The targets come first, then the rank's other vertices that it or another rank reads, ascending.
+    """
     fetched: Tensor
-    """Vertices of other ranks, int64 [h], by owner, ascending for each."""
+    """Vertices fetched from other ranks, int64 [h], sorted by owner and then by id."""
     received: tuple[int, ...]
     """Number of fetched vertices by owner."""
     positions: Tensor
-    """Position of each requested vertex among the inputs and then the fetched, int32 [E]."""
+    """Position of each source in the concatenation of `inputs` and `fetched`, int32 [E]."""
     route: Route | None
     """Rows that ranks exchange; None if no rank requests any."""
 
