@@ -180,7 +180,7 @@ def write_forward(
 
 
 def first_of_runs(records: Records) -> Records:
-    """Return one record for each (row, column): the first edge of the input, or the first reversed one if there is none."""
+    """Merge duplicate edges: keep the first record of each (row, column), preferring input edges to reversed ones."""
     # Number the runs of equal pairs, sort by (run, reversed, position), and take the first record of each run.
     new = np.ones(len(records), bool)
     new[1:] = (records["row"][1:] != records["row"][:-1]) | (records["col"][1:] != records["col"][:-1])
