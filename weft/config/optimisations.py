@@ -8,7 +8,7 @@ from typing import Self
 
 @dataclass(frozen=True, kw_only=True)
 class Optimisations:
-    """Switches of the optimisations."""
+    """Optimisations that can be switched off; each field is True if its optimisation is on."""
 
     reuse: bool = True
     """Aggregate constant features once instead of in every epoch."""

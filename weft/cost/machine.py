@@ -18,7 +18,7 @@ class Rates(NamedTuple):
 
 
 NOMINAL_RATES = Rates(host=1.0, ranks=2.0, inplace=8.0)
-"""Default ratios."""
+"""Assumed ratios, for decisions that use no measured profile."""
 
 
 @dataclass(frozen=True, kw_only=True)

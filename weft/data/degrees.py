@@ -95,7 +95,7 @@ class CompressedRows:
 
     @cached_property
     def degree_classes(self) -> DegreeClasses:
-        """The rows by number of entries."""
+        """Classes of rows with similar numbers of entries."""
         return DegreeClasses.of(self.indptr, len(self.indices))
 
     @cached_property

@@ -86,7 +86,7 @@ class RunRecords:
 
     @property
     def epochs(self) -> list[RecordLine]:
-        """Lines of epochs."""
+        """Lines of kind `epoch`, one for each epoch."""
         return self.of_kind("epoch")
 
     @property

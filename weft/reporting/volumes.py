@@ -20,7 +20,7 @@ ALL_TAGS = "all tags"
 """Tag of the sums over all tags."""
 T = TypeVar("T")
 Bytes = dict[tuple[str, str], T]
-"""Values by direction and tag."""
+"""Numbers of bytes by direction (sent, to the device, to the host) and by tag of the transfer."""
 
 
 def traffic(runs: Runs) -> Section:

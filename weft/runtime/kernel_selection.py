@@ -154,11 +154,11 @@ gradient of weights, with several threads and at least 16 columns.
 """
 
 _selection = DEFAULT
-"""Selection of this process."""
+"""Kernel selection of this process."""
 
 
 def select_kernels(selection: KernelSelection) -> None:
-    """Set the selection of this process."""
+    """Set the kernel selection of this process."""
     global _selection
     _selection = selection
 

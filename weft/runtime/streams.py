@@ -252,11 +252,11 @@ class Guard:
         """Last reading mark of each stream; it comes after the earlier ones."""
 
     def host_reads(self) -> None:
-        """Wait until the host may read."""
+        """Wait until all writes to the buffer are done, so that the host can read it."""
         self._streams.finish(self._written)
 
     def host_writes(self) -> None:
-        """Wait until the host may write."""
+        """Wait until all writes and reads of the buffer are done, so that the host can overwrite it."""
         for mark in (self._written, *self._read.values()):
             self._streams.finish(mark)
 

@@ -22,7 +22,7 @@ class Heap:
         """Bytes of each hole by its address, the newest last."""
 
     def take(self, num_bytes: int) -> int:
-        """Return the address of a new array."""
+        """Allocate an array, and return its address."""
         fitting = [first for first in reversed(self._holes) if self._holes[first] >= num_bytes]
         if fitting:
             first = min(fitting, key=self._holes.__getitem__)

@@ -62,7 +62,7 @@ class ResidentPlan(Plan):
 
     @cached_property
     def receptive_fields(self) -> dict[bool, ReceptiveField | str]:
-        """Receptive field of whole-graph steps by whether they train, or the reason why they read all rows."""
+        """Receptive field of training steps (True) and evaluations (False), or the reason why they read all rows."""
         return {training: self.find_receptive_field(training=training) for training in self.whole_graph}
 
     def find_receptive_field(self, *, training: bool) -> ReceptiveField | str:
@@ -71,7 +71,7 @@ class ResidentPlan(Plan):
 
     @cached_property
     def step_plans(self) -> dict[bool, ResidentPlan]:
-        """Plan of whole-graph steps by whether they train: this plan, or one restricted to the receptive field."""
+        """Plan of training steps (True) and evaluations (False): this one, or one restricted to the receptive field."""
         return {
             training: self.restrict_to(field) if isinstance(field, ReceptiveField) else self
             for training, field in self.receptive_fields.items()
@@ -357,7 +357,7 @@ class ResidentPlaced(Placed):
             for training, step_plan in plan.step_plans.items()
             if step_plan is not plan
         }
-        """Step inputs by whether the step trains, for the steps that read only a receptive field."""
+        """Inputs of training steps (True) and evaluations (False) that read only a receptive field."""
 
     @cached_property
     def whole(self) -> StepInputs:

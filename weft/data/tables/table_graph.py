@@ -127,7 +127,7 @@ def refuse_vertex_columns(columns: ColumnRoles) -> None:
 
 
 def named_by_edges(table: InputTable, columns: ColumnRoles) -> tuple[NameIndex | None, VertexNames | None, int]:
-    """Return an index of the ids in the edges, the ids as names, and their number.
+    """Collect the distinct vertex ids in an edge table: return an index from id to vertex, the names and the count.
 
     Args:
         table: The edge table.

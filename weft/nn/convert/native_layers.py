@@ -76,7 +76,7 @@ class TransformedSum(Phased):
     path: str
     """Path of the convolution in the model."""
     aggregate: Sum
-    """Aggregate A."""
+    """The sum over in-edges, A."""
     weight: str
     """Path of the linear layer W within the convolution."""
     weight_self: str = ""

@@ -32,7 +32,7 @@ class LinearConv(PhasedLayer):
     """
 
     aggregate: Aggregate
-    """Aggregate A of the layer."""
+    """Aggregate over in-edges of the layer, A."""
     adds_self: bool = False
     """True if the vertex's own row, under a linear transform of its own, is added."""
 

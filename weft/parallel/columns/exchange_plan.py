@@ -109,7 +109,7 @@ class AssignedRelations:
     position: Tensor
     """Position of each relation row on the rank that owns it, int64 [M]."""
     rank: int
-    """This rank."""
+    """Number of this rank."""
     size: int
     """Number of ranks."""
 

@@ -103,7 +103,7 @@ class Pool:
     def __init__(self) -> None:
         self._spare = Counter[tuple[int, int]]()
         self.in_use = set[Buffer]()
-        """Rows in use."""
+        """Buffers that are allocated and not released."""
         self.allocated = list[int]()
         """Number of elements of each tensor that was ever allocated."""
 
@@ -114,7 +114,7 @@ class Pool:
         self.free(stage.frees)
 
     def alloc(self, rows: Buffer) -> None:
-        """Allocate rows."""
+        """Allocate a buffer of rows; reuse a released one of the same shape if there is one."""
         shape = rows.num_rows, rows.width
         self.in_use.add(rows)
         if self._spare[shape]:
@@ -123,7 +123,7 @@ class Pool:
             self.allocated.append(rows.num_rows * rows.width)
 
     def free(self, buffers: Iterable[Buffer]) -> None:
-        """Release rows."""
+        """Release buffers of rows for reuse."""
         for rows in buffers:
             self.in_use.remove(rows)
             self._spare[rows.num_rows, rows.width] += 1

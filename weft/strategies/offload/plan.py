@@ -149,7 +149,7 @@ class OffloadPlan(Plan):
         return max(self.options.chunks, 1)
 
     def release(self) -> None:
-        """Release the memory of planning."""
+        """Free the memory that planning needed, including the chunks that were tried."""
         self._cutters, self._chunks = [], {}
         self.vertices.release()
         release_freed_memory()  # planning takes more than the device may have

@@ -1,6 +1,7 @@
-"""Exchange of vertex parallelism: the rows that the blocks of a rank's vertices lack (NeutronStar, section 2.2).
+"""Halo exchange of vertex parallelism (NeutronStar, section 2.2).
 
-`Halos` sends rows; `operations` is the trace of what it sends, computed from the sizes of blocks.
+`Halos` exchanges the rows that a rank's blocks read from other ranks. `operations` returns the trace of these
+exchanges, computed from the sizes of the blocks.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class StaleHalo(Halo):
         self._histories: list[HaloHistory] = []
 
     def begin(self, training: bool) -> None:
-        """Begin a step."""
+        """Begin a step: reset the count of exchanges in it."""
         self.training = training
         self._num_calls = 0
 

@@ -181,7 +181,8 @@ def summarise(
     Args:
         records: Lines of metrics.jsonl.
         progress: Progress at the end of the run.
-        goal: Score and value of --until, if given. The training seconds until it was reached are of all epochs.
+        goal: Score and value of --until. If given, the summary has the training seconds until the score reached the
+            value, also counting epochs before the run was resumed.
     """
     losses = [line["loss"] for line in records if line["kind"] == "epoch"]
     goal_seconds = {"goal_seconds": seconds_until(records, *goal, progress)} if goal else {}
