@@ -56,7 +56,7 @@ VERTICES and WIDTH: its rows and their columns. NEIGHBORHOOD: sources are within
 for one edge in FAR_EDGE_INTERVAL, whose source is any vertex.
 """
 LAYERS = 2, 4
-"""Numbers of layers of the models on this graph."""
+"""Numbers of layers of the models that are measured on the graph of VERTICES."""
 MAX_WORK = {
     "flops": 2.5e9,
     "numbers": 1.5e7,

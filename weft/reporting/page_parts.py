@@ -48,12 +48,12 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """Code to copy."""
+    """Block of code in a report, which the reader can copy."""
 
     title: str
     """Text above the code."""
     text: str
-    """The code."""
+    """Text of the code."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,7 @@ class Cutter:
 
     Args:
         work: The workload.
-        programs: The model cut into segments: by True for training and False for evaluation.
+        programs: The model cut into segments, for training (True) and for evaluation (False).
         needed: What each rank computes and fetches.
         saved_hops: Numbers of the aggregates whose results are saved for backward (the first of several steps).
         on_cpu: True if the device is the CPU.

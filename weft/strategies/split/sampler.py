@@ -111,7 +111,7 @@ class BatchSampler:
     """Sampler of mini-batches of a graph's training vertices or links."""
 
     graph: Graph
-    """The graph."""
+    """Graph to sample from."""
     size: int
     """Number of ranks."""
     part: Tensor | None

@@ -57,7 +57,7 @@ class Meeting(NamedTuple):
     """Files through which the ranks of one launch connect, in a folder that only this user may open."""
 
     folder: Path
-    """The folder."""
+    """Folder of the files."""
 
     @property
     def status(self) -> Path:

@@ -60,7 +60,7 @@ class RankChunks:
     """Everything that a rank does chunk by chunk, decided before the first pass."""
 
     programs: dict[bool, ChunkProgram]
-    """The model cut into segments: by True for training and False for evaluation."""
+    """Model cut into segments, for training (True) and for evaluation (False)."""
     dependencies: Dependencies
     """Rows that this rank computes and fetches, and the block of each aggregate."""
     schedules: tuple[HopSchedule, ...]
@@ -87,7 +87,7 @@ class RankChunks:
 
     @cached_property
     def stages(self) -> dict[bool, PassStages]:
-        """The compiled stages of a pass: by True for training and False for evaluation."""
+        """Compiled stages of a pass over the chunks, for training (True) and for evaluation (False)."""
         return {
             training: compile_stages(program, self, training=training) for training, program in self.programs.items()
         }
