@@ -1,4 +1,4 @@
-"""Temporary files: read and written for nothing while memory holds them, and as measured for the rest."""
+"""Estimated disk time of temporary files: none for files that fit in free memory, as measured for the rest."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ def plan(size: int = 1) -> OffloadPlan:
     return OffloadPlan(Workload(model, graph), size, OffloadOptions(chunks=4, device_memory=1 << 20))
 
 
-def cluster(*, beside: float, size: int = 1, measured: bool = True) -> Cluster:
-    """A host whose memory has room for so much of the plan's files beside all else."""
-    known = profile()
-    known = replace(known, host={**known.host, "disk": PRICES._asdict()}) if measured else known
-    found = Cluster(profile=known, ranks=size, hosts=1, threads=1, memory_bytes=0)
-    held = plan_memory(plan(size), found)
-    return replace(found, memory_bytes=held.host + round(beside * held.disk))
+def cluster(*, free_share: float, size: int = 1, measured: bool = True) -> Cluster:
+    """Return a host whose free memory, next to everything else, fits the given share of the plan's files."""
+    machine = profile()
+    machine = replace(machine, host={**machine.host, "disk": PRICES._asdict()}) if measured else machine
+    without_memory = Cluster(profile=machine, ranks=size, hosts=1, threads=1, memory_bytes=0)
+    memory = plan_memory(plan(size), without_memory)
+    return replace(without_memory, memory_bytes=memory.host + round(free_share * memory.disk))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_what_memory_has_no_room_for_is_waited_for(size: int) -> None:
+def test_files_beyond_free_memory_cost_disk_time(size: int) -> None:
     trace = plan(size).trace(training=True)
     whole = size * (PRICES.read * trace.to_device.total() + PRICES.write * trace.to_host.total())
     assert whole > 0
-    free = epoch_time(plan(size), cluster(beside=1.0, size=size))
-    assert free.disk == 0
-    for beside, share in ((0.0, 1.0), (0.5, 0.5), (-1.0, 1.0)):
-        found = epoch_time(plan(size), cluster(beside=beside, size=size))
-        assert found.disk >= share * whole * 0.99
-        assert size > 1 or found.disk == pytest.approx(share * whole, rel=1e-3)
-        assert found.compute == pytest.approx(free.compute, rel=1e-3)
-        assert found.total > found.disk
+    without_disk = epoch_time(plan(size), cluster(free_share=1.0, size=size))
+    assert without_disk.disk == 0
+    for free_share, disk_share in ((0.0, 1.0), (0.5, 0.5), (-1.0, 1.0)):
+        estimate = epoch_time(plan(size), cluster(free_share=free_share, size=size))
+        assert estimate.disk >= disk_fraction * whole * 0.99
+        assert size > 1 or estimate.disk == pytest.approx(disk_fraction * whole, rel=1e-3)
+        assert estimate.compute == pytest.approx(without_disk.compute, rel=1e-3)
+        assert estimate.total > estimate.disk
 
 
-def test_a_disk_that_was_not_measured() -> None:
-    assert epoch_time(plan(), cluster(beside=1.0, measured=False)).disk == 0
+def test_an_unmeasured_disk_is_an_error() -> None:
+    assert epoch_time(plan(), cluster(free_share=1.0, measured=False)).disk == 0
     with pytest.raises(InputError, match="the probe has not measured the disk: measure the machine again with"):
-        epoch_time(plan(), cluster(beside=0.5, measured=False))
+        epoch_time(plan(), cluster(free_share=0.5, measured=False))
 
 
-def test_this_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measure_the_disk_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "NUM_BYTES", 1 << 20)
     monkeypatch.setattr(disk, "PIECE_BYTES", 1 << 18)
     assert all(0 < seconds < 1e-3 for seconds in measure_disk())

@@ -1,4 +1,4 @@
-"""What numbers become on larger graphs and on more ranks."""
+"""Extrapolation of the estimate of a rank to larger graphs and to more ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from weft.strategies import MemoryUse
 
 
 def work(rows: int, width: int = 64, *, ahead: int = 0) -> RankEstimate:
-    """A rank that maps some rows, sends half of them, and adds up their edges, of some before they have come."""
+    """Return the estimate of a rank that transforms rows, exchanges them and aggregates their edges.
+
+    With `ahead`, the rank aggregates this number of edges before the exchanged rows arrive.
+    """
     aggregate = KernelCall("Sum", (10 * rows, rows, 2 * rows, rows, width, 0))
     picked = KernelCall("gather", (rows, 4 * width))
     early = [Operation(kind="aggregate", edges=ahead, ahead=True, calls=(aggregate,))] * bool(ahead)
@@ -33,13 +36,13 @@ def work(rows: int, width: int = 64, *, ahead: int = 0) -> RankEstimate:
     )
 
 
-def alike(one: RankEstimate) -> RankEstimate:
-    """The same work, its calls in the order in which they are grown."""
-    return with_numbers(one, numbers_of(one, kinds_of(one)), kinds_of(one))
+def reordered(estimate: RankEstimate) -> RankEstimate:
+    """Return the same estimate with its calls in the order in which extrapolation groups them."""
+    return with_numbers(estimate, numbers_of(estimate, kinds_of(estimate)), kinds_of(estimate))
 
 
-def edges_of(one: RankEstimate) -> int:
-    return one.steps[0].trace.edges
+def edges_of(estimate: RankEstimate) -> int:
+    return estimate.steps[0].trace.edges
 
 
 def test_growth() -> None:
@@ -48,16 +51,16 @@ def test_growth() -> None:
     assert growth([64, 64], 100) == 1
     assert growth([64, 65], 100) == 1
     assert growth([100, 200], 16) == pytest.approx(4)
-    assert growth([30, 10], 100) == 1  # nothing shrinks as the graph grows
-    assert growth([10, 80], 4096) == 4096  # nor does anything outgrow it: what does so on small graphs soon ends
+    assert growth([30, 10], 100) == 1  # Numbers do not shrink as the graph grows.
+    assert growth([10, 80], 4096) == 4096  # faster growth than the graph's, on small graphs, does not last
     assert growth([5], 1) == 1
     assert growth([0, 0], 8) == 1
 
 
-def test_what_ranks_do_to_a_share() -> None:
-    """(P - 1) / P of a P-th: what each of P sends in an exchange of all with all."""
-    share = [(ranks - 1) / ranks**2 for ranks in (4, 8, 16, 256)]
-    assert share[2] * shrinkage(share[:3], 4) == pytest.approx(share[3], rel=0.1)
+def test_shrinkage() -> None:
+    """In an all-to-all exchange, each of P ranks sends (P - 1) / P of its P-th of the rows."""
+    sent = [(ranks - 1) / ranks**2 for ranks in (4, 8, 16, 256)]
+    assert sent[2] * shrinkage(sent[:3], 4) == pytest.approx(sent[3], rel=0.1)
     assert shrinkage([1, 0.5, 0.25], 4) == pytest.approx(1 / 16)
     assert shrinkage([3, 3, 3], 4) == 1
     assert shrinkage([7], 0) == 1
@@ -65,34 +68,38 @@ def test_what_ranks_do_to_a_share() -> None:
 
 def test_all_numbers_of_a_step_grow() -> None:
     samples = Samples(by_vertices=[[work(rows)] * 2 for rows in (100, 400)], by_ranks=[[work(400)] * 2])
-    assert extrapolated(samples, 8, 2) == [alike(work(3200))] * 2
+    assert extrapolated(samples, 8, 2) == [reordered(work(3200))] * 2
 
 
 def test_ranks_differ_as_in_the_last_sample() -> None:
     by_vertices = [[work(rows), work(3 * rows)] for rows in (10, 40)]
     less, more = extrapolated(Samples(by_vertices=by_vertices, by_ranks=by_vertices[-1:]), 4, 2)
-    assert [edges_of(one) for one in (less, more)] == [edges_of(work(rows)) for rows in (160, 480)]
+    assert [edges_of(estimate) for estimate in (less, more)] == [edges_of(work(rows)) for rows in (160, 480)]
 
 
-def test_more_ranks_do_a_share_each() -> None:
+def test_more_ranks_divide_the_work() -> None:
     by_ranks = [[work(1600 // ranks)] * ranks for ranks in (4, 8, 16)]
-    found = extrapolated(Samples(by_vertices=[by_ranks[-1]], by_ranks=by_ranks), 1, 64)
-    assert len(found) == 64
-    assert {edges_of(one) for one in found} == {edges_of(work(25))}
+    estimates = extrapolated(Samples(by_vertices=[by_ranks[-1]], by_ranks=by_ranks), 1, 64)
+    assert len(estimates) == 64
+    assert {edges_of(estimate) for estimate in estimates} == {edges_of(work(25))}
 
 
-def test_a_chunk_that_exchanges_nothing_on_a_small_graph() -> None:
-    """What comes behind grows as it does, whether the smaller graph has that exchange or not."""
-    (made,) = (one.trace.operations for one in work(100).steps)
-    without = replace(work(100), steps=[Steps(Trace(operations=(*made[:1], *made[2:])), 1)])
+def test_an_exchange_that_a_smaller_graph_lacks() -> None:
+    """Operations after the exchange grow alike, whether the smaller graph has the exchange or not."""
+    (operations,) = (step.trace.operations for step in work(100).steps)
+    without = replace(work(100), steps=[Steps(Trace(operations=(*operations[:1], *operations[2:])), 1)])
     by_vertices = [[without] * 2, [work(400)] * 2]
-    assert extrapolated(Samples(by_vertices=by_vertices, by_ranks=by_vertices[-1:]), 8, 2) == [alike(work(3200))] * 2
+    assert (
+        extrapolated(Samples(by_vertices=by_vertices, by_ranks=by_vertices[-1:]), 8, 2) == [reordered(work(3200))] * 2
+    )
 
 
-def test_what_some_ranks_do_not_have_to_do() -> None:
-    """An aggregate that begins before rows have come is not there where a rank has no own edges."""
+def test_an_operation_that_one_rank_lacks() -> None:
+    """A rank without edges between its local rows has no aggregate before the exchanged rows arrive."""
     by_vertices = [[work(rows, ahead=rows), work(rows, ahead=rows * (rows > 100))] for rows in (100, 400)]
     first, second = extrapolated(Samples(by_vertices=by_vertices, by_ranks=by_vertices[-1:]), 8, 2)
-    made, other, expected = (one.steps[0].trace.operations for one in (first, second, work(3200)))
-    assert len(made) == len(other) == 4
-    assert made[-1].edges == expected[-1].edges
+    first_operations, second_operations, expected = (
+        estimate.steps[0].trace.operations for estimate in (first, second, work(3200))
+    )
+    assert len(first_operations) == len(second_operations) == 4
+    assert first_operations[-1].edges == expected[-1].edges

@@ -1,4 +1,4 @@
-"""What the probe measures, on samples so small that it takes a moment, prices every step."""
+"""Measurements of the probe price every step; here with samples so small that they take a moment."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from weft.strategies.offload.options import OffloadOptions
 from weft.strategies.offload.plan import OffloadPlan
 from weft.training.planning import probe_command
 
-FEW = {
+SMALL_SAMPLES = {
     "ROWS": (64.0,),
     "COLUMNS": (8.0,),
     "WIDTHS": (4.0, 8.0),
@@ -61,21 +61,21 @@ FEW = {
 
 @cache
 def machine() -> Profile:
-    """As measured by two ranks."""
-    found: Profile = on_ranks(2, measured)[0]
-    return found
+    """Return the profile that two ranks measure."""
+    result: Profile = on_ranks(2, measured)[0]
+    return result
 
 
 def measured(group: Group) -> Profile:
-    """What a rank measures on few samples."""
+    """Return the profile that a rank measures with small samples."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in FEW.items():
+        for name, value in SMALL_SAMPLES.items():
             patch.setattr(probe, name, value)
-        found = Profile(host={"cores": 2}, prices=[probe.measure_kernels(group)])
-        return replace(found, networks=[probe.measure_network(group, found)])
+        result = Profile(host={"cores": 2}, prices=[probe.measure_kernels(group)])
+        return replace(result, networks=[probe.measure_network(group, result)])
 
 
-def test_every_kernel_that_a_trace_names_has_a_price() -> None:
+def test_every_kernel_of_a_trace_is_measured() -> None:
     (prices,) = machine().prices
     assert set(prices.tables) == {table_of(kernel) for kernel in WORK}
     for table in prices.tables.values():
@@ -85,7 +85,7 @@ def test_every_kernel_that_a_trace_names_has_a_price() -> None:
     assert prices.call_seconds >= 0
 
 
-def test_a_round_of_chunks_has_its_price() -> None:
+def test_a_round_of_chunks_has_a_price() -> None:
     def rounds(chunks: int) -> int:
         plan = OffloadPlan(small_work("gcn", 2), 1, OffloadOptions(chunks=chunks))
         return sum(call.number for call in step_calls(plan, 0) if call.kernel == "round")
@@ -95,10 +95,10 @@ def test_a_round_of_chunks_has_its_price() -> None:
     assert prices.seconds(KernelCall("round", (), 4)) == 12.0
 
 
-def test_exchanges_are_measured_beside_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside as much work as takes so long: begun, worked, and only then waited for."""
+def test_exchanges_are_measured_during_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exchange starts first, then the work runs, and only then the rank waits for the exchange."""
     (network,) = machine().networks
-    assert network.tables["all_to_all_beside"].axes == (FEW["MESSAGES"][:-1],)
+    assert network.tables["all_to_all_beside"].axes == (SMALL_SAMPLES["MESSAGES"][:-1],)
     group = Mock(size=2, rank=0, device="cpu")
     monkeypatch.setattr(probe, "passes", lambda number, device: lambda: group.passed(number, device))
     _, _, ready = probe.exchange_sample(group, 256, num_passes=3)
@@ -109,9 +109,9 @@ def test_exchanges_are_measured_beside_work(monkeypatch: pytest.MonkeyPatch) -> 
     group.passed.assert_called_once_with(3, "cpu")
 
 
-def test_samples_find_no_more_in_the_cache_than_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each works on tensors of its own, in turn, and what one makes is there until its next turn; few of large ones."""
-    made: list[Tensor] = []
+def test_samples_do_not_profit_from_warm_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of a sample take turns on separate tensors, and results stay alive; large tensors get fewer copies."""
+    results: list[Tensor] = []
 
     def ready() -> probe.Work:
         x = torch.zeros(1000)
@@ -119,38 +119,38 @@ def test_samples_find_no_more_in_the_cache_than_a_step(monkeypatch: pytest.Monke
 
     def work(number: int) -> probe.Work:
         def run() -> Tensor:
-            made.append(torch.full((10,), number))
-            return made[-1]
+            results.append(torch.full((10,), number))
+            return results[-1]
 
         return run
 
     works = probe.copies(ready)
-    assert len({one().data_ptr() for one in works}) == len(works) == probe.COPIES  # type: ignore[attr-defined]
+    assert len({work_copy().data_ptr() for work_copy in works}) == len(works) == probe.COPIES  # type: ignore[attr-defined]
     monkeypatch.setattr(probe, "COLD_BYTES", 2 * 4000)
     assert len(probe.copies(ready)) == 2
     probe.Stopwatch(Group(), min_seconds=0.0).seconds(work(0), work(1), work(2))
-    assert [int(one[0]) for one in made] == [0, 1, 2] * (1 + probe.ROUNDS)
+    assert [int(result[0]) for result in results] == [0, 1, 2] * (1 + probe.ROUNDS)
 
 
 def test_a_sample_of_few_targets_has_all_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that its rows are in no cache; backward it is of fewer of both."""
+    """All sources keep the rows out of the cache; the backward sample has fewer sources and fewer targets."""
     monkeypatch.setattr(probe, "MAX_WORK", {"aggregated": 3200, "aggregated_backward": 3200})
-    seen: list[Adjacency] = []
+    graphs: list[Adjacency] = []
 
     def make(edges: Adjacency) -> Callable[[Tensor], Tensor]:
-        seen.append(edges)
+        graphs.append(edges)
         return lambda x: spmm(edges, x)
 
     units, share, ready = probe.aggregate_sample((1000.0, 1.0, 4.0), 8.0, make)
     ready()
     assert (units, share) == (3200, 1.0)
-    assert (seen[0].num_sources, seen[0].num_targets) == (1000, 100)
-    assert seen[0].num_edges * 8 == pytest.approx(units, rel=0.1)
+    assert (graphs[0].num_sources, graphs[0].num_targets) == (1000, 100)
+    assert graphs[0].num_edges * 8 == pytest.approx(units, rel=0.1)
     assert probe.aggregate_sample((1000.0, 1.0, 4.0), 8.0, make, backward=True)[:2] == (32000.0, 10.0)
 
 
 def test_samples_are_on_the_ranks_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the edges are drawn on the CPU; the meta device stands for a GPU."""
+    """Only the edges are generated on the CPU; the meta device stands for a GPU."""
     devices: list[str] = []
     monkeypatch.setattr(probe, "linear", lambda *tensors: devices.extend(tensor.device.type for tensor in tensors))
     monkeypatch.setattr(probe, "spmm", lambda edges, x: devices.extend((edges.device.type, x.device.type)))
@@ -161,8 +161,8 @@ def test_samples_are_on_the_ranks_device(monkeypatch: pytest.MonkeyPatch) -> Non
     assert devices == ["meta"] * 4
 
 
-def test_sizes_around_calls_price_them_alike() -> None:
-    """Between, at and beyond the sizes of a table; and nothing is measured of kernels that are not called."""
+def test_sizes_around_calls_give_equal_prices() -> None:
+    """Prices agree between, at and beyond the sizes of a table; kernels that are not called are not measured."""
     whole = {"Sum": probe.kernel_samples()["Sum"], "linear": probe.kernel_samples()["linear"]}
     calls = [KernelCall("Sum", (edges, 3000, 5000, edges, width, 0)) for edges in (6000, 10**6) for width in (7, 300)]
     calls += [KernelCall("Sum_backward", (9000, 8192, 100, 900, 64, 0)), KernelCall("WholeLayer", (1,))]
@@ -170,7 +170,7 @@ def test_sizes_around_calls_price_them_alike() -> None:
     assert around.keys() == {"Sum"}
 
     def prices(samples: probe.KernelSamples) -> Prices:
-        """Every size has a price of its own."""
+        """Return prices that differ for every size."""
         tables = {
             name: PriceTable(axes=tuple(axes), seconds=tuple(math.prod(sizes) ** 0.7 for sizes in product(*axes)))
             for name, (axes, _) in samples.items()
@@ -183,15 +183,17 @@ def test_sizes_around_calls_price_them_alike() -> None:
         assert few.seconds(call) == pytest.approx(all_sizes.seconds(call))
 
 
-def completed(group: Group, known: list[Profile], hosts: int) -> tuple[Machine, tuple[str, ...], list[str]]:
-    """Return what `measured_machine` gives a rank whose host has one of some profiles, and what was measured."""
+def completed(group: Group, profiles: list[Profile], hosts: int) -> tuple[Machine, tuple[str, ...], list[str]]:
+    """Return `measured_machine` of a rank, given a profile for each rank, and the names of the measured samples."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in FEW.items():
+        for name, value in SMALL_SAMPLES.items():
             patch.setattr(probe, name, value)
         tables: list[str] = []
         make_table = probe.price_table
-        patch.setattr(probe, "price_table", lambda *given: tables.append(given[2].__name__) or make_table(*given))
-        return *measured_machine(workload(), group, known[group.rank], hosts=hosts), tables
+        patch.setattr(
+            probe, "price_table", lambda *arguments: tables.append(arguments[2].__name__) or make_table(*arguments)
+        )
+        return *measured_machine(workload(), group, profiles[group.rank], hosts=hosts), tables
 
 
 def workload() -> Workload:
@@ -199,8 +201,8 @@ def workload() -> Workload:
     return Workload(model, graph)
 
 
-def test_ranks_measure_what_a_profile_lacks() -> None:
-    """All have the factors of rank 0, whose profile it is that counts."""
+def test_ranks_measure_missing_parts_of_a_profile() -> None:
+    """All ranks use the machine of rank 0, whose profile decides what is measured."""
     nothing = Profile(host={"cores": 2}, prices=[])
     (first, measured, tables), second = on_ranks(2, completed, [nothing, profile()], 1)
     assert (first, measured, tables) == second
@@ -221,15 +223,17 @@ def test_ranks_measure_what_a_profile_lacks() -> None:
     ],
     ids=["nothing", "nothing-2-hosts", "network", "network-2-hosts", "kernels"],
 )
-def test_what_a_profile_has_is_not_measured(hosts: int, lacks: dict[str, Any], expected: tuple[str, ...]) -> None:
-    known = replace(profile(), **lacks)
+def test_existing_parts_of_a_profile_are_not_measured(
+    hosts: int, lacks: dict[str, Any], expected: tuple[str, ...]
+) -> None:
+    host_profile = replace(profile(), **lacks)
     cluster = Cluster(profile=profile(), ranks=2, hosts=hosts, threads=1, memory_bytes=0)
     whole = machine_of(workload(), cluster)
-    (found, measured, tables), _ = on_ranks(2, completed, [known, known], hosts)
+    (completed_machine, measured, tables), _ = on_ranks(2, completed, [host_profile, host_profile], hosts)
     assert measured == expected
     assert bool(tables) == bool(expected)
-    assert (found.seconds_per_byte == whole.seconds_per_byte) == ("network" not in expected)
-    assert (found.seconds_per_flop == whole.seconds_per_flop) == ("kernels" not in expected)
+    assert (completed_machine.seconds_per_byte == whole.seconds_per_byte) == ("network" not in expected)
+    assert (completed_machine.seconds_per_flop == whole.seconds_per_flop) == ("kernels" not in expected)
 
 
 PRICED = ("single", "tensor", "hybrid", "offload", "pipeline", "split")
@@ -245,36 +249,36 @@ PRICED_MODELS = ("gcn", "sage", "gat", "gatv2", "pyg-sage-max", "rgcn", "PNAConv
 )
 def test_every_step_has_a_price(strategy: str, model: str) -> None:
     if (strategy, model) == ("tensor", "PNAConv"):
-        pytest.skip("is refused")
-    graph, made = Case(model=model, typed="x" if model == "rgcn" else "").build()
+        pytest.skip("tensor does not support PNAConv")
+    graph, module = Case(model=model, typed="x" if model == "rgcn" else "").build()
     kind = get_strategy(strategy)
     size = kind.max_ranks or 2
     options = kind.options_type()
     if isinstance(options, VertexOptions):
         options = type(options)(partition=(graph.in_edges.degree > 2).int())
-    plan = kind(Workload(made, graph), size, options)
+    plan = kind(Workload(module, graph), size, options)
     threads = machine().prices[0].threads
-    found = epoch_time(plan, Cluster(profile=machine(), ranks=size, hosts=1, threads=threads, memory_bytes=1 << 40))
-    assert 0 < found.total < 60
-    assert (found.network > 0) == (size > 1)
+    estimate = epoch_time(plan, Cluster(profile=machine(), ranks=size, hosts=1, threads=threads, memory_bytes=1 << 40))
+    assert 0 < estimate.total < 60
+    assert (estimate.network > 0) == (size > 1)
 
 
-def test_a_profile_of_this_machine(
+def test_the_command_measures_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each number of ranks with its share of the threads, one of them alone as well, and the network of several."""
-    asked: list[tuple[int, int, bool]] = []
+    """Ranks are measured with their share of the threads, one rank also with all threads."""
+    launches: list[tuple[int, int, bool]] = []
 
-    def one(known: Profile, ranks: int, threads: int, *, kernels: bool) -> Profile:
-        asked.append((ranks, threads, kernels))
-        return replace(known, prices=machine().prices, networks=machine().networks)
+    def record(base: Profile, ranks: int, threads: int, *, kernels: bool) -> Profile:
+        launches.append((ranks, threads, kernels))
+        return replace(base, prices=machine().prices, networks=machine().networks)
 
-    monkeypatch.setattr(probe_command, "measure_on_ranks", one)
+    monkeypatch.setattr(probe_command, "measure_on_ranks", record)
     monkeypatch.setattr(probe_command, "watch_tiny", {1: 300, 2: 500, 4: 560}.__getitem__)
     monkeypatch.setattr(probe_command, "num_cores", lambda: 2)
     assert main(["probe", "--out", str(tmp_path / "machine.json")]) == 0
     assert "machine.json" in capsys.readouterr().out
-    assert asked == [(1, 1, True), (1, 2, True), (2, 1, True), (4, 1, False)]
+    assert launches == [(1, 1, True), (1, 2, True), (2, 1, True), (4, 1, False)]
     host = Profile.read(tmp_path / "machine.json").host
     assert Profile.read(tmp_path / "machine.json").processes == Processes(alone=300, launcher=440, rank=30)
     assert host["cores"] == 2
@@ -283,10 +287,10 @@ def test_a_profile_of_this_machine(
     assert "'x' is not a whole number" in capsys.readouterr().err
 
 
-def test_a_probe_that_is_stopped_writes_no_profile(
+def test_a_stopped_probe_writes_no_profile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The ranks hear the signal, and what they had not measured would be left out."""
+    """The ranks receive the signal as well, so the profile would lack what they had not measured yet."""
     monkeypatch.setattr(probe_command, "launch", lambda *_, **__: int(signal.SIGTERM))
     monkeypatch.setattr(probe_command, "watch_tiny", lambda _: 0)
     assert main(["probe", "--out", str(tmp_path / "machine.json")]) == 128 + signal.SIGTERM
