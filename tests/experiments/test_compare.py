@@ -1,4 +1,4 @@
-"""Comparisons from Python: of a module of one's own, weft's or PyG's, which each strategy has a copy of."""
+"""Comparisons from Python: each strategy trains a copy of a custom model, of weft or of PyG."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ OPTIONS: dict[str, Any] = {"epochs": 3, "quiet": True}
 STRATEGIES = ["single", "tensor"]
 
 
-def own(kind: str) -> nn.Module:
-    """A model in float64."""
+def custom_model(kind: str) -> nn.Module:
+    """Return a model in float64."""
     torch.manual_seed(1)
     return net() if kind == "pyg" else weft.nn.GCN(64, out_width=10, hidden=8, dropout=0.2).double()
 
 
 def check_runs(kind: str, model: nn.Module, folder: Path) -> None:
-    """The same losses, from weights that the model has still; those of a run are another model's."""
+    """Check that all runs have the losses of a single training, and that `model` still has its initial weights."""
     single, tensor = (losses(folder / name) for name in STRATEGIES)
     assert single == pytest.approx(tensor, abs=1e-9)
-    weft.train("digits", alone := own(kind), out=folder / "alone", **OPTIONS)
+    weft.train("digits", alone := custom_model(kind), out=folder / "alone", **OPTIONS)
     assert single == losses(folder / "alone")
-    before = own(kind).state_dict()
+    before = custom_model(kind).state_dict()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     best = weft.load_model(folder / "single", model).state_dict()
     assert all(torch.equal(best[name], value) for name, value in alone.state_dict().items())
@@ -40,27 +40,27 @@ def check_runs(kind: str, model: nn.Module, folder: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["weft", "pyg"])
 def test_each_strategy_starts_from_the_same_weights(kind: str, tmp_path: Path) -> None:
-    model = own(kind)
+    model = custom_model(kind)
     runs = weft.compare(weft.load("digits"), model, strategies=STRATEGIES, workers=2, out=tmp_path / "out", **OPTIONS)
     assert list(runs) == STRATEGIES
     check_runs(kind, model, tmp_path / "out")
 
 
-def compared(kind: str, folder: Path) -> nn.Module:
-    """On ranks that are there; the model afterwards."""
-    model = own(kind)
+def compare_on_rank(kind: str, folder: Path) -> nn.Module:
+    """Compare on the ranks that already run, and return the model afterwards."""
+    model = custom_model(kind)
     weft.compare("digits", model, strategies={"tensor": {"strategy": "tensor"}}, out=folder, **OPTIONS)
     return model
 
 
 def test_on_the_ranks_of_torchrun(tmp_path: Path) -> None:
-    model = run_on_ranks(2, compared, "weft", tmp_path / "out").result
-    weft.train("digits", own("weft"), out=tmp_path / "out" / "single", **OPTIONS)
+    model = run_on_ranks(2, compare_on_rank, "weft", tmp_path / "out").result
+    weft.train("digits", custom_model("weft"), out=tmp_path / "out" / "single", **OPTIONS)
     check_runs("weft", model, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("options", "error"),
     [
         ({"strategies": ["single", "single"]}, "give different names"),
         ({"strategies": "single"}, r'must be a list of names, such as strategies=\["single", "tensor"\]'),
@@ -71,17 +71,17 @@ def test_on_the_ranks_of_torchrun(tmp_path: Path) -> None:
         ({"strategies": STRATEGIES, "fanout": "3"}, "--fanout has no effect under strategy single and tensor"),
     ],
 )
-def test_mistakes(given: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=said):
-        weft.compare("digits", own("weft"), out=tmp_path / "out", **given)
+def test_errors(options: dict[str, Any], error: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=error):
+        weft.compare("digits", custom_model("weft"), out=tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_model_that_strategies_share_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if there were one copy for all."""
+def test_a_model_that_strategies_share_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checks fail if all strategies train the same copy."""
     shared = type("Shared", (), {"deepcopy": staticmethod(lambda model: model)})
     monkeypatch.setattr(sys.modules["weft.experiments.compare"], "copy", shared)
-    model = own("weft")
+    model = custom_model("weft")
     weft.compare("digits", model, strategies=STRATEGIES, out=tmp_path / "out", **OPTIONS)
     with pytest.raises(AssertionError):
         check_runs("weft", model, tmp_path / "out")

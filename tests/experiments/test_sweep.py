@@ -1,4 +1,4 @@
-"""Sweeps: a run for each combination, none of them twice, those that were stopped go on, and what fails is told."""
+"""Sweeps: each combination runs once, stopped runs resume, and failures are reported."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ checkpoint_every = 1
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The folders of runs that a sweep begins or goes on with, each in this process."""
+    """Folder names of the runs that a sweep starts or resumes, each in this process."""
     names: list[str] = []
 
-    def here(config: Config, *objects: Any, in_subprocess: bool, out: Path, **options: Any) -> Run:
+    def run_in_process(config: Config, *objects: Any, in_subprocess: bool, out: Path, **options: Any) -> Run:
         assert in_subprocess
         names.append(out.name)
         return run(config, *objects, out=out, **options)
 
-    monkeypatch.setattr(sweep, "run", here)
+    monkeypatch.setattr(sweep, "run", run_in_process)
     return names
 
 
@@ -50,24 +50,24 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_runs_once_and_goes_on(file: Path, ran: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_once_and_resumes(file: Path, ran: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     command = ["sweep", str(file), "--out", str(out), "--json", "--quiet"]
     assert main(command) == 0
     assert ran == [f"hidden={hidden},seed={seed}" for hidden in (4, 8) for seed in (0, 1)]
     first = json.loads(capsys.readouterr().out)
-    alone = run(Config.read(out / ran[1] / "config.toml"), None, None, out=tmp_path / "alone")
-    assert losses(alone.folder) == losses(out / ran[1])
-    assert first["points"][0]["runs"][1]["summary"]["loss"] == alone.summary["loss"]
+    single = run(Config.read(out / ran[1] / "config.toml"), None, None, out=tmp_path / "alone")
+    assert losses(single.folder) == losses(out / ran[1])
+    assert first["points"][0]["runs"][1]["summary"]["loss"] == single.summary["loss"]
 
-    stopped, gone = out / ran[2], out / ran[3]
-    shutil.rmtree(gone)
+    stopped, deleted = out / ran[2], out / ran[3]
+    shutil.rmtree(deleted)
     lines = (stopped / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (stopped / "metrics.jsonl").write_text("".join(lines[:-1]))  # killed before its last line, after two epochs
+    (stopped / "metrics.jsonl").write_text("".join(lines[:-1]))  # as if killed before its last record
     shutil.rmtree(stopped / "checkpoints" / "epoch-00000003")
     ran.clear()
     assert main(command) == 0
-    assert ran == [stopped.name, gone.name]
+    assert ran == [stopped.name, deleted.name]
     again = json.loads(capsys.readouterr().out)
     for before, after in zip(first["points"], again["points"], strict=True):
         assert before["options"] == after["options"]
@@ -83,14 +83,16 @@ def test_runs_once_and_goes_on(file: Path, ran: list[str], tmp_path: Path, capsy
     assert ran == ["seed=0", "seed=1"]
 
 
-def test_means_and_spreads(file: Path, ran: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_means_and_standard_deviations(
+    file: Path, ran: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["sweep", str(file), "--out", str(tmp_path / "out"), "--json"]) == 0
     points = json.loads(capsys.readouterr().out)["points"]
     assert [point["options"] for point in points] == [{"hidden": 4}, {"hidden": 8}]
     for point in points:
-        one, other = (each["summary"]["loss"] for each in point["runs"])
-        assert point["numbers"]["loss"]["mean"] == pytest.approx((one + other) / 2, rel=1e-12)
-        assert point["numbers"]["loss"]["std"] == pytest.approx(abs(one - other) / 2**0.5, rel=1e-12)
+        first, second = (record["summary"]["loss"] for record in point["runs"])
+        assert point["numbers"]["loss"]["mean"] == pytest.approx((first + second) / 2, rel=1e-12)
+        assert point["numbers"]["loss"]["std"] == pytest.approx(abs(first - second) / 2**0.5, rel=1e-12)
     assert main(["sweep", str(file), "--out", str(tmp_path / "out")]) == 0
     table = capsys.readouterr().out
     assert "hidden=4" in table
@@ -98,16 +100,16 @@ def test_means_and_spreads(file: Path, ran: list[str], tmp_path: Path, capsys: p
     assert len(ran) == 4
 
 
-def test_a_run_that_fails_is_told_and_tried_again(
+def test_a_run_that_fails_is_reported_and_tried_again(
     file: Path, ran: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file.write_text(FILE.replace("hidden = [4, 8]", "hidden = 4").replace("epochs", "lr = [0.01, 1e300]\nepochs"))
     file.write_text(file.read_text().replace("1e300", "1e30").replace("float64", "float32"))
     command = ["sweep", str(file), "--out", str(tmp_path / "out")]
     assert main(command) == 1
-    said = capsys.readouterr()
-    assert "weft: lr=1e+30,seed=0: --lr 1e+30: the loss became" in said.err
-    assert "0 of 2" in said.out
+    output = capsys.readouterr()
+    assert "weft: lr=1e+30,seed=0: --lr 1e+30: the loss became" in output.err
+    assert "0 of 2" in output.out
     ran.clear()
     assert main(command) == 1
     assert ran == ["lr=1e+30,seed=0", "lr=1e+30,seed=1"]
@@ -126,7 +128,7 @@ def test_a_run_that_fails_is_told_and_tried_again(
         ('[task]\nmetrics = ["a/b", "a:b"]', [], "two runs would have the folder hidden=4,seed=0,metrics=a-b"),
     ],
 )
-def test_mistakes_before_the_first_run(
+def test_errors_before_the_first_run(
     file: Path,
     ran: list[str],
     tmp_path: Path,
@@ -142,7 +144,7 @@ def test_mistakes_before_the_first_run(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_base_is_under_the_sweep(file: Path, ran: list[str], tmp_path: Path) -> None:
+def test_a_sweep_overrides_its_base_config(file: Path, ran: list[str], tmp_path: Path) -> None:
     base = tmp_path / "base.toml"
     base.write_text('[model]\nmodel = "sage"\nhidden = 32\n[training]\nepochs = 99')
     assert main(["sweep", str(file), "--config", str(base), "--out", str(tmp_path / "out")]) == 0
