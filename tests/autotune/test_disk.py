@@ -43,8 +43,8 @@ def test_files_beyond_free_memory_cost_disk_time(size: int) -> None:
     assert without_disk.disk == 0
     for free_share, disk_share in ((0.0, 1.0), (0.5, 0.5), (-1.0, 1.0)):
         estimate = epoch_time(plan(size), cluster(free_share=free_share, size=size))
-        assert estimate.disk >= disk_fraction * whole * 0.99
-        assert size > 1 or estimate.disk == pytest.approx(disk_fraction * whole, rel=1e-3)
+        assert estimate.disk >= disk_share * whole * 0.99
+        assert size > 1 or estimate.disk == pytest.approx(disk_share * whole, rel=1e-3)
         assert estimate.compute == pytest.approx(without_disk.compute, rel=1e-3)
         assert estimate.total > estimate.disk
 
