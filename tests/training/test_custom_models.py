@@ -87,7 +87,7 @@ def test_options_of_data_act_on_a_graph(tmp_path: Path) -> None:
         weft.train(weft.load("digits"), out=tmp_path / "none", random_features=5, **options)
     with pytest.raises(InputError, match=r"split 1 has no effect on digits, which is already loaded: pass split"):
         weft.train(weft.load("digits"), out=tmp_path / "none", split=1, **options)
-    with pytest.raises(InputError, match="--split 1: digits has no public splits: leave it out"):
+    with pytest.raises(InputError, match="--split 1: digits has no splits to choose from: leave it out"):
         weft.train("digits", out=tmp_path / "none", split=1, **options)
     assert not (tmp_path / "none").exists()
 

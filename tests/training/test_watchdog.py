@@ -44,6 +44,6 @@ def test_a_stopped_rank_ends_the_run_and_stacks_are_printed(tmp_path: Path) -> N
     assert code == 1
     assert time.monotonic() - stopped < 3 + 20
     assert "(most recent call first)" in errors
-    assert "trainer.py" in errors
+    assert "loop.py" in errors
     assert errors.splitlines()[-1].startswith("weft: error: rank ")
     assert " lost rank " in errors.splitlines()[-1]
