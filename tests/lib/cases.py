@@ -184,7 +184,7 @@ class Case:
         from benchmarks.pyg_models import PYG_MODELS
 
         optional = (["edge_attr"] if self.edge_features else []) + (["edge_weight"] if self.weighted else [])
-        return convert(PYG_MODELS[self.model](), given=optional, shape=shape)
+        return convert(PYG_MODELS[self.model](), edge_inputs=optional, shape=shape)
 
     def make_pyg_stack(self) -> Stack:
         import torch_geometric.nn as pyg

@@ -92,7 +92,7 @@ def edge_inputs_of(name: str) -> list[str]:
 def test_equals_pyg(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits, gradients, and the logits of a later evaluation (which uses running statistics) equal PyG's."""
     data, model, edge_inputs = Data.make(), make_model(name), edge_inputs_of(name)
-    original, converted = copy.deepcopy(model), convert(model, given=edge_inputs).train()
+    original, converted = copy.deepcopy(model), convert(model, edge_inputs=edge_inputs).train()
     with monkeypatch.context() as patch:
         without_dropout(patch)
         y, expected = data.of_weft(converted), data.of_pyg(original.train(), edge_inputs)
@@ -111,7 +111,7 @@ def test_equals_pyg(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_attention_dropout_equals_pyg_with_the_same_masks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits and gradients in training equal PyG's. Both have the loops after the edges."""
     data, model, edge_inputs = Data.make(), make_model(name), edge_inputs_of(name)
-    original, converted = copy.deepcopy(model).train(), convert(model, given=edge_inputs).train()
+    original, converted = copy.deepcopy(model).train(), convert(model, edge_inputs=edge_inputs).train()
     ids, num_edges = torch.arange(NUM_VERTICES), data.edges.num_edges
     dropped = []
 
@@ -169,7 +169,7 @@ def test_converted_models_can_be_pickled() -> None:
 def test_supported_convolutions_become_native_layers() -> None:
     """The strategy `tensor` needs native layers, because its ranks hold columns of all rows and no edges."""
     for name in MODELS:
-        converted = convert(make_model(name), given=edge_inputs_of(name))
+        converted = convert(make_model(name), edge_inputs=edge_inputs_of(name))
         by_blocks = any(isinstance(part, PyGConv) for part in converted.modules())
         assert by_blocks == (name in BY_BLOCKS), name
 
@@ -199,7 +199,7 @@ def test_a_convolution_uses_edge_weights_only_if_they_are_passed(weighs: bool, a
 def test_a_convolution_without_edge_dim_ignores_edge_features() -> None:
     """PyG's GATConv without edge_dim ignores edge features, and so does its conversion."""
     data, model = Data.make(), GAT().double()
-    original, converted = copy.deepcopy(model), convert(model, given=["edge_attr"])
+    original, converted = copy.deepcopy(model), convert(model, edge_inputs=["edge_attr"])
     expected = original.eval()(data.x, data.edge_index, data.edge_attr)
     torch.testing.assert_close(data.of_weft(converted.eval()), expected, rtol=1e-9, atol=1e-9)
 
@@ -337,7 +337,7 @@ def test_unsupported_modules_are_refused(model: Any, message: str) -> None:
 
 def test_an_unknown_edge_input_is_refused() -> None:
     with pytest.raises(InputError, match="edge_size"):
-        convert(GCN(), given=["edge_size"])
+        convert(GCN(), edge_inputs=["edge_size"])
 
 
 @pytest.mark.parametrize("error", ["a sum for a mean", "a local batch norm", "no dropout"])
@@ -359,7 +359,7 @@ def planted_sum(self: Aggregated, _model: nn.Module, _view: Any, x: Tensor) -> B
 
 
 def same_without(name: str) -> None:
-    data, converted = Data.make(), convert(make_model(name), given=edge_inputs_of(name))
+    data, converted = Data.make(), convert(make_model(name), edge_inputs=edge_inputs_of(name))
     torch.testing.assert_close(data.of_weft(converted.train()), data.of_weft(converted.eval()))
 
 
@@ -422,4 +422,4 @@ class TakesEdgeAttr(UnderAutocast):
 
 def test_a_model_that_takes_edge_features_refuses_edge_weights() -> None:
     with pytest.raises(InputError, match="takes edge_attr, but the graph has edge weights instead"):
-        convert(TakesEdgeAttr(), given=["edge_weight"])
+        convert(TakesEdgeAttr(), edge_inputs=["edge_weight"])

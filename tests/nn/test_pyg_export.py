@@ -144,7 +144,7 @@ def test_a_pyg_checkpoint_is_loaded_through_the_pyg_model(model: str) -> None:
     with pytest.raises(RuntimeError, match="of a PyG model: load them into that model, and give the model to weft"):
         ours.load_state_dict(saved)
     fresh.load_state_dict(saved)
-    moved = convert(fresh, given=["edge_weight"]).eval()
+    moved = convert(fresh, edge_inputs=["edge_weight"]).eval()
     torch.testing.assert_close(rows_of(moved, graph, x), rows_of(ours, graph, x), rtol=1e-9, atol=1e-9)
     assert moved.state_dict().keys() == saved.keys()
 

@@ -20,7 +20,7 @@ from weft.nn.layers.norm import BatchNorm
 from weft.utils.errors import InputError
 
 
-def convert(model: nn.Module, *, given: Collection[str] = (), shape: GraphShape | None = None) -> Converted:
+def convert(model: nn.Module, *, edge_inputs: Collection[str] = (), shape: GraphShape | None = None) -> Converted:
     """Convert an unchanged PyG model to one that runs under weft's strategies, with the same results as on one device.
 
     The model's Python code runs twice, once in training and once in evaluation. Loops and branches on the model's
@@ -32,7 +32,7 @@ def convert(model: nn.Module, *, given: Collection[str] = (), shape: GraphShape 
         model: Its forward takes x and edge_index, and optionally edge_weight and edge_attr, or `data` with these; it
             returns a row for each vertex. For a graph from HeteroData, it takes x_dict and edge_index_dict, and returns
             the rows of a vertex type, or a dict of rows by vertex type.
-        given: Optional arguments of forward, such as edge_weight, that the graph has.
+        edge_inputs: Optional arguments of forward, such as edge_weight, that the graph has.
         shape: Shape of the graph from HeteroData (`GraphShape.of(graph.by_type())`); None for other models.
 
     Returns:
@@ -41,9 +41,9 @@ def convert(model: nn.Module, *, given: Collection[str] = (), shape: GraphShape 
     Raises:
         InputError: The model cannot be converted. The message names file and line, and what to do.
     """
-    unknown = set(given) - {*EDGES}
+    unknown = set(edge_inputs) - {*EDGES}
     if unknown:
-        raise InputError(f"given={sorted(unknown)}: the possible names are edge_weight, edge_attr, edge_type")
+        raise InputError(f"edge_inputs={sorted(unknown)}: the possible names are edge_weight, edge_attr, edge_type")
     if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
         raise InputError(
             f"{type(model).__name__} has uninitialized lazy layers (-1): run one forward pass on your data first, "
@@ -53,7 +53,7 @@ def convert(model: nn.Module, *, given: Collection[str] = (), shape: GraphShape 
     types = GraphTypes.of(shape, type(model).__name__) if takes_types(model) else None
     if types is not None and shape is not None:
         _check_no_edge_values(model, shape)
-    programs = {training: trace(shadow.train(training), frozenset(given), types) for training in (True, False)}
+    programs = {training: trace(shadow.train(training), frozenset(edge_inputs), types) for training in (True, False)}
     training, evaluating = programs[True], programs[False]
     if [type(step.operation) for step in _graph_steps(training)] != [
         type(step.operation) for step in _graph_steps(evaluating)

@@ -83,7 +83,7 @@ def task_model(model: nn.Module | str | None, shape: GraphShape, config: Config)
         config = config if model is None else replace(config, model=model)
         model = from_config(config, shape.num_features, width, shape.num_edge_features, shape.typed)
     if is_pyg(model):
-        model = convert(model, given=edge_inputs(shape), shape=shape)
+        model = convert(model, edge_inputs=edge_inputs(shape), shape=shape)
     if config.task == "node" or isinstance(model, LinkModel):
         return model
     with torch.random.fork_rng(devices=[]):
