@@ -10,6 +10,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,7 +44,7 @@ class Violation(NamedTuple):
 def violations_of(path: Path) -> Iterator[Violation]:
     """Yield the violations of one file of Python."""
     name = path.relative_to(ROOT).as_posix()
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     for node in ast.walk(tree):
         for line, identifier in names_of(node):
             if identifier in VAGUE_NAMES:
@@ -55,6 +56,12 @@ def violations_of(path: Path) -> Iterator[Violation]:
                 yield Violation("opening", name, docstring.lineno, docstring.value.strip().splitlines()[0])
     if name.startswith("weft/"):
         yield from undocumented_arguments(tree, name)
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    """Parse a file, once for all rules."""
+    return ast.parse(path.read_text())
 
 
 def names_of(node: ast.AST) -> Iterator[tuple[int, str]]:
@@ -100,7 +107,7 @@ def duplicate_classes() -> Iterator[Violation]:
     """Yield each public class of weft whose name is also that of another class."""
     locations: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for path in sorted((ROOT / "weft").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 locations[node.name].append((path.relative_to(ROOT).as_posix(), node.lineno))
     for name, lines in locations.items():
