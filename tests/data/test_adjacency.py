@@ -1,4 +1,4 @@
-"""Adjacency: built and transposed against plain sorts, for every integer type and number of threads."""
+"""Adjacency and its transpose equal plain sorts, for every integer type and number of threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.runtime import native
 
 @st.composite
 def edge_lists(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, int, int]:
-    """(source, target, num_sources, num_targets): no edge up to many duplicates, square and rectangular."""
+    """Sample (source, target, num_sources, num_targets), square or not, from no edges to many duplicates."""
     num_sources, num_targets = draw(st.integers(1, 40)), draw(st.integers(1, 40))
     num_edges = draw(st.sampled_from([0, 1, 7, 60, 900]))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
@@ -54,7 +54,7 @@ def test_transpose_is_a_stable_sort(edges, dtype, num_threads):
 
 
 def test_many_rows_few_edges():
-    """More rows than edges: the counters of all threads together must not outgrow the result."""
+    """With more rows than edges, the counters of all threads must not need more memory than the result."""
     indptr, indices, edge_ids = native.coo_to_csr(torch.tensor([99_999, 5]), torch.tensor([1, 0]), 100_000, 2, 2)
     assert indptr[5:7].tolist() == [0, 1]
     assert indptr[-2:].tolist() == [1, 2]
@@ -62,7 +62,7 @@ def test_many_rows_few_edges():
     assert edge_ids.tolist() == [1, 0]
 
 
-def test_wide_ids_from_wide_graphs():
+def test_int64_ids_of_large_graphs():
     indptr, indices, edge_ids = native.coo_to_csr(torch.tensor([0, 0, 0]), torch.tensor([2**40, 7, 7]), 1, 2**40 + 1)
     assert indptr.tolist() == [0, 3]
     assert indices.tolist() == [7, 7, 2**40]
@@ -91,12 +91,12 @@ def test_properties():
     assert adj.cast(torch.float64) is adj
 
 
-def test_transpose_is_made_once_or_taken_as_known():
+def test_transpose_is_cached_or_passed():
     adj = small(torch.ones(5))
-    made = adj.transpose
-    assert adj.transpose is made
-    known = Transpose(indptr=made.indptr, indices=made.indices, edge_ids=made.edge_ids)
-    assert Adjacency(indptr=adj.indptr, indices=adj.indices, num_sources=4, known_transpose=known).transpose is known
+    transpose = adj.transpose
+    assert adj.transpose is transpose
+    passed = Transpose(indptr=transpose.indptr, indices=transpose.indices, edge_ids=transpose.edge_ids)
+    assert Adjacency(indptr=adj.indptr, indices=adj.indices, num_sources=4, known_transpose=passed).transpose is passed
 
 
 def test_new_weights_share_the_topology():
@@ -118,13 +118,13 @@ def test_ids_out_of_range_are_refused(source, target):
 
 
 def test_mismatched_inputs_are_refused():
-    one, two = torch.zeros(1, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+    ids, more_ids = torch.zeros(1, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
     with pytest.raises(ValueError, match="one id per edge"):
-        Adjacency.from_edges(one, two, num_sources=1, num_targets=1)
+        Adjacency.from_edges(ids, more_ids, num_sources=1, num_targets=1)
     with pytest.raises(ValueError, match="both be int32"):
-        Adjacency.from_edges(one, one.int(), num_sources=1, num_targets=1)
+        Adjacency.from_edges(ids, ids.int(), num_sources=1, num_targets=1)
     with pytest.raises(ValueError, match="one number per edge"):
-        Adjacency.from_edges(one, one, num_sources=1, num_targets=1, weight=torch.ones(3))
+        Adjacency.from_edges(ids, ids, num_sources=1, num_targets=1, weight=torch.ones(3))
     with pytest.raises(ValueError, match="one number per edge"):
         small().with_weight(torch.ones(4))
 
@@ -146,11 +146,11 @@ def test_fresh_share_of_random_edges(num_sources: int, share: float) -> None:
 
 
 def test_fresh_share_of_near_edges() -> None:
-    """Ten edges of a vertex, to those behind it on a line: one of them is new. All to one vertex; and none."""
+    """One of ten edges from nearby vertices reads a new source; also with a single source, and without edges."""
     target = torch.arange(400_000) // 10
     near = (target + torch.arange(400_000) % 10).clamp(max=39_999)
-    made = [Adjacency.from_edges(one, target, num_sources=40_000, num_targets=40_000) for one in (near, near * 0)]
-    assert made[0].fresh_share == pytest.approx(0.1, rel=0.02)
-    assert made[1].fresh_share == pytest.approx(1 / (1 << 14))
+    graphs = [Adjacency.from_edges(ids, target, num_sources=40_000, num_targets=40_000) for ids in (near, near * 0)]
+    assert graphs[0].fresh_share == pytest.approx(0.1, rel=0.02)
+    assert graphs[1].fresh_share == pytest.approx(1 / (1 << 14))
     nothing = torch.empty(0, dtype=torch.int64)
     assert Adjacency.from_edges(nothing, nothing, num_sources=5, num_targets=5).fresh_share == 1

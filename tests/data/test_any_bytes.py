@@ -1,4 +1,4 @@
-"""Whatever bytes a file holds, reading it gives a graph or one InputError of one line, in a bounded time."""
+"""Reading a file of any bytes gives a graph or an InputError of one line, in a bounded time."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ TEXT = b"# edges\nsource,target,weight\n0,1,0.5\n2,1,-1e3\n\n1,2,7\n"
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """A kind of file: how a valid one is made, which of its files is spoilt, and what reads it."""
+    """A kind of file: how to write a valid one, which of its files to damage, and how to read it."""
 
     name: str
     write: Callable[[Path], object]
-    spoilt: str = ""
+    damaged_file: str = ""
     read: Callable[[Path], object] = load
 
 
@@ -37,22 +37,22 @@ READERS = {
     "npy": Reader(name="g.npy", write=lambda path: np.save(path, np.array([[0, 1, 2], [1, 2, 1]]))),
     "npz": Reader(name="g.npz", write=write_npz),
     "typed npz": Reader(name="g.npz", write=write_typed_npz),
-    "manifest": Reader(name="store", write=lambda path: graph().save(path), spoilt="manifest.json"),
+    "manifest": Reader(name="store", write=lambda path: graph().save(path), damaged_file="manifest.json"),
     "book": Reader(
         name="book",
         write=lambda path: make_book(graph(), 2, method="range").save(path),
         read=lambda path: PartitionBook.open(path, graph()),
     ),
     **{
-        f"store's {key}": Reader(name="store", write=lambda path: graph().save(path), spoilt=f"{key}.npy")
+        f"store's {key}": Reader(name="store", write=lambda path: graph().save(path), damaged_file=f"{key}.npy")
         for key in ("indptr", "indices", "weight", "transpose_edge_ids", "edge_type", "x", "y", "train_mask")
     },
 }
 
 
 @st.composite
-def spoilt(draw: st.DrawFn, content: bytes) -> bytes:
-    """Any bytes, or a file's own with some of them changed, cut out or doubled."""
+def damaged(draw: st.DrawFn, content: bytes) -> bytes:
+    """Sample any bytes, or the bytes of a file with some changed, removed or doubled."""
     if draw(st.integers(0, 9)) == 0:
         return draw(st.binary(max_size=300))
     data = bytearray(content)
@@ -71,30 +71,30 @@ def spoilt(draw: st.DrawFn, content: bytes) -> bytes:
     return bytes(data)
 
 
-def try_spoilt_files(reader: Reader, folder: Path, how_often: settings) -> None:
-    """Reads a file in many spoilt states."""
+def try_damaged_files(reader: Reader, folder: Path, trials: settings) -> None:
+    """Read a file in many damaged states."""
     path = folder / reader.name
     reader.write(path)
     reader.read(path)
-    place = path / reader.spoilt if reader.spoilt else path
-    content = place.read_bytes()
+    file = path / reader.damaged_file if reader.damaged_file else path
+    content = file.read_bytes()
 
-    @how_often
-    @given(damaged=spoilt(content))
-    def try_one(damaged: bytes) -> None:
-        place.write_bytes(damaged)
+    @trials
+    @given(content=damaged(content))
+    def try_bytes(content: bytes) -> None:
+        file.write_bytes(content)
         assert_graph_or_one_line(lambda: reader.read(path))
 
-    try_one()
+    try_bytes()
 
 
 @pytest.mark.parametrize("kind", READERS)
 def test_any_bytes(kind: str, tmp_path: Path) -> None:
-    try_spoilt_files(READERS[kind], tmp_path, QUICK)
+    try_damaged_files(READERS[kind], tmp_path, QUICK)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", READERS)
 def test_any_bytes_thoroughly(kind: str, tmp_path: Path) -> None:
-    try_spoilt_files(READERS[kind], tmp_path, THOROUGH)
+    try_damaged_files(READERS[kind], tmp_path, THOROUGH)

@@ -1,4 +1,4 @@
-"""Whatever values whole files and objects hold, they are a graph or refused in one line, in a bounded time."""
+"""Files and objects of any values give a graph or an error of one line, in a bounded time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHAPES: tuple[tuple[int, ...], ...] = ((3,), (2,), (1,), (0,), (), (2, 3), (3, 2
 
 @st.composite
 def arrays(draw: st.DrawFn) -> np.ndarray:
-    """An array of any type, few entries and, here and there, a value at the edge of what its type can hold."""
+    """Sample a small array of any dtype, sometimes with the smallest or largest value of the dtype."""
     dtype, shape = np.dtype(draw(st.sampled_from(DTYPES))), draw(st.sampled_from(SHAPES))
     array = np.resize(np.array(draw(st.lists(st.integers(0, 2), min_size=1, max_size=6))), shape).astype(str)
     array = array.astype(dtype) if dtype.kind not in "MV" else np.zeros(shape, dtype)
@@ -43,7 +43,7 @@ def arrays(draw: st.DrawFn) -> np.ndarray:
 
 @st.composite
 def values(draw: st.DrawFn) -> Any:
-    """What may be given for a tensor: one of any type and layout, or something else."""
+    """Sample a tensor of any dtype and layout, or another object in place of a tensor."""
     array = draw(arrays())
     if array.dtype.kind in "UMV" or draw(st.integers(0, 4)) == 0:
         return draw(st.sampled_from([None, 3, -1, 1 << 62, "abc", [0, 1, 2], array, object(), torch.nn.Parameter()]))
@@ -58,60 +58,60 @@ def values(draw: st.DrawFn) -> Any:
 
 
 def some(names: Sequence[str], value: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Values for up to three of these names."""
+    """Sample values for up to three of the names."""
     return st.dictionaries(st.sampled_from(names), value, min_size=1, max_size=3)
 
 
 def json_values() -> st.SearchStrategy[Any]:
-    """What may stand in a JSON file."""
+    """Sample values that a JSON file can contain."""
     leaf = st.none() | st.booleans() | st.integers(-2, 5) | st.sampled_from([1 << 70, 1e400, "", "a", "v|a|v", "<f4"])
     return (
         leaf | st.lists(leaf, max_size=3) | st.dictionaries(st.sampled_from(["x", "shape", "dtype"]), leaf, max_size=2)
     )
 
 
-def try_npz(folder: Path, how_often: settings, write: Callable[[Path], object]) -> None:
-    """Files with the right names and other arrays."""
+def try_npz(folder: Path, trials: settings, write: Callable[[Path], object]) -> None:
+    """Try .npz files with the right names and other arrays."""
     path = folder / "g.npz"
     write(path)
     with np.load(path) as file:
         valid = dict(file)
 
-    @how_often
+    @trials
     @given(changed=some((*valid, "train_masks", "x", "edge_weight", "test_edge_index", "valid_triples"), arrays()))
-    def try_one(changed: dict[str, np.ndarray]) -> None:
+    def try_values(changed: dict[str, np.ndarray]) -> None:
         np.savez(path, **valid | changed)
         assert_graph_or_one_line(lambda: load(path))
 
-    try_one()
+    try_values()
 
 
-def try_manifest(folder: Path, how_often: settings) -> None:
-    """Manifests with other values."""
+def try_manifest(folder: Path, trials: settings) -> None:
+    """Try manifests with other values."""
     graph().save(folder / "store")
-    place = folder / "store" / "manifest.json"
-    valid = json.loads(place.read_text())
+    manifest_path = folder / "store" / "manifest.json"
+    valid = json.loads(manifest_path.read_text())
 
-    @how_often
+    @trials
     @given(changed=some(tuple(valid), json_values()), of_file=some(("dtype", "shape", "sha256"), json_values()))
-    def try_one(changed: dict[str, Any], of_file: dict[str, Any]) -> None:
+    def try_values(changed: dict[str, Any], of_file: dict[str, Any]) -> None:
         files = valid["files"] | {"x": valid["files"]["x"] | of_file}
-        place.write_text(json.dumps(valid | {"files": files} | changed))
+        manifest_path.write_text(json.dumps(valid | {"files": files} | changed))
         assert_graph_or_one_line(lambda: load(folder / "store"))
 
-    try_one()
+    try_values()
 
 
-def try_store(folder: Path, how_often: settings) -> None:
-    """Stores with other arrays, which the manifest vouches for."""
+def try_store(folder: Path, trials: settings) -> None:
+    """Try stores with other arrays and a manifest that matches them."""
     graph().save(folder / "valid")
 
-    @how_often
+    @trials
     @given(changed=some([path.stem for path in sorted((folder / "valid").glob("*.npy"))], arrays()))
-    def try_one(changed: dict[str, np.ndarray]) -> None:
+    def try_values(changed: dict[str, np.ndarray]) -> None:
         shutil.copytree(folder / "valid", folder / "store", dirs_exist_ok=True)
-        place = folder / "store" / "manifest.json"
-        manifest = json.loads(place.read_text())
+        manifest_path = folder / "store" / "manifest.json"
+        manifest = json.loads(manifest_path.read_text())
         for key, array in changed.items():
             np.save(folder / "store" / f"{key}.npy", array)
             about = {
@@ -120,32 +120,32 @@ def try_store(folder: Path, how_often: settings) -> None:
                 "sha256": hashlib.sha256(array.tobytes()).hexdigest(),
             }
             manifest["files"][key] = about
-        place.write_text(json.dumps(manifest))
+        manifest_path.write_text(json.dumps(manifest))
         assert_graph_or_one_line(lambda: load(folder / "store"))
 
-    try_one()
+    try_values()
 
 
-def try_book(folder: Path, how_often: settings) -> None:
-    """Books with other parts and descriptions, and a right checksum."""
+def try_book(folder: Path, trials: settings) -> None:
+    """Try partition books with other parts and metadata, and a matching checksum."""
     make_book(graph(), 2, method="range").save(folder / "book")
     metadata, part = read(folder / "book")
     valid = json.loads(metadata["about"])
 
-    @how_often
+    @trials
     @given(value=values(), changed=st.dictionaries(st.sampled_from([*valid, "more"]), json_values(), max_size=2))
-    def try_one(value: Any, changed: dict[str, Any]) -> None:
+    def try_values(value: Any, changed: dict[str, Any]) -> None:
         other = value if isinstance(value, torch.Tensor) and not value.is_meta else part
         other = other.to_dense().contiguous()
         about = json.dumps(valid | changed)
         try:
             stated = metadata | {"about": about, "sha256": checksum(about, other)}
-        except RuntimeError:  # no checksum of a single number
+        except RuntimeError:  # A single number has no checksum.
             stated = metadata
         save_file({"part": other.detach()}, folder / "book", stated)
         assert_graph_or_one_line(lambda: PartitionBook.open(folder / "book", graph()))
 
-    try_one()
+    try_values()
 
 
 FIELDS = (
@@ -163,8 +163,8 @@ FIELDS = (
 TYPED_FIELDS = (*FIELDS, "edge_type", "relations", "vertex_types", "type_offsets", "features", "name")
 
 
-def try_edges(_: Path, how_often: settings) -> None:
-    """Graphs from any values, with and without types."""
+def try_edges(_: Path, trials: settings) -> None:
+    """Try graphs from any values, with and without vertex types."""
     edges = {"source": torch.tensor([0, 1, 2]), "target": torch.tensor([1, 2, 1])}
     typed = {
         "edge_type": torch.tensor([0, 1, 0]),
@@ -173,26 +173,26 @@ def try_edges(_: Path, how_often: settings) -> None:
         "type_offsets": (0, 3),
     }
 
-    @how_often
+    @trials
     @given(fields=some(FIELDS, values()), typed_fields=some(TYPED_FIELDS, values()))
-    def try_one(fields: dict[str, Any], typed_fields: dict[str, Any]) -> None:
+    def try_values(fields: dict[str, Any], typed_fields: dict[str, Any]) -> None:
         assert_graph_or_one_line(lambda: Graph.from_edges(**edges | fields))
         assert_graph_or_one_line(lambda: Graph.from_edges(**edges | typed | typed_fields))
 
-    try_one()
+    try_values()
 
 
 ATTRIBUTES = ("edge_index", "edge_weight", "edge_attr", "edge_type", "x", "y", "train_mask", "num_nodes", "relations")
 
 
-def try_pyg(_: Path, how_often: settings) -> None:
-    """PyG's objects with any attributes."""
+def try_pyg(_: Path, trials: settings) -> None:
+    """Try objects of PyG with any attributes."""
     pyg = pytest.importorskip("torch_geometric.data")
     edge_index = torch.tensor([[0, 1, 2], [1, 2, 1]])
 
-    @how_often
+    @trials
     @given(fields=some((*ATTRIBUTES, "adj_t"), values()), of_type=some(ATTRIBUTES, values()))
-    def try_one(fields: dict[str, Any], of_type: dict[str, Any]) -> None:
+    def try_values(fields: dict[str, Any], of_type: dict[str, Any]) -> None:
         data, typed = pyg.Data(edge_index=edge_index), pyg.HeteroData()
         typed["a"].num_nodes = 3
         typed["a", "r", "a"].edge_index = edge_index
@@ -200,10 +200,10 @@ def try_pyg(_: Path, how_often: settings) -> None:
             data[field] = value
         for field, value in of_type.items():
             (typed["a", "r", "a"] if field.startswith("edge") else typed["a"])[field] = value
-        for one in (data, typed):
-            assert_graph_or_one_line(lambda one=one: Graph.from_pyg(one))
+        for graph_data in (data, typed):
+            assert_graph_or_one_line(lambda graph_data=graph_data: Graph.from_pyg(graph_data))
 
-    try_one()
+    try_values()
 
 
 TRIALS: dict[str, Callable[[Path, settings], None]] = {

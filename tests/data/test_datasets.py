@@ -1,4 +1,4 @@
-"""`load`: names, paths, what is drawn on request, and what it says where it cannot."""
+"""`load` reads names and paths, adds random features and classes on request, and explains its errors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def small(folder: Path, name: str = "small", **arrays: Any) -> Path:
 
 
 def test_names_of_files_in_weft_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = small(tmp_path, "cora")  # before the public data set of that name
+    path = small(tmp_path, "cora")  # takes precedence over the public dataset of that name
     small(tmp_path, "my_graph-2")
     monkeypatch.setenv("WEFT_DATA", str(tmp_path))
     same_graph(load("cora"), load(path))
@@ -72,11 +72,11 @@ def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph.save(tmp_path / "cora")
     same_graph(load(str(tmp_path / "cora")), graph)
     monkeypatch.chdir(tmp_path)
-    same_graph(load("cora"), graph)  # a store in the working folder comes before a public name
+    same_graph(load("cora"), graph)  # A store in the working folder takes precedence over a public dataset.
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.md").write_text("hello")
     (tmp_path / "graph.xyz.gz").write_text("hello")
-    for place, parts in (
+    for path, parts in (
         (tmp_path / "none.npz", ["none.npz", "no such file or folder"]),
         (tmp_path / "none", ["none", "no such file or folder"]),
         ("empty", ["empty", "manifest.json: missing, so this is no graph folder"]),
@@ -85,7 +85,7 @@ def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path, ["manifest.json", "missing"]),
     ):
         with pytest.raises(InputError) as error:
-            load(place)
+            load(path)
         assert_one_line(error, *parts)
 
 
@@ -141,7 +141,7 @@ def test_a_broken_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_download_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weft_data: Callable[[str], Path]) -> None:
-    """What PyG makes of a raw file that was put in place; without labels' masks a split is drawn."""
+    """A raw file that was downloaded by hand is read by PyG; a graph without masks gets a random split."""
     pytest.importorskip("torch_geometric")
     with np.load(weft_data("amazon_photo"), allow_pickle=False) as file:
         source, target = file["edge_index"]

@@ -1,4 +1,4 @@
-"""People's own edge lists: what is read, and which line is to blame."""
+"""Edge lists in text and .npy files are read; an error names the wrong line."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_weights(tmp_path: Path) -> None:
         ("", ["holds no edges"]),
     ],
 )
-def test_bad_lines_are_named(content: str, parts: list[str], tmp_path: Path) -> None:
+def test_errors_name_the_line(content: str, parts: list[str], tmp_path: Path) -> None:
     path = tmp_path / "g.txt"
     path.write_text(content)
     with pytest.raises(InputError) as error:
@@ -86,7 +86,9 @@ def test_bad_lines_are_named(content: str, parts: list[str], tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("block_bytes", [1, 7, 64, 1000])
-def test_blocks_change_nothing(block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_do_not_depend_on_the_block_size(
+    block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = random.Random(3)
     lines = ["# head", "u v", *(f"{rng.randrange(90)}\t{rng.randrange(90)}" for _ in range(300)), ""]
     lines[50:50] = ["", "% note"]
@@ -109,18 +111,18 @@ def test_features_and_labels(tmp_path: Path) -> None:
     np.save(tmp_path / "y.npy", y)
     (tmp_path / "x.csv").write_text("first,second\n" + "\n".join(f"{a},{b}" for a, b in x))
     (tmp_path / "y.csv").write_text("class\n" + "\n".join(map(str, y)))
-    found = [
+    graphs = [
         read_edges(tmp_path / "g.txt", features=tmp_path / f"x.{kind}", labels=tmp_path / f"y.{kind}")
         for kind in ("npy", "csv")
     ]
-    same_graph(*found)
-    assert found[0].num_vertices == 5
-    assert found[0].x is not None
-    assert found[0].y is not None
-    assert np.array_equal(found[0].x.numpy(), x)
-    assert found[0].y.tolist() == y.tolist()
-    assert found[0].train_mask is not None
-    assert not found[0].train_mask[2]
+    same_graph(*graphs)
+    assert graphs[0].num_vertices == 5
+    assert graphs[0].x is not None
+    assert graphs[0].y is not None
+    assert np.array_equal(graphs[0].x.numpy(), x)
+    assert graphs[0].y.tolist() == y.tolist()
+    assert graphs[0].train_mask is not None
+    assert not graphs[0].train_mask[2]
 
 
 def test_files_that_do_not_fit(tmp_path: Path) -> None:
@@ -147,8 +149,8 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
     assert_one_line(error, tmp_path / "x.npy", "features[1, 0] is inf")
 
 
-def test_blank_lines_are_skipped_at_speed(tmp_path: Path) -> None:
-    """A hundred megabytes of them, and of blanks before the first line: in seconds, and without being kept."""
+def test_blank_lines_are_skipped_quickly(tmp_path: Path) -> None:
+    """100 MB of blank lines are skipped in seconds, without being held in memory."""
     path = tmp_path / "g.csv.gz"
     with gzip.open(path, "wb", compresslevel=1) as file:
         file.write(b" " * 1_000_000)
@@ -184,7 +186,7 @@ def test_a_table_that_is_larger_than_memory(tmp_path: Path, monkeypatch: pytest.
     assert_one_line(error, path, "lines", "of memory")
 
 
-def test_numbers_past_float32_are_no_features(tmp_path: Path) -> None:
+def test_features_outside_of_float32_are_refused(tmp_path: Path) -> None:
     (tmp_path / "g.txt").write_text("0 1\n")
     (tmp_path / "x.csv").write_text("1\n1e39\n")
     with pytest.raises(InputError) as error:
@@ -193,7 +195,7 @@ def test_numbers_past_float32_are_no_features(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["a\nb\x1b.csv", "x" * 5000 + ".csv"])
-def test_paths_that_no_file_has(path: str) -> None:
+def test_errors_of_strange_paths_are_printable(path: str) -> None:
     with pytest.raises(InputError) as error:
         load(path)
     assert str(error.value).isprintable()

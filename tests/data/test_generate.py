@@ -1,4 +1,4 @@
-"""Generated graphs: exact counts, the same for the same seed, and classes that the edges know about."""
+"""Generated graphs have exact counts, depend on the seed only, and have edges that correlate with classes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_rmat_counts_and_seeds() -> None:
     require_trainable(graph)
 
 
-def test_rmat_does_not_depend_on_other_draws() -> None:
+def test_rmat_does_not_depend_on_the_global_generator() -> None:
     torch.manual_seed(0)
     first = load("rmat:100,1k")
     torch.rand(3)
@@ -39,7 +39,7 @@ def test_rmat_spans_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = Graph.of(generate.rmat(vertices=5000, edges=1000))
     source, target = graph.in_edges.edges()
     assert graph.num_edges == 1000
-    assert len((source * 5000 + target).unique()) > 800  # no block draws what another drew
+    assert len((source * 5000 + target).unique()) > 800  # Blocks sample different edges.
     assert generate.sbm(vertices=50, degree=20, classes=2).in_edges.num_edges == 1000
 
 
@@ -77,7 +77,7 @@ def test_sbm() -> None:
 
 
 def test_sbm_neighbours_help() -> None:
-    """Nearest class mean: above chance from the vertex alone, and clearly better from the mean of its neighbours."""
+    """Nearest class means predict better than chance, and clearly better from means of neighbours."""
     graph = load("sbm:vertices=4k,degree=20,classes=8,features=32")
     assert graph.x is not None
     assert graph.y is not None
@@ -119,7 +119,7 @@ def test_sbm_neighbours_help() -> None:
         ("sbm:vertices=10,degree=2,classes=2,homophily=2", ["homophily=2", "0 to 1"]),
     ],
 )
-def test_bad_recipes_are_named(recipe: str, parts: list[str]) -> None:
+def test_errors_name_the_wrong_key(recipe: str, parts: list[str]) -> None:
     with pytest.raises(InputError) as error:
         load(recipe)
     assert_one_line(error, *parts)

@@ -1,4 +1,4 @@
-"""Graph: construction, validation with a good line for each mistake, relations and derived figures."""
+"""Graph: construction, validation with a clear error for each mistake, relations and derived properties."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from weft.utils.errors import InputError
 
 
 def ring(num_vertices: int = 5, **fields: object) -> Graph:
-    """v -> v + 1, with the given fields."""
+    """Return a graph with the edges v -> v + 1 and the given fields."""
     source = torch.arange(num_vertices)
     return Graph.from_edges(source, (source + 1) % num_vertices, num_vertices=num_vertices, **fields)  # type: ignore[arg-type]
 
 
-def test_from_edges_sorts_edges_and_what_belongs_to_them() -> None:
+def test_from_edges_sorts_edges_with_their_attributes() -> None:
     graph = Graph.from_edges(
         torch.tensor([2, 0, 1, 0]),
         torch.tensor([1, 1, 0, 1]),
@@ -37,7 +37,12 @@ def test_from_edges_sorts_edges_and_what_belongs_to_them() -> None:
     assert graph.in_edges.indptr.tolist() == [0, 1, 4, 4, 4]
     assert graph.in_edges.indices.tolist() == [1, 0, 0, 2]
     assert graph.in_edges.weight is not None
-    assert graph.in_edges.weight.tolist() == [10.0, 2.0, 1.0, 20.0]  # 0 -> 1 of relation a stands before that of b
+    assert graph.in_edges.weight.tolist() == [
+        10.0,
+        2.0,
+        1.0,
+        20.0,
+    ]  # The edge 0 -> 1 of relation a precedes that of relation b.
     assert graph.edge_features is not None
     assert graph.edge_features.tolist() == [[10.0, 2.0], [2.0, 3.0], [1.0, 1.0], [20.0, 0.0]]
     assert graph.num_edge_features == 2
@@ -46,7 +51,7 @@ def test_from_edges_sorts_edges_and_what_belongs_to_them() -> None:
     assert (graph.num_vertices, graph.num_edges, graph.num_features, graph.num_classes) == (4, 4, 0, 0)
 
 
-def test_relation_numbers_both_ends_within_their_type() -> None:
+def test_relation_numbers_endpoints_within_their_type() -> None:
     graph = Graph.from_edges(
         torch.tensor([0, 1, 2, 3, 4]),
         torch.tensor([3, 3, 4, 0, 2]),
@@ -69,24 +74,24 @@ def test_relation_numbers_both_ends_within_their_type() -> None:
 
 @CALM
 @given(graph=graphs())
-def test_relations_together_hold_every_edge(graph: Graph) -> None:
+def test_relations_contain_every_edge(graph: Graph) -> None:
     if graph.edge_type is None:
         return
-    found = []
+    edges = []
     for name in graph.relations:
         source, target = graph.relation(name).edges()
         first, _, last = name.split("|")
-        found += zip(
+        edges += zip(
             (source + graph.type_range(first).start).tolist(),
             (target + graph.type_range(last).start).tolist(),
             [graph.relations.index(name)] * len(source),
             strict=True,
         )
     stored = zip(*(ids.tolist() for ids in graph.in_edges.edges()), graph.edge_type.tolist(), strict=True)
-    assert sorted(found) == sorted(stored)
+    assert sorted(edges) == sorted(stored)
 
 
-def test_fingerprint_is_of_the_topology_alone() -> None:
+def test_fingerprint_depends_only_on_the_topology() -> None:
     plain = ring()
     assert ring(x=torch.ones(5, 2)).fingerprint == plain.fingerprint
     assert ring(6).fingerprint != plain.fingerprint
@@ -173,7 +178,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistakes_are_named(mistake: str) -> None:
+def test_errors_name_the_field(mistake: str) -> None:
     fields, parts = MISTAKES[mistake]
     with pytest.raises(InputError) as error:
         ring(**fields)
@@ -203,7 +208,7 @@ TYPED_MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", TYPED_MISTAKES)
-def test_typed_mistakes_are_named(mistake: str) -> None:
+def test_typed_errors_name_the_field(mistake: str) -> None:
     fields, parts = TYPED_MISTAKES[mistake]
     valid_ends = mistake != "ends"
     source, target = torch.tensor([0, 1, 2, 3, 4]), torch.tensor([1, 2, 0, 4, 3] if valid_ends else [1, 3, 0, 4, 3])
@@ -223,7 +228,7 @@ def test_typed_mistakes_are_named(mistake: str) -> None:
         ([0, 2**40], [1, 0], None, [str(2**40), "2 edges", "without gaps"]),
     ],
 )
-def test_edge_mistakes_are_named(
+def test_edge_errors_name_the_entry(
     source: list[int], target: list[int], num_vertices: int | None, parts: list[str]
 ) -> None:
     with pytest.raises(InputError) as error:
@@ -231,7 +236,7 @@ def test_edge_mistakes_are_named(
     assert_one_line(error, *parts)
 
 
-def test_an_adjacency_from_elsewhere_is_checked() -> None:
+def test_a_passed_adjacency_is_checked() -> None:
     indptr = torch.tensor([0, 1, 2])
     for broken, part in (
         (
@@ -260,7 +265,7 @@ def test_an_adjacency_from_elsewhere_is_checked() -> None:
         ({"weight": torch.ones(2)}, "transpose.weight"),
     ],
 )
-def test_a_transpose_from_elsewhere_is_checked(changed: dict[str, Tensor], part: str) -> None:
+def test_a_passed_transpose_is_checked(changed: dict[str, Tensor], part: str) -> None:
     in_edges = ring(3).in_edges
     broken = replace(in_edges, known_transpose=replace(in_edges.transpose, **changed))
     with pytest.raises(InputError) as error:
@@ -283,7 +288,7 @@ def test_ids_are_a_permutation(ids: list[int], part: str) -> None:
     assert_one_line(error, part)
 
 
-def test_legal_oddities() -> None:
+def test_unusual_graphs_are_accepted() -> None:
     none = torch.empty(0, dtype=torch.int64)
     assert Graph.from_edges(none, none).num_vertices == 0
     assert Graph.from_edges(none, none, num_vertices=3, x=torch.ones(3, 2)).num_edges == 0
@@ -317,7 +322,7 @@ def test_require_trainable() -> None:
         assert_one_line(error, *parts)
 
 
-def test_trusted_reads_no_values() -> None:
+def test_trusted_values_are_not_checked() -> None:
     bad = torch.full((5, 1), float("nan"))
     with warnings.catch_warnings():
         graph = replace(ring(), x=bad, trusted=True)

@@ -1,4 +1,4 @@
-"""From every source into a store by `weft data import`, or in Python: the same graph, and the same ids out again."""
+"""Importing from every source, by `weft data import` or in Python, gives the same graph and returns the same ids."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ COLUMNS = {"id": "user", "source": "src", "target": "dst", "label": "y", "split"
 
 
 def frames() -> tuple[Any, Any]:
-    """The graph as two data frames."""
+    """Return the graph as two data frames, of vertices and edges."""
     pandas = pytest.importorskip("pandas")
     x, y = np.array(X), [None if label < 0 else label for label in Y]
     vertices = pandas.DataFrame({"user": IDS, "a": x[:, 0], "b": x[:, 1], "y": y, "part": SPLIT})
-    ends = [[IDS[v] for v in ids] for ids in (SOURCE, TARGET)]
-    return vertices, pandas.DataFrame({"src": ends[0], "dst": ends[1], "w": WEIGHT})
+    endpoints = [[IDS[v] for v in ids] for ids in (SOURCE, TARGET)]
+    return vertices, pandas.DataFrame({"src": endpoints[0], "dst": endpoints[1], "w": WEIGHT})
 
 
 def wanted(name: str = "graph") -> Graph:
-    """The same without names."""
+    """Return the expected graph, without vertex names."""
     masks = {f"{split}_mask": [word == split for word in SPLIT] for split in ("train", "val", "test")}
     weight = np.array(WEIGHT, np.float32)
     return Graph.from_edges(SOURCE, TARGET, x=X, y=Y, weight=weight, name=name, **masks)
@@ -64,7 +64,7 @@ def by_tsv(folder: Path) -> Graph:
 
 
 def by_files(folder: Path, suffix: str, write: Callable[[Any, Path], None]) -> Graph:
-    """Two tables in files, imported part by part."""
+    """Write two tables to files, and import them part by part."""
     pytest.importorskip("pyarrow")
     paths = [folder / f"{name}{suffix}" for name in ("vertices", "graph")]
     for frame, path in zip(frames(), paths, strict=True):
@@ -89,19 +89,19 @@ def by_index(folder: Path) -> Graph:
 def by_arrays(folder: Path) -> Graph:
     del folder
     vertices = {"user": IDS, "x": np.array(X, np.float32), "y": np.array(Y), "part": SPLIT}
-    ends = [[IDS[v] for v in ids] for ids in (SOURCE, TARGET)]
-    return Graph.from_tables(vertices, {"src": ends[0], "dst": ends[1], "w": WEIGHT}, features="x", **COLUMNS)
+    endpoints = [[IDS[v] for v in ids] for ids in (SOURCE, TARGET)]
+    return Graph.from_tables(vertices, {"src": endpoints[0], "dst": endpoints[1], "w": WEIGHT}, features="x", **COLUMNS)
 
 
 def by_lists_in_parquet(folder: Path) -> Graph:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     vertices = pyarrow.table({"user": IDS, "x": X, "y": Y, "part": SPLIT})
-    ends = [[IDS[v] for v in ids] for ids in (SOURCE, TARGET)]
+    endpoints = [[IDS[v] for v in ids] for ids in (SOURCE, TARGET)]
     (folder / "graph").mkdir()
-    for part in range(2):  # a folder of files is one table
+    for part in range(2):  # A folder of files is read as one table.
         rows = slice(4 * part, 4 * part + 4)
-        columns = {"src": ends[0][rows], "dst": ends[1][rows], "w": WEIGHT[rows]}
+        columns = {"src": endpoints[0][rows], "dst": endpoints[1][rows], "w": WEIGHT[rows]}
         parquet.write_table(pyarrow.table(columns), folder / "graph" / f"{part}.parquet")
     return Graph.from_tables(vertices, folder / "graph", features="x", **COLUMNS)
 
@@ -109,12 +109,12 @@ def by_lists_in_parquet(folder: Path) -> Graph:
 def by_networkx(folder: Path) -> Graph:
     del folder
     networkx = pytest.importorskip("networkx")
-    made = networkx.MultiDiGraph()
+    graph = networkx.MultiDiGraph()
     for name, x, y, part in zip(IDS, X, Y, SPLIT, strict=True):
-        made.add_node(name, x=x, y=None if y < 0 else y, part=part)
+        graph.add_node(name, x=x, y=None if y < 0 else y, part=part)
     for source, target, weight in zip(SOURCE, TARGET, WEIGHT, strict=True):
-        made.add_edge(IDS[source], IDS[target], w=weight)
-    return Graph.from_networkx(made, features="x", label="y", split="part", weight="w")
+        graph.add_edge(IDS[source], IDS[target], w=weight)
+    return Graph.from_networkx(graph, features="x", label="y", split="part", weight="w")
 
 
 SOURCES = (by_parquet, by_arrow, by_csv, by_tsv, by_frames, by_index, by_arrays, by_lists_in_parquet, by_networkx)
@@ -122,10 +122,10 @@ SOURCES = (by_parquet, by_arrow, by_csv, by_tsv, by_frames, by_index, by_arrays,
 
 @pytest.mark.parametrize("part_rows", [2, 1 << 20])
 @pytest.mark.parametrize("read", SOURCES)
-def test_names_in_and_the_same_out(
+def test_imported_vertex_names_label_predictions(
     read: Callable[[Path], Graph], part_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the rows of a prediction by them."""
+    """The imported graph equals the expected one, and rows of a prediction have its vertex names."""
     monkeypatch.setattr(table, "PART_ROWS", part_rows)
     graph = read(tmp_path)
     assert graph.vertex_names is not None
@@ -137,9 +137,9 @@ def test_names_in_and_the_same_out(
 
 
 def predict_by_names(graph: Graph, folder: Path) -> None:
-    """Trains a little, in another order than the graph's, and predicts."""
-    graph.save(folder / "kept", overwrite=True)
-    run = weft.train(str(folder / "kept"), "gcn", epochs=3, hidden=4, order="degree", out=folder / "run")
+    """Train for a few epochs with reordered vertices, predict, and check the names of the rows."""
+    graph.save(folder / "imported", overwrite=True)
+    run = weft.train(str(folder / "imported"), "gcn", epochs=3, hidden=4, order="degree", out=folder / "run")
     rows = weft.predict(run, out=folder / "rows.npy")
     parquet = pytest.importorskip("pyarrow.parquet")
     weft.predict(run, out=folder / "rows.parquet")
@@ -150,17 +150,17 @@ def predict_by_names(graph: Graph, folder: Path) -> None:
     assert np.array_equal(np.stack([table[1], table[2]], 1), rows.numpy())
 
 
-def test_names_that_are_numbers(tmp_path: Path) -> None:
+def test_vertex_names_that_are_numbers(tmp_path: Path) -> None:
     numbers = [10**12, -5, 7, 3, 2, 1]
-    ends = {"source": [numbers[v] for v in SOURCE], "target": [numbers[v] for v in TARGET]}
+    endpoints = {"source": [numbers[v] for v in SOURCE], "target": [numbers[v] for v in TARGET]}
     vertices = {"key": numbers, "x": np.array(X), "y": np.array(Y), "part": SPLIT}
-    graph = Graph.from_tables(vertices, ends, id="key", features="x", label="y", split="part")
+    graph = Graph.from_tables(vertices, endpoints, id="key", features="x", label="y", split="part")
     graph.save(tmp_path / "g")
-    kept = Graph.open(tmp_path / "g")
-    assert kept.vertex_names is not None
-    assert kept.vertex_names.tolist() == numbers
+    opened = Graph.open(tmp_path / "g")
+    assert opened.vertex_names is not None
+    assert opened.vertex_names.tolist() == numbers
     assert graph.fingerprint == wanted().fingerprint
-    predict_by_names(kept, tmp_path)
+    predict_by_names(opened, tmp_path)
 
 
 def test_edges_alone_name_their_vertices(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_edges_alone_name_their_vertices(tmp_path: Path) -> None:
     assert graph.in_edges.weight.tolist() == [1.5, 1, 2, 1]
 
 
-def test_texts_with_one_key_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_with_equal_hashes_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Texts, "keys", lambda self: np.ones(len(self), np.uint64))
     index = NameIndex(Texts.of(IDS), "id")
     assert index.find(Texts.of(["eve", "zed", "ann"])).tolist() == [4, -1, 0]
@@ -185,11 +185,11 @@ def test_texts_with_one_key_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> N
     assert_one_line(error, "id is 'b' in rows 1 and 3")
 
 
-def test_texts_one_after_the_other() -> None:
-    found = NameCollector()
+def test_names_are_collected_once() -> None:
+    collector = NameCollector()
     for part in (["b", "", "b"], ["a\u00e9", "b"], [], ["x" * 3000]):
-        found.add(Texts.of(part))
-    assert found.ids().tolist() == ["b", "", "a\u00e9", "x" * 3000]
+        collector.add(Texts.of(part))
+    assert collector.ids().tolist() == ["b", "", "a\u00e9", "x" * 3000]
 
 
 def changed(**columns: Any) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def changed(**columns: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("columns", "asked", "parts"),
+    ("columns", "options", "parts"),
     [
         ({"dst": ["bob", "zed", *"abcde"]}, {}, ["edges: column 'dst', row 1: 'zed' is no vertex's id"]),
         ({"src": ["bob", None, *["ann"] * 5]}, {}, ["column 'src', row 1: is missing"]),
@@ -223,14 +223,14 @@ def changed(**columns: Any) -> dict[str, Any]:
         ({}, {"edges": "no.parquet"}, ["no.parquet: no such file"]),
     ],
 )
-def test_what_is_wrong_is_named(columns: dict[str, Any], asked: dict[str, Any], parts: list[str]) -> None:
-    given = {"features": ["a", "b"], **COLUMNS, **changed(**columns), **asked}
+def test_errors_name_the_column(columns: dict[str, Any], options: dict[str, Any], parts: list[str]) -> None:
+    arguments = {"features": ["a", "b"], **COLUMNS, **changed(**columns), **options}
     with pytest.raises(InputError) as error:
-        Graph.from_tables(**given)
+        Graph.from_tables(**arguments)
     assert_one_line(error, *parts)
 
 
-def test_a_csv_file_names_the_line(tmp_path: Path) -> None:
+def test_errors_in_csv_files_name_the_line(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     (tmp_path / "v.csv").write_text("id,a\n1,2\n2,x\n")
     (tmp_path / "e.csv").write_text("source,target\n1,2\n")
@@ -248,20 +248,20 @@ def test_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert_one_line(error, "e.csv: needs pyarrow: pip install 'weft[tables]'")
 
 
-def test_time_of_points_in_time() -> None:
+def test_split_by_dates() -> None:
     days = np.array(["2020-01-05", "2020-01-01", "2020-01-02", "2020-01-03", "2020-01-04", "2021-01-01"], "M8[D]")
     vertices, edges = frames()
     vertices["t"] = days
     vertices["y"] = 0
-    asked = {**COLUMNS, "split": (0.5, 0.25, 0.25), "split_time": "t"}
-    graph = Graph.from_tables(vertices, edges, **asked)
+    options = {**COLUMNS, "split": (0.5, 0.25, 0.25), "split_time": "t"}
+    graph = Graph.from_tables(vertices, edges, **options)
     assert graph.train_mask is not None
     assert graph.test_mask is not None
     assert graph.train_mask.tolist() == [False, True, True, True, False, False]
     assert graph.test_mask.tolist() == [True, False, False, False, False, True]
 
 
-def test_files_beside_an_edge_list(tmp_path: Path) -> None:
+def test_an_edge_list_with_files_of_features_and_labels(tmp_path: Path) -> None:
     lines = [f"{u} {v} {w}" for u, v, w in zip(SOURCE, TARGET, WEIGHT, strict=True)]
     (tmp_path / "graph.txt").write_text("\n".join(lines))
     np.save(tmp_path / "x.npy", np.array(X))
@@ -274,9 +274,9 @@ def test_files_beside_an_edge_list(tmp_path: Path) -> None:
         assert main([str(word) for word in [*words, "--split", split, "--out", out]]) == 0
         if number < 2:
             same_graph(Graph.open(out), wanted())
-    drawn = Graph.open(tmp_path / "store2")
-    same_graph(drawn, wanted().with_split())
-    assert drawn.path is not None
+    random = Graph.open(tmp_path / "store2")
+    same_graph(random, wanted().with_split())
+    assert random.path is not None
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
@@ -309,7 +309,7 @@ def test_folders_of_ogb(compressed: bool, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def write_ogb_text(folder: Path, edge_features: np.ndarray) -> Path:
-    """As of ogbn-arxiv, with features of edges."""
+    """Write a folder like that of ogbn-arxiv, with edge features."""
     write_ogb_splits(folder)
     (folder / "raw").mkdir()
     for name, rows in (
@@ -324,7 +324,7 @@ def write_ogb_text(folder: Path, edge_features: np.ndarray) -> Path:
 
 
 def write_ogb_binary(folder: Path, compressed: bool) -> Path:
-    """As of ogbn-papers100M."""
+    """Write a folder like that of ogbn-papers100M."""
     write_ogb_splits(folder)
     (folder / "raw").mkdir()
     save = np.savez_compressed if compressed else np.savez
@@ -357,7 +357,7 @@ def write_gz(path: Path, rows: np.ndarray) -> None:
         ("triplet-type-list", np.array([[0, 1, 2]]), ["several vertex types", "from_pyg"]),
     ],
 )
-def test_folders_of_ogb_that_do_not_fit(
+def test_errors_in_folders_of_ogb(
     name: str, rows: np.ndarray, parts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = write_ogb_text(tmp_path / "g", np.ones((7, 1)))
@@ -366,7 +366,7 @@ def test_folders_of_ogb_that_do_not_fit(
     (line,) = complaints(capsys.readouterr().err)
     for part in parts:
         assert part in line
-    assert [one.name for one in tmp_path.iterdir()] == ["g"]
+    assert [path.name for path in tmp_path.iterdir()] == ["g"]
 
 
 def test_scipy() -> None:
@@ -394,20 +394,20 @@ def test_networkx_joins_both_ways_and_keeps_parallel_edges() -> None:
 
 def test_dgl() -> None:
     dgl = pytest.importorskip("dgl")
-    made = dgl.graph((SOURCE, TARGET), num_nodes=6)
-    made.ndata["feat"], made.ndata["label"] = torch.tensor(X), torch.tensor(Y)
-    made.ndata["train_mask"] = torch.tensor([word == "train" for word in SPLIT])
-    made.edata["w"] = torch.tensor(WEIGHT)
-    graph = Graph.from_dgl(made, weight="w")
-    train_mask = made.ndata["train_mask"]
+    dgl_graph = dgl.graph((SOURCE, TARGET), num_nodes=6)
+    dgl_graph.ndata["feat"], dgl_graph.ndata["label"] = torch.tensor(X), torch.tensor(Y)
+    dgl_graph.ndata["train_mask"] = torch.tensor([word == "train" for word in SPLIT])
+    dgl_graph.edata["w"] = torch.tensor(WEIGHT)
+    graph = Graph.from_dgl(dgl_graph, weight="w")
+    train_mask = dgl_graph.ndata["train_mask"]
     same_graph(graph, Graph.from_edges(SOURCE, TARGET, x=X, y=Y, weight=torch.tensor(WEIGHT), train_mask=train_mask))
     with pytest.raises(InputError) as error:
-        Graph.from_dgl(made, edge_features="f")
+        Graph.from_dgl(dgl_graph, edge_features="f")
     assert_one_line(error, "graph.edata has no 'f': it has w")
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["digits", "--id", "x"], "--id has no effect without --edges FILE"),
         (["digits", "--features", "x.npy"], "--features has no effect on digits"),
@@ -420,14 +420,16 @@ def test_dgl() -> None:
         (["data.pt"], "data.pt: no such file or folder"),
     ],
 )
-def test_flags_that_do_not_fit(words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_name_the_flag(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["data", "import", *words, "--out", str(tmp_path / "out")]) == 2
     (line,) = complaints(capsys.readouterr().err)
-    assert said in line
+    assert message in line
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_that_would_have_to_be_unpickled(tmp_path: Path) -> None:
+def test_pickled_files_are_refused(tmp_path: Path) -> None:
     torch.save({"x": torch.ones(2)}, tmp_path / "data.pt")
     with pytest.raises(InputError) as error:
         load(tmp_path / "data.pt")

@@ -1,4 +1,4 @@
-"""What graphs are made of in Python: arrays, lists and columns in place of tensors, one edge_index, splits."""
+"""Inputs of graphs in Python: arrays, lists and columns in place of tensors, edge_index, and splits."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def expected(**fields: Any) -> Graph:
     return Graph.from_edges(torch.tensor(SOURCE), torch.tensor(TARGET), **fields)
 
 
-def test_arrays_lists_and_columns_are_taken() -> None:
+def test_arrays_lists_and_columns_are_accepted() -> None:
     x, y, mask = [[0.1, 2], [3, 4], [5, 6], [7, 8]], [0, 1, 0, -1], [True, False, False, False]
-    given = {"x": torch.tensor(x), "y": torch.tensor(y), "train_mask": torch.tensor(mask), "weight": torch.ones(4)}
-    graph = expected(**given)
+    tensors = {"x": torch.tensor(x), "y": torch.tensor(y), "train_mask": torch.tensor(mask), "weight": torch.ones(4)}
+    graph = expected(**tensors)
     lists = {"x": x, "y": y, "train_mask": mask, "weight": [1.0] * 4}
     same_graph(Graph.from_edges(SOURCE, TARGET, **lists | {"weight": np.ones(4, np.float32)}), graph)
     arrays = {name: np.array(value) for name, value in lists.items()}
@@ -30,14 +30,14 @@ def test_arrays_lists_and_columns_are_taken() -> None:
     arrays["y"].flags.writeable = False
     same_graph(Graph.from_edges(np.array(SOURCE), np.array(TARGET), **arrays), graph)
     same_graph(Graph.from_edges(np.array([SOURCE, TARGET], np.int16), **arrays), graph)
-    same_graph(Graph.from_edges(torch.tensor([SOURCE, TARGET]), **given), graph)
+    same_graph(Graph.from_edges(torch.tensor([SOURCE, TARGET]), **tensors), graph)
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"source": SOURCE, "target": TARGET})
     columns = pandas.DataFrame({"a": np.array(x)[:, 0], "b": np.array(x)[:, 1]})
-    same_graph(Graph.from_edges(frame["source"], frame["target"], **given | {"x": columns}), graph)
+    same_graph(Graph.from_edges(frame["source"], frame["target"], **tensors | {"x": columns}), graph)
 
 
-def test_one_edge_index_has_two_rows() -> None:
+def test_an_edge_index_has_two_rows() -> None:
     with pytest.raises(InputError) as error:
         Graph.from_edges(torch.tensor(SOURCE))
     assert_one_line(error, "edge_index has shape [4]", "[2, E]")
@@ -46,9 +46,9 @@ def test_one_edge_index_has_two_rows() -> None:
 def test_undirected() -> None:
     source, target, weight = [0, 1, 2, 0, 2], [1, 0, 2, 1, 1], np.arange(5, dtype=np.float32)
     graph = Graph.from_edges(source, target, weight=weight, undirected=True)
-    found = graph.in_edges.edges()
+    edges = graph.in_edges.edges()
     assert graph.in_edges.weight is not None
-    pairs = list(zip(*(ids.tolist() for ids in found), strict=True))
+    pairs = list(zip(*(ids.tolist() for ids in edges), strict=True))
     assert dict(zip(pairs, graph.in_edges.weight.tolist(), strict=True)) == {
         (0, 1): 0.0,
         (1, 0): 1.0,
@@ -57,7 +57,7 @@ def test_undirected() -> None:
         (1, 2): 4.0,
     }
     assert graph.num_edges == 5
-    twice = Graph.from_edges(*found, weight=graph.in_edges.weight, undirected=True)
+    twice = Graph.from_edges(*edges, weight=graph.in_edges.weight, undirected=True)
     same_graph(twice, graph)
     with pytest.raises(InputError) as error:
         Graph.from_edges(
@@ -72,7 +72,7 @@ def test_undirected() -> None:
     assert_one_line(error, "undirected", "inverse_relations")
 
 
-def test_a_split_is_drawn_of_the_labelled_and_whatever_the_order() -> None:
+def test_a_random_split_uses_labelled_vertices_in_any_order() -> None:
     y = torch.arange(200) % 3 - 1
     graph = Graph.from_edges([0], [1], y=y).with_split((0.5, 0.25, 0.25), seed=3)
     masks = [graph.labelled(split) for split in ("train", "val", "test")]
@@ -95,8 +95,8 @@ def test_a_split_by_time_keeps_the_order_and_equal_times_together() -> None:
     assert_one_line(error, "no vertex is earlier than 0")
 
 
-@pytest.mark.parametrize("shares", [(60, 20, 20), (0.5, 0.5), (0.5, 0.6, -0.1), (0.5, 0.2, 0.2)])
-def test_shares_make_up_the_whole(shares: tuple[float, ...]) -> None:
+@pytest.mark.parametrize("fractions", [(60, 20, 20), (0.5, 0.5), (0.5, 0.6, -0.1), (0.5, 0.2, 0.2)])
+def test_fractions_of_a_split_must_add_up_to_one(fractions: tuple[float, ...]) -> None:
     with pytest.raises(InputError) as error:
-        expected().with_split(shares)
+        expected().with_split(fractions)
     assert_one_line(error, "add up to 1")

@@ -1,4 +1,4 @@
-"""Inverse relations: every edge a second time, the other way round, by a relation of its own."""
+"""Inverse relations add every edge reversed, in an additional relation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_every_edge_is_reversed(graph: Graph) -> None:
         assert torch.equal(torch.stack(both.relation(name).edges()), torch.stack([source, target]))
 
 
-def test_mistakes_are_named() -> None:
+def test_errors() -> None:
     plain = Graph.from_edges(torch.tensor([0]), torch.tensor([1]))
     with pytest.raises(InputError) as error:
         with_inverse_relations(plain)

@@ -1,4 +1,4 @@
-"""Tensors of any kind: all integers are ids, and what holds no numbers is refused by the field's name."""
+"""All integer dtypes are accepted as ids; an error names the field that is not a tensor of numbers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FIELDS = ("source", "target", "weight", "edge_features", "edge_type", "x", "y", 
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.uint16, torch.uint32, torch.uint64])
-def test_ids_of_any_integers(dtype: torch.dtype) -> None:
+def test_ids_of_any_integer_dtype(dtype: torch.dtype) -> None:
     source, target = torch.tensor([0, 2, 1]), torch.tensor([1, 0, 2])
     expected = Graph.from_edges(source, target, edge_type=target, **KNOWLEDGE)
     same_graph(Graph.from_edges(source.to(dtype), target.to(dtype), edge_type=target.to(dtype), **KNOWLEDGE), expected)
@@ -43,7 +43,7 @@ def test_ids_of_any_integers(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("value", NO_TENSORS)
 @pytest.mark.parametrize("field", FIELDS)
-def test_what_is_no_tensor_of_numbers(field: str, value: str) -> None:
+def test_other_objects_are_refused(field: str, value: str) -> None:
     fields: dict[str, Any] = {"source": torch.tensor([0, 2, 1]), "target": torch.tensor([1, 0, 2]), **KNOWLEDGE}
     if value == "none" and field != "source":
         return
@@ -55,7 +55,7 @@ def test_what_is_no_tensor_of_numbers(field: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("field", ["x", "y", "train_mask", "edge_features"])
-def test_sparse_and_trained_tensors_are_taken_by_their_values(field: str) -> None:
+def test_tensors_of_other_layouts_are_converted(field: str) -> None:
     value = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
     value = value[:, 0] if field == "train_mask" else value
     source, target = torch.tensor([0, 2, 1]), torch.tensor([1, 0, 2])
@@ -65,13 +65,13 @@ def test_sparse_and_trained_tensors_are_taken_by_their_values(field: str) -> Non
 
 
 @pytest.mark.parametrize("num_vertices", [-1, 2.5, "3", [3], 1 << 60])
-def test_numbers_of_vertices_that_cannot_be(num_vertices: Any) -> None:
+def test_impossible_numbers_of_vertices_are_refused(num_vertices: Any) -> None:
     with pytest.raises(InputError) as error:
         Graph.from_edges(torch.tensor([0]), torch.tensor([1]), num_vertices=num_vertices)
     assert_one_line(error, "num_vertices", num_vertices)
 
 
-def test_a_mask_is_made_of_ids_as_the_error_says() -> None:
+def test_the_code_in_the_error_converts_ids_to_a_mask() -> None:
     ids, num_vertices = torch.tensor([1, 4]), 5
     with pytest.raises(InputError) as error:
         Graph.from_edges(ids, ids, num_vertices=num_vertices, train_mask=ids)

@@ -1,4 +1,4 @@
-"""Links: what is held out stays out, and what is drawn depends on the link alone."""
+"""Held-out links carry no messages, and random negatives depend only on the link."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = ("directed", "symmetric", "knowledge", "bipartite")
 
 
 def make(name: str) -> Graph:
-    """60 vertices; but for 'bipartite', with loops and duplicates, and edges in both directions by chance."""
+    """Return a graph of 60 vertices; all but 'bipartite' have loops, duplicate edges and some reciprocal edges."""
     random = torch.Generator().manual_seed(4)
     source, target = torch.randint(0, 59, (2, 300), generator=random)
     if name == "bipartite":
@@ -50,88 +50,88 @@ def make(name: str) -> Graph:
 
 
 def pairs(source: Tensor, target: Tensor) -> set[tuple[int, int]]:
-    """Unordered pairs."""
+    """Return edges as unordered pairs."""
     return {(min(u, v), max(u, v)) for u, v in zip(source.tolist(), target.tolist(), strict=True)}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_held_out_edge_carries_messages(name: str) -> None:
-    """In neither direction and by no relation; nothing is lost, and the shares are as said."""
+    """Held-out links are in the graph in no direction or relation; no link is lost, and fractions are right."""
     graph = make(name)
     split = with_held_out_links(graph, 1)
-    left = pairs(*split.in_edges.edges())
-    held = [pairs(*links[:, :2].t()) for links in (split.val_links, split.test_links)]
-    assert not held[0] & held[1]
-    assert not (held[0] | held[1]) & left
+    remaining = pairs(*split.in_edges.edges())
+    held_out = [pairs(*links[:, :2].t()) for links in (split.val_links, split.test_links)]
+    assert not held_out[0] & held_out[1]
+    assert not (held_out[0] | held_out[1]) & remaining
     whole = pairs(*graph.in_edges.edges())
-    assert held[0] | held[1] | left == whole
+    assert held_out[0] | held_out[1] | remaining == whole
     num_links = sum(u != v for u, v in whole)
-    assert [len(part) for part in held] == [round(0.05 * num_links), round(0.1 * num_links)]
+    assert [len(part) for part in held_out] == [round(0.05 * num_links), round(0.1 * num_links)]
     if name != "symmetric":
         edges = Links.of(graph).edges.unique(dim=0)
         parts = torch.cat([Links.of(split).edges.unique(dim=0), split.val_links, split.test_links])
         assert torch.equal(parts.unique(dim=0), edges)
     else:
         assert all(
-            len(links) == len(part) for links, part in zip((split.val_links, split.test_links), held, strict=True)
+            len(links) == len(part) for links, part in zip((split.val_links, split.test_links), held_out, strict=True)
         )
         assert Links.of(split).symmetric
-    assert pairs(*with_held_out_links(graph, 2).test_links[:, :2].t()) != held[1]
+    assert pairs(*with_held_out_links(graph, 2).test_links[:, :2].t()) != held_out[1]
 
 
 def test_training_links() -> None:
-    """No loops, each once; of a symmetric graph in one direction, as often from the lower as from the higher end."""
+    """Training links are unique, without loops; those of a symmetric graph have a random direction."""
     for name in ("directed", "symmetric"):
         links = Links.of(make(name))
         rows = [tuple(row) for row in links.train.tolist()]
         assert len(rows) == len(set(rows))
         assert all(u != v for u, v, _ in rows)
-        reached = pairs(*links.train[:, :2].t())
-        assert reached == {pair for pair in pairs(*links.edges[:, :2].t()) if pair[0] != pair[1]}
+        linked = pairs(*links.train[:, :2].t())
+        assert linked == {pair for pair in pairs(*links.edges[:, :2].t()) if pair[0] != pair[1]}
         if name == "symmetric":
-            assert len(rows) == len(reached)
+            assert len(rows) == len(linked)
             assert 0.4 < sum(u < v for u, v, _ in rows) / len(rows) < 0.6
 
 
 def named(links: Tensor, ids: Tensor | None) -> Tensor:
-    """The links between vertices as they were first called."""
+    """Return links with the original vertex ids."""
     return links if ids is None else torch.cat([ids[links[:, :2]], links[:, 2:]], 1)
 
 
-def test_another_order_holds_out_and_draws_the_same() -> None:
+def test_links_do_not_depend_on_the_vertex_order() -> None:
     for name in ("directed", "symmetric", "knowledge"):
         graph = with_held_out_links(make(name), 1)
         other = with_held_out_links(reorder(make(name), "bfs"), 1)
         same = reorder(graph, "bfs")
-        links = [Links.of(one) for one in (graph, other, same)]
-        drawn = negative_key(7, 3)
+        links = [Links.of(ordered) for ordered in (graph, other, same)]
+        sample_key = negative_key(7, 3)
         for rows in (
-            [one.train for one in links],
-            [one.test for one in links],
-            [one.negatives(one.train, drawn, 0) for one in links],
-            [one.non_edges(one.test, drawn) for one in links],
+            [part.train for part in links],
+            [part.test for part in links],
+            [part.negatives(part.train, sample_key, 0) for part in links],
+            [part.non_edges(part.test, sample_key) for part in links],
         ):
-            first, *others = (named(part, one.ids).unique(dim=0) for part, one in zip(rows, links, strict=True))
+            first, *others = (named(part, source.ids).unique(dim=0) for part, source in zip(rows, links, strict=True))
             for part in others:
                 assert torch.equal(part, first), name
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_negatives(name: str) -> None:
-    """By link alone; between vertices that may stand there; one end stays where there are relations."""
+    """Negatives depend only on the link and have the right vertex types; with relations, one endpoint is unchanged."""
     links = Links.of(with_held_out_links(make(name), 1))
-    drawn = negative_key(7, 3)
-    whole = links.negatives(links.train, drawn, 1)
+    sample_key = negative_key(7, 3)
+    whole = links.negatives(links.train, sample_key, 1)
     some = torch.arange(0, len(whole), 7)
-    assert torch.equal(links.negatives(links.train[some], drawn, 1), whole[some])
-    for draw, number in ((drawn, 0), (negative_key(7, 4), 1), (negative_key(8, 3), 1)):
-        assert not torch.equal(links.negatives(links.train, draw, number), whole)
+    assert torch.equal(links.negatives(links.train[some], sample_key, 1), whole[some])
+    for other_key, number in ((sample_key, 0), (negative_key(7, 4), 1), (negative_key(8, 3), 1)):
+        assert not torch.equal(links.negatives(links.train, other_key, number), whole)
     for side in (0, 1):
         first, stop = links.candidates[whole[:, 2], side].unbind(1)
         assert ((whole[:, side] >= first) & (whole[:, side] < stop)).all()
-    kept = (whole[:, :2] == links.train[:, :2]).any(1)
-    assert kept.all() == links.typed
-    none = links.non_edges(links.train, drawn)
+    unchanged = (whole[:, :2] == links.train[:, :2]).any(1)
+    assert unchanged.all() == links.typed
+    none = links.non_edges(links.train, sample_key)
     assert not torch.isin(links.codes(none), links.true_codes).any()
     assert (none[:, 0] != none[:, 1]).all()
 
@@ -152,14 +152,14 @@ def test_a_graph_with_every_edge_has_no_non_edge() -> None:
         links.non_edges(links.test, 1)
 
 
-def test_words_are_the_scalar_keys() -> None:
+def test_keyed_words_equal_scalar_keys() -> None:
     values = [0, 1, 5, (1 << 63) - 1, -3]
     words = keyed_words(key(3, 4), torch.tensor(values), 9)
     assert words.tolist() == [signed(mix64(mix64(key(3, 4) ^ (value % (1 << 64))) ^ 9)) for value in values]
 
 
-def test_given_links_are_kept(tmp_path: Path) -> None:
-    """By files, stores and other orders; triples are (head, relation, tail), ids of edges those of their types."""
+def test_links_of_files_are_preserved(tmp_path: Path) -> None:
+    """Files, stores and other vertex orders preserve links. Triples are (head, relation, tail)."""
     edges = {"edge_index": np.array([[0, 1, 2], [1, 2, 0]]), "edge_type": np.array([0, 1, 0])}
     np.savez(tmp_path / "kg.npz", **edges, valid_triples=np.array([[0, 1, 2]]), test_triples=np.array([[2, 0, 1]]))
     graph = load(tmp_path / "kg.npz")
@@ -198,7 +198,7 @@ def test_official_links(weft_data: Callable[[str], Path]) -> None:
         ({"test_edge_index": np.array([[0], [1]])}, ["test_edge_index does not say which of 2", "test_triples"]),
     ],
 )
-def test_mistakes_are_named(arrays: dict[str, np.ndarray], parts: list[str], tmp_path: Path) -> None:
+def test_errors_name_the_array(arrays: dict[str, np.ndarray], parts: list[str], tmp_path: Path) -> None:
     path = tmp_path / "g.npz"
     np.savez(path, edge_index=np.array([[0, 1], [1, 2]]), edge_type=np.array([0, 1]), **arrays)
     with pytest.raises(InputError) as error:
@@ -206,7 +206,7 @@ def test_mistakes_are_named(arrays: dict[str, np.ndarray], parts: list[str], tmp
     assert_one_line(error, path, *parts)
 
 
-def test_given_links_that_are_edges() -> None:
+def test_held_out_links_that_are_edges_warn() -> None:
     graph = Graph.from_edges(
         torch.tensor([0, 1]), torch.tensor([1, 2]), test_links=torch.tensor([[0, 1, 0], [2, 0, 0]])
     )

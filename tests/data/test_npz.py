@@ -1,4 +1,4 @@
-"""Files as the real graphs come: every published count, and what a file may lack or get wrong."""
+"""Files of real graphs have the published counts; incomplete and wrong files are handled."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def test_published_counts(name: str, weft_data: Callable[[str], Path]) -> None:
         classes,
     )
     masks = (graph.train_mask, graph.val_mask, graph.test_mask)
-    found = tuple(None if mask is None else int(mask.sum()) for mask in masks)
-    assert found == ((None, None, None) if split is None else split)
+    counts = tuple(None if mask is None else int(mask.sum()) for mask in masks)
+    assert counts == ((None, None, None) if split is None else split)
     assert len(graph.relations) == relations
     assert torch.equal(graph.in_edges.indices, graph.in_edges.transpose.indices) == symmetric
     assert graph.name == name
@@ -204,7 +204,7 @@ def test_small_files(tmp_path: Path) -> None:
         ({**EDGES, "y": np.array([{}], dtype=object)}, ["Python objects", "never unpickles", "without objects"]),
     ],
 )
-def test_mistakes_are_named(arrays: dict[str, Any], parts: list[str], tmp_path: Path) -> None:
+def test_errors_name_the_array(arrays: dict[str, Any], parts: list[str], tmp_path: Path) -> None:
     path = written(tmp_path, **arrays)
     with pytest.raises(InputError) as error:
         load(path)
@@ -212,7 +212,7 @@ def test_mistakes_are_named(arrays: dict[str, Any], parts: list[str], tmp_path: 
 
 
 @pytest.mark.parametrize("dtype", ["u1", "<u2", ">u4", "<u8", ">i8", ">i2"])
-def test_numbers_of_other_tools(dtype: str, tmp_path: Path) -> None:
+def test_other_integer_dtypes(dtype: str, tmp_path: Path) -> None:
     arrays = {**EDGES, **CSR, "x_shape": np.array([3, 5]), "y": np.array([2, 0, 1]), "edge_type": np.array([1, 0])}
     expected = load(written(tmp_path, **arrays))
     floats = {"x_data": arrays.pop("x_data").astype(">f8")}
@@ -221,22 +221,22 @@ def test_numbers_of_other_tools(dtype: str, tmp_path: Path) -> None:
     )
 
 
-def test_typed_labels_of_unsigned_numbers(tmp_path: Path) -> None:
+def test_typed_labels_of_unsigned_integers(tmp_path: Path) -> None:
     graph = load(written(tmp_path, **TYPED, y=np.array([0, 1, 2], np.uint8), target_type=np.array("b")))
     assert graph.y is not None
     assert graph.y.tolist() == [-1, -1, 0, 1, 2]
 
 
 def with_member(folder: Path, shape: tuple[int, ...], content: bytes, stated_bytes: int | None = None) -> Path:
-    """A file whose member x.npy says that it is of a shape, and whose directory may say that it is of another size."""
+    """Write a file whose member x.npy states a shape, and whose directory may state another size in bytes."""
     path, header = written(folder, **EDGES), io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": shape})
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x.npy", header.getvalue() + content)
     if stated_bytes is not None:
         data = bytearray(path.read_bytes())
-        place = data.rindex(b"PK\x01\x02") + 24
-        data[place : place + 4] = stated_bytes.to_bytes(4, "little")
+        offset = data.rindex(b"PK\x01\x02") + 24
+        data[offset : offset + 4] = stated_bytes.to_bytes(4, "little")
         path.write_bytes(data)
     return path
 
@@ -249,7 +249,7 @@ def with_member(folder: Path, shape: tuple[int, ...], content: bytes, stated_byt
         ((3, (1 << 30) // 3), (1 << 32) - 2, "cannot contain the"),
     ],
 )
-def test_sizes_that_a_file_only_states(
+def test_wrong_stated_sizes_are_refused(
     shape: tuple[int, ...], stated_bytes: int | None, part: str, tmp_path: Path
 ) -> None:
     path = with_member(tmp_path, shape, bytes(4000), stated_bytes)
@@ -267,7 +267,7 @@ def test_arrays_that_are_larger_than_memory(tmp_path: Path, monkeypatch: pytest.
     assert_one_line(error, path, "its arrays would need 12.", "only 10.0 kB are available", "CSR")
 
 
-def test_no_npz_file(tmp_path: Path) -> None:
+def test_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "g.npz"
     for content in (b"", b"PK\x03\x04 cut short", b"\x80\x04K*."):
         path.write_bytes(content)

@@ -1,4 +1,4 @@
-"""Graphs written part by part: the very store that a gathered graph's is, however they are cut; or none."""
+"""Graphs imported in parts give the same store as whole graphs; an interrupted import leaves no files."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from weft.utils.errors import InputError
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several buckets and blocks of every graph."""
+    """Split every graph into several buckets and blocks."""
     monkeypatch.setattr(external_sort, "BUCKET_RECORDS", 5)
     monkeypatch.setattr(write_parts, "BLOCK_EDGES", 3)
 
 
 @st.composite
 def parts(draw: st.DrawFn) -> GraphParts:
-    """Small graphs in parts, with or without weights, features of vertices and edges, labels and N."""
+    """Sample a small graph in parts, with or without weights, features, labels and a number of vertices."""
     num_vertices = draw(st.integers(1, 9))
     sizes = draw(st.lists(st.integers(0, 12), max_size=4))
     seed = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     weighted, featured, stated = draw(st.booleans()), draw(st.booleans()), draw(st.booleans())
-    found = [
+    edges = [
         EdgesOfPart(
             source=torch.randint(0, num_vertices, (size,), generator=seed),
             target=torch.randint(0, num_vertices, (size,), generator=seed),
@@ -47,7 +47,7 @@ def parts(draw: st.DrawFn) -> GraphParts:
     x = torch.randn(num_vertices, 3, generator=seed)
     return GraphParts(
         name="drawn",
-        edges=lambda: iter(found),
+        edges=lambda: iter(edges),
         num_vertices=num_vertices if stated else None,
         x=(lambda: iter(x.split(2))) if stated else None,
         y=torch.randint(-1, 3, (num_vertices,), generator=seed) if stated else None,
@@ -57,7 +57,7 @@ def parts(draw: st.DrawFn) -> GraphParts:
 
 @CALM
 @given(parts=parts())
-def test_the_same_store_as_of_a_gathered_graph(parts: GraphParts, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_equals_the_store_of_a_whole_graph(parts: GraphParts, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("stores")
     graph = Graph.of(gather_parts(parts))
     graph.save(folder / "whole")
@@ -70,26 +70,26 @@ def test_the_same_store_as_of_a_gathered_graph(parts: GraphParts, tmp_path_facto
     assert not list(folder.glob(".*"))
 
 
-def test_undirected_joins_each_pair_once_in_either_direction() -> None:
-    given = EdgesOfPart(
+def test_undirected_adds_missing_reverse_edges() -> None:
+    edges = EdgesOfPart(
         source=torch.tensor([0, 1, 2, 0, 2]), target=torch.tensor([1, 0, 2, 1, 1]), weight=torch.arange(5.0)
     )
-    graph = Graph.of(gather_parts(GraphParts(name="g", edges=lambda: iter([given]), undirected=True)))
+    graph = Graph.of(gather_parts(GraphParts(name="g", edges=lambda: iter([edges]), undirected=True)))
     source, target = graph.in_edges.edges()
     assert graph.in_edges.weight is not None
-    found = dict(zip(zip(source.tolist(), target.tolist(), strict=True), graph.in_edges.weight.tolist(), strict=True))
-    assert found == {(0, 1): 0.0, (1, 0): 1.0, (2, 2): 2.0, (2, 1): 4.0, (1, 2): 4.0}
-    assert graph.num_edges == len(found)
+    weights = dict(zip(zip(source.tolist(), target.tolist(), strict=True), graph.in_edges.weight.tolist(), strict=True))
+    assert weights == {(0, 1): 0.0, (1, 0): 1.0, (2, 2): 2.0, (2, 1): 4.0, (1, 2): 4.0}
+    assert graph.num_edges == len(weights)
 
 
-def test_buckets_hold_whole_rows() -> None:
-    first_rows, places = buckets(torch.tensor([2, 0, 9, 1, 1, 4]).numpy())
+def test_buckets_contain_whole_rows() -> None:
+    first_rows, offsets = buckets(torch.tensor([2, 0, 9, 1, 1, 4]).numpy())
     assert first_rows.tolist() == [0, 2, 3, 5]
-    assert places.tolist() == [0, 2, 11, 13, 17]
+    assert offsets.tolist() == [0, 2, 11, 13, 17]
 
 
 def failing(parts: GraphParts, error: BaseException) -> GraphParts:
-    """The same, whose edges end by an error."""
+    """Return the parts of a graph whose edges end with an error."""
 
     def edges() -> Iterator[EdgesOfPart]:
         yield from parts.edges()
@@ -106,14 +106,14 @@ SMALL = GraphParts(
 
 
 @pytest.mark.parametrize("error", [InputError("line 3"), KeyboardInterrupt(), OSError(28, "No space left")])
-def test_what_ends_early_leaves_nothing(error: BaseException, tmp_path: Path) -> None:
+def test_an_interrupted_import_leaves_no_files(error: BaseException, tmp_path: Path) -> None:
     with pytest.raises(type(error)):
         import_parts(failing(SMALL, error), tmp_path / "g")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"x": lambda: iter([torch.zeros(3, 2)])}, "features has 3 rows, but the graph has 2 vertices"),
         ({"y": torch.tensor([0, -2])}, "y[1] is -2: classes count from 0"),
@@ -128,8 +128,8 @@ def test_what_ends_early_leaves_nothing(error: BaseException, tmp_path: Path) ->
         ),
     ],
 )
-def test_what_does_not_fit_is_named(changed: dict[str, object], said: str, tmp_path: Path) -> None:
+def test_errors_name_the_field(changed: dict[str, object], message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         import_parts(replace(SMALL, **changed), tmp_path / "g")  # type: ignore[arg-type]
-    assert_one_line(error, said)
+    assert_one_line(error, message)
     assert not list(tmp_path.iterdir())

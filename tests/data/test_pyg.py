@@ -1,4 +1,4 @@
-"""To PyG and back, and from the many shapes in which PyG's users keep a graph."""
+"""Conversion to PyG and back, and from the forms in which PyG users store a graph."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_round_trip(graph: Graph) -> None:
 
 
 def canonical(graph: Graph) -> Graph:
-    """The graph without what PyG has no room for: labels and masks that say nothing, in graphs with vertex types."""
+    """Remove empty labels and masks from a graph with vertex types, because PyG cannot represent them."""
     if not graph.vertex_types:
         return graph
     labelled = graph.y is not None and bool((graph.y >= 0).any() if graph.y.dim() == 1 else graph.y.any())
@@ -35,7 +35,7 @@ def canonical(graph: Graph) -> Graph:
     return replace(graph, y=None, train_mask=None, val_mask=None, test_mask=None)
 
 
-def test_a_reordered_graph_brings_the_first_ids() -> None:
+def test_a_reordered_graph_has_original_ids() -> None:
     graph = Graph.from_edges(torch.tensor([0, 1]), torch.tensor([2, 2]))
     assert reorder(graph, "degree").to_pyg().n_id.tolist() == [2, 0, 1]
     assert "n_id" not in graph.to_pyg()
@@ -64,7 +64,7 @@ def edges() -> torch.Tensor:
     return torch.tensor([[0, 2, 1], [1, 1, 0]])
 
 
-def test_data_says_how_many_vertices() -> None:
+def test_number_of_vertices() -> None:
     assert Graph.from_pyg(pyg.Data(edge_index=edges())).num_vertices == 3
     assert Graph.from_pyg(pyg.Data(edge_index=edges(), num_nodes=9)).num_vertices == 9
     assert Graph.from_pyg(pyg.Data(edge_index=edges(), y=torch.zeros(4, dtype=torch.long))).num_vertices == 4
@@ -74,7 +74,7 @@ def test_data_says_how_many_vertices() -> None:
     assert torch.equal(graph.x, torch.eye(5))
 
 
-def test_edge_weight_is_taken_and_edge_attr_is_not() -> None:
+def test_edge_weight_is_read_and_a_single_edge_attr_is_not() -> None:
     weight = torch.tensor([1.0, 2.0, 3.0])
     column = Graph.from_pyg(pyg.Data(edge_index=edges(), edge_weight=weight[:, None]))
     same_graph(column, Graph.from_pyg(pyg.Data(edge_index=edges(), edge_weight=weight)))
@@ -106,7 +106,7 @@ def test_adj_t(layout: torch.layout) -> None:
     source, target = edges()
     for values in (weight, torch.ones(3)):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # torch calls its CSR a beta
+            warnings.simplefilter("ignore", UserWarning)  # PyTorch warns that CSR is in beta.
             adj_t = torch.sparse_coo_tensor(torch.stack([target, source]), values, (3, 3)).coalesce()
             adj_t = adj_t.to_sparse(layout=layout) if layout != torch.sparse_coo else adj_t
             graph = Graph.from_pyg(pyg.Data(adj_t=adj_t, num_nodes=3))
@@ -114,20 +114,20 @@ def test_adj_t(layout: torch.layout) -> None:
         same_graph(graph, Graph.from_edges(source, target, num_vertices=3, weight=expected))
 
 
-def test_only_pygs_own_objects() -> None:
+def test_other_objects_are_refused() -> None:
     with pytest.raises(InputError) as error:
         Graph.from_pyg({"edge_index": edges()})  # type: ignore[arg-type]
     assert_one_line(error, "type dict", "Data or HeteroData")
 
 
-def test_unsigned_numbers() -> None:
+def test_unsigned_integers() -> None:
     y = torch.tensor([2, 0, 1])
     expected = Graph.from_pyg(pyg.Data(edge_index=edges(), y=y, edge_type=y, num_nodes=torch.tensor(3)))
     other = pyg.Data(edge_index=edges().to(torch.uint16), y=y.to(torch.uint32), edge_type=y.to(torch.uint64))
     same_graph(Graph.from_pyg(other), expected)
 
 
-def test_labels_of_several_kinds_of_numbers() -> None:
+def test_labels_of_several_integer_dtypes() -> None:
     data = hetero()
     data["paper"].y = torch.tensor([0, 1, 300], dtype=torch.int16)
     data["author"].y = torch.tensor([1, 2], dtype=torch.uint8)
@@ -195,7 +195,7 @@ def test_equal_widths_become_one_matrix() -> None:
         (lambda d: d["paper", "by", "author"].__delattr__("edge_index"), ["data[paper, by, author]", "adj_t"]),
     ],
 )
-def test_hetero_mistakes_are_named(change: object, parts: list[str]) -> None:
+def test_hetero_errors_name_the_attribute(change: object, parts: list[str]) -> None:
     data = hetero()
     change(data)  # type: ignore[operator]
     with pytest.raises(InputError) as error:
@@ -221,7 +221,7 @@ def test_hetero_mistakes_are_named(change: object, parts: list[str]) -> None:
         ({"edge_index": edges(), "x": torch.ones(2, 1)}, ["edge_index[0][1] is 2", "2 vertices"]),
     ],
 )
-def test_data_mistakes_are_named(fields: dict[str, object], parts: list[str]) -> None:
+def test_data_errors_name_the_attribute(fields: dict[str, object], parts: list[str]) -> None:
     with pytest.raises(InputError) as error:
         Graph.from_pyg(pyg.Data(**fields))
     assert_one_line(error, *parts)

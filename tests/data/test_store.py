@@ -1,4 +1,4 @@
-"""The store: what goes in comes out, and every kind of damage is named."""
+"""Stores preserve graphs, and an error names every kind of damage."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from weft.utils.errors import InputError
 
 
 def sample() -> Graph:
-    """A directed, weighted graph with everything that an untyped one can have."""
+    """Return a directed, weighted graph with all attributes that a graph without vertex types can have."""
     mask = torch.tensor([True, False, False])
     graph = Graph.from_edges(
         torch.tensor([0, 1, 2, 2]),
@@ -64,19 +64,19 @@ def test_round_trip(graph: Graph) -> None:
         assert sorted(path.name for path in Path(folder).iterdir()) == ["again", "g"]
 
 
-def test_what_was_written_to_an_opened_graph_is_not_given_back(tmp_path: Path) -> None:
-    """Its pages are this process's alone; those that nobody wrote to are the file's, and come from there again."""
+def test_changes_to_an_opened_graph_are_not_released(tmp_path: Path) -> None:
+    """Releasing memory keeps changed pages, which only this process has; others are read from the file again."""
     sample().save(tmp_path / "g")
     graph = Graph.open(tmp_path / "g")
     assert graph.x is not None
     doubled = 2 * graph.x
     graph.x.mul_(2)
-    for one in (graph.x, graph.x[1:], graph.in_edges.indptr):
-        release(one)
+    for tensor in (graph.x, graph.x[1:], graph.in_edges.indptr):
+        release(tensor)
     assert torch.equal(graph.x, doubled)
 
 
-def test_opened_tensors_are_mapped_and_writes_stay_here(tmp_path: Path) -> None:
+def test_opened_tensors_are_memory_mapped_copy_on_write(tmp_path: Path) -> None:
     save(sample(), tmp_path / "g")
     opened = Graph.open(tmp_path / "g")
     assert opened.x is not None
@@ -85,7 +85,7 @@ def test_opened_tensors_are_mapped_and_writes_stay_here(tmp_path: Path) -> None:
     same_graph(Graph.open(tmp_path / "g"), sample())
 
 
-def test_a_symmetric_graph_keeps_its_topology_once(tmp_path: Path) -> None:
+def test_a_symmetric_graph_stores_its_topology_once(tmp_path: Path) -> None:
     source = torch.tensor([0, 1, 1, 2])
     target = torch.tensor([1, 0, 2, 1])
     Graph.from_edges(source, target).save(tmp_path / "g")
@@ -99,7 +99,7 @@ def test_a_symmetric_graph_keeps_its_topology_once(tmp_path: Path) -> None:
     assert opened.in_edges.transpose.indices is opened.in_edges.indices
 
 
-def test_only_a_store_is_replaced_and_only_when_asked(tmp_path: Path) -> None:
+def test_only_a_store_is_replaced_and_only_on_request(tmp_path: Path) -> None:
     folder = tmp_path / "g"
     sample().save(folder)
     other = replace(sample(), name="other")
@@ -114,16 +114,16 @@ def test_only_a_store_is_replaced_and_only_when_asked(tmp_path: Path) -> None:
     foreign.mkdir()
     (foreign / "thesis.txt").write_text("years of work")
     (foreign / "manifest.json").write_text('{"name": "some other program\'s"}')
-    for place in (foreign, foreign / "thesis.txt"):
+    for path in (foreign, foreign / "thesis.txt"):
         with pytest.raises(InputError) as error:
-            other.save(place, overwrite=True)
-        assert_one_line(error, place, "another folder")
+            other.save(path, overwrite=True)
+        assert_one_line(error, path, "another folder")
     assert (foreign / "thesis.txt").read_text() == "years of work"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["g", "mine"]
 
 
 @pytest.mark.parametrize("broken", ["write_array", "replace_folder"])
-def test_nothing_is_left_half_written(broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_save_leaves_no_files(broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sample().save(tmp_path / "old")
     monkeypatch.setattr(store, broken, lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     for folder, overwrite in ((tmp_path / "new", False), (tmp_path / "old", True)):
@@ -133,7 +133,7 @@ def test_nothing_is_left_half_written(broken: str, tmp_path: Path, monkeypatch: 
     same_graph(Graph.open(tmp_path / "old"), sample())
 
 
-def test_a_failed_rename_puts_the_old_store_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_rename_restores_the_old_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sample().save(tmp_path / "old")
     rename = Path.rename
 
@@ -151,7 +151,7 @@ def test_a_failed_rename_puts_the_old_store_back(tmp_path: Path, monkeypatch: py
 
 
 def stopped_at(step: str, folder: Path, *, can_exchange: bool) -> None:
-    """Replace the store in a process that is killed right before a step, such as the second rename."""
+    """Replace the store in a process that is killed just before a step, such as the second rename."""
     process = forked().Process(target=replace_until, args=(step, folder, can_exchange))
     process.start()
     process.join(60)
@@ -177,14 +177,14 @@ def replace_until(step: str, folder: Path, can_exchange: bool) -> None:
 
 
 @pytest.mark.parametrize(("step", "name"), [("exchange 1", "sample"), ("remove 1", "newer")])
-def test_a_store_is_there_whenever_the_process_that_replaces_it_is_killed(step: str, name: str, tmp_path: Path) -> None:
+def test_a_store_survives_a_killed_replacement(step: str, name: str, tmp_path: Path) -> None:
     sample().save(tmp_path / "g")
     stopped_at(step, tmp_path / "g", can_exchange=True)
     assert Graph.open(tmp_path / "g").name == name
 
 
 @pytest.mark.parametrize(("step", "name"), [("rename 1", "sample"), ("rename 2", ""), ("remove 1", "newer")])
-def test_what_was_put_aside_is_named_where_names_cannot_be_exchanged(step: str, name: str, tmp_path: Path) -> None:
+def test_the_error_names_the_old_store_without_atomic_exchange(step: str, name: str, tmp_path: Path) -> None:
     sample().save(tmp_path / "g")
     stopped_at(step, tmp_path / "g", can_exchange=False)
     if name:
@@ -206,7 +206,7 @@ def test_python_without_assertions_writes_the_same_store(tmp_path: Path) -> None
 
 
 def edit(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
-    """A damage that changes the manifest."""
+    """Return a function that damages a store by changing its manifest."""
 
     def damage(folder: Path) -> None:
         manifest = json.loads((folder / "manifest.json").read_text())
@@ -231,19 +231,19 @@ def write(name: str, array: Any) -> Callable[[Path], object]:
 
 
 def set_values(folder: Path) -> None:
-    """A store whose checksums are right and whose values are not."""
+    """Write a store with right checksums and invalid values."""
     graph = replace(sample(), x=torch.full((3, 2), float("nan")), trusted=True)
     graph.save(folder, overwrite=True)
 
 
-def damaged(path: Path, place: int) -> None:
+def flip_bit(path: Path, offset: int) -> None:
     data = bytearray(path.read_bytes())
-    data[place] ^= 4
+    data[offset] ^= 4
     path.write_bytes(data)
 
 
 def replaced(key: str, array: np.ndarray) -> Callable[[Path], object]:
-    """Another array, which the manifest vouches for."""
+    """Return a function that replaces an array, and changes the manifest to match it."""
 
     def damage(folder: Path) -> None:
         np.save(folder / f"{key}.npy", array)
@@ -268,7 +268,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     ),
     "objects": (write("y.npy", np.array([{}] * 3)), ["y.npy", "never unpickles", "import"]),
     "values": (set_values, ["x[0, 0]", "nan", "finite"]),
-    "newer": (edit(lambda m: m.update(version=3)), ["manifest.json", "has version 3", "versions up to 2: upgrade weft"]),
+    "newer": (
+        edit(lambda m: m.update(version=3)),
+        ["manifest.json", "has version 3", "versions up to 2: upgrade weft"],
+    ),
     "foreign": (edit(lambda m: m.update(format="zip")), ["manifest.json", "'format'", "weft data import"]),
     "no field": (edit(lambda m: m.pop("symmetric")), ["manifest.json", "'symmetric'", "missing", "import"]),
     "no version": (edit(lambda m: m.pop("version")), ["manifest.json", "'version'", "missing", "import"]),
@@ -288,7 +291,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "nested": (lambda folder: (folder / "manifest.json").write_text("[" * 10**5), ["manifest.json", "RecursionError"]),
     "names": (edit(lambda m: m.update(relations=[1])), ["manifest.json", "'relations'", "int", "str"]),
     "offsets": (edit(lambda m: m.update(type_offsets=["0"])), ["manifest.json", "'type_offsets'", "str", "int"]),
-    "header byte": (lambda folder: damaged(folder / "x.npy", 25), ["x.npy", "TokenError", "import"]),
+    "header byte": (lambda folder: flip_bit(folder / "x.npy", 25), ["x.npy", "TokenError", "import"]),
     "ids of floats": (replaced("indices", np.zeros(4)), ["in_edges.indices is torch.float64", "import"]),
     "text": (replaced("x", np.array(["a"])), ["x.npy", "<U1", "import"]),
     "byte order": (replaced("x", np.zeros((3, 2), ">f4")), ["x.npy", ">f4", "import"]),
@@ -317,7 +320,7 @@ def test_a_path_is_printed_in_one_line(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_not_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for place, part in ((tmp_path / "file", "is a file"), (tmp_path / "none", "no such folder")):
+    for path, part in ((tmp_path / "file", "is a file"), (tmp_path / "none", "no such folder")):
         with pytest.raises(InputError) as error:
-            Graph.open(place)
-        assert_one_line(error, place, part)
+            Graph.open(path)
+        assert_one_line(error, path, part)

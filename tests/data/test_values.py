@@ -1,4 +1,4 @@
-"""Labels that are values of a regression: told by fractions, through every reader and writer, NaN where unlabelled."""
+"""Regression labels are recognized by their fractions, and preserved by all readers and writers; NaN is unlabelled."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def graph(y: torch.Tensor, **more: torch.Tensor) -> Graph:
     ],
 )
 def test_kinds_of_labels(y: torch.Tensor, kind: str, num_classes: int) -> None:
-    made = graph(y)
-    assert (made.label_kind, made.num_classes, made.multilabel) == (kind, num_classes, kind == "labels")
-    require_trainable(made)
+    labelled = graph(y)
+    assert (labelled.label_kind, labelled.num_classes, labelled.multilabel) == (kind, num_classes, kind == "labels")
+    require_trainable(labelled)
 
 
 def test_values_survive_files_and_pyg(tmp_path: Path) -> None:
-    made = graph(VALUES)
-    assert made.y is not None
-    made.save(tmp_path / "store")
+    original = graph(VALUES)
+    assert original.y is not None
+    original.save(tmp_path / "store")
     np.savez(
         tmp_path / "g.npz",
         edge_index=torch.stack([SOURCE, TARGET]).numpy(),
@@ -50,10 +50,10 @@ def test_values_survive_files_and_pyg(tmp_path: Path) -> None:
         **{name: mask.numpy() for name, mask in MASKS.items()},
     )
     pytest.importorskip("torch_geometric")
-    for one in (Graph.open(tmp_path / "store"), load(tmp_path / "g.npz"), Graph.from_pyg(made.to_pyg())):
-        assert one.label_kind == "values"
-        assert torch.equal(one.y.nan_to_num(9), made.y.nan_to_num(9))  # type: ignore[union-attr]
-        assert one.labelled("train").tolist() == MASKS["train_mask"].tolist()  # type: ignore[union-attr]
+    for copied in (Graph.open(tmp_path / "store"), load(tmp_path / "g.npz"), Graph.from_pyg(original.to_pyg())):
+        assert copied.label_kind == "values"
+        assert torch.equal(copied.y.nan_to_num(9), original.y.nan_to_num(9))  # type: ignore[union-attr]
+        assert copied.labelled("train").tolist() == MASKS["train_mask"].tolist()  # type: ignore[union-attr]
 
 
 def test_other_types_of_a_typed_graph_have_no_value() -> None:
@@ -68,12 +68,12 @@ def test_other_types_of_a_typed_graph_have_no_value() -> None:
 
 def test_a_split_of_a_file_without_masks_leaves_out_the_unlabelled(tmp_path: Path) -> None:
     np.savez(tmp_path / "g.npz", edge_index=torch.stack([SOURCE, TARGET]).numpy(), y=VALUES.numpy())
-    made = load(tmp_path / "g.npz")
-    chosen = made.train_mask | made.val_mask | made.test_mask  # type: ignore[operator]
-    assert chosen.tolist() == [True, True, False, True, True]
+    loaded = load(tmp_path / "g.npz")
+    in_split = loaded.train_mask | loaded.val_mask | loaded.test_mask  # type: ignore[operator]
+    assert in_split.tolist() == [True, True, False, True, True]
 
 
-def test_mistakes() -> None:
+def test_errors() -> None:
     with pytest.raises(InputError, match=r"val_mask\[2\] selects an unlabelled vertex \(y = NaN\)"):
         require_trainable(graph(VALUES, val_mask=torch.arange(5) == 2))
     with pytest.raises(InputError, match=r"y\[2, 0\] is inf: values are finite"):

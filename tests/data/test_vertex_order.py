@@ -1,4 +1,4 @@
-"""Renumbered graphs: the orders by hand and by what defines them; all that is known of a vertex moves along."""
+"""Reordered graphs have the defined vertex order, and all attributes of vertices and edges are reordered, too."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weft.utils.errors import InputError
 
 
 def two_components() -> Graph:
-    """0 -> 4 -> {1, 7}, 1 -> 2, 3 -> 7 around the hub 4; 6 -> {5, 6}; and 8 alone."""
+    """Return a graph with the edges 0 -> 4 -> {1, 7}, 1 -> 2, 3 -> 7, and 6 -> {5, 6}; vertex 8 has none."""
     return Graph.from_edges(
         torch.tensor([0, 4, 4, 1, 3, 6, 6]), torch.tensor([4, 1, 7, 2, 7, 5, 6]), num_vertices=9, name="two"
     )
@@ -26,32 +26,32 @@ def two_components() -> Graph:
 @pytest.mark.parametrize(
     ("kind", "ids"), [("bfs", [4, 0, 1, 7, 2, 3, 6, 5, 8]), ("degree", [4, 6, 1, 7, 0, 2, 3, 5, 8])]
 )
-def test_by_hand(kind: str, ids: list[int]) -> None:
+def test_orders_of_a_small_graph(kind: str, ids: list[int]) -> None:
     graph = reorder(two_components(), kind)
     assert graph.ids is not None
     assert graph.ids.tolist() == ids
 
 
 def neighbours(graph: Graph) -> list[set[int]]:
-    """Per vertex, those that an edge in either direction leads to."""
-    found: list[set[int]] = [set() for _ in range(graph.num_vertices)]
+    """Return the neighbours of each vertex, by edges in either direction."""
+    adjacent: list[set[int]] = [set() for _ in range(graph.num_vertices)]
     for source, target in zip(*(ids.tolist() for ids in graph.in_edges.edges()), strict=True):
-        found[source].add(target)
-        found[target].add(source)
-    return found
+        adjacent[source].add(target)
+        adjacent[target].add(source)
+    return adjacent
 
 
 @CALM
 @given(graph=graphs())
-def test_breadth_first_goes_level_by_level(graph: Graph) -> None:
-    """Who was met first has its neighbours numbered first; one without an earlier neighbour has the most edges left."""
+def test_bfs_numbers_neighbours_in_order(graph: Graph) -> None:
+    """Neighbours of earlier vertices are numbered first; the first vertex of a component has its largest degree."""
     assume(len(graph.vertex_types) < 2)
     graph = reorder(graph, "bfs")
     degree = (graph.in_edges.degree + graph.in_edges.transpose.indptr.diff()).tolist()
     parents = []
-    for vertex, known in enumerate(neighbours(graph)):
-        if any(other < vertex for other in known):
-            parents.append(min(known))
+    for vertex, adjacent in enumerate(neighbours(graph)):
+        if any(other < vertex for other in adjacent):
+            parents.append(min(adjacent))
         else:
             assert degree[vertex] == max(degree[vertex:])
             parents.append(vertex)
@@ -61,9 +61,11 @@ def test_breadth_first_goes_level_by_level(graph: Graph) -> None:
 @pytest.mark.parametrize("kind", ORDERS)
 @CALM
 @given(graph=graphs())
-def test_everything_moves_along(kind: str, graph: Graph) -> None:
+def test_all_attributes_are_reordered(kind: str, graph: Graph) -> None:
     assume(len(graph.vertex_types) < 2)
-    moved = reorder(reorder(graph, "degree"), kind)  # an order of an order still knows the original ids
+    moved = reorder(
+        reorder(graph, "degree"), kind
+    )  # The ids of a graph that was reordered twice are still the original ones.
     check_values(moved)
     assert moved.ids is not None
     for field in ("x", "y", *MASKS):
@@ -80,7 +82,7 @@ def test_everything_moves_along(kind: str, graph: Graph) -> None:
     assert edges(moved, moved.ids) == edges(graph, torch.arange(graph.num_vertices))
 
 
-def test_relations_of_one_vertex_type_move_along() -> None:
+def test_relations_of_one_vertex_type_are_reordered() -> None:
     graph = Graph.from_edges(
         torch.tensor([0, 0, 2, 1]),
         torch.tensor([1, 1, 1, 0]),
@@ -102,14 +104,14 @@ def test_relations_of_one_vertex_type_move_along() -> None:
     assert moved.in_edges.weight.tolist() == [2.0, 1.0, 3.0, 4.0]
 
 
-def test_random_data_belongs_to_the_first_ids(tmp_path: Path) -> None:
-    """Drawn before or after the vertices were reordered: the same for each."""
-    drawn = {"random_features": 3, "random_classes": 4}
+def test_random_data_depends_on_original_ids(tmp_path: Path) -> None:
+    """Random features and classes of a vertex are equal before and after reordering."""
+    options = {"random_features": 3, "random_classes": 4}
     load("rmat:20,60", order="bfs").save(tmp_path / "reordered")
-    same_graph(load(tmp_path / "reordered", **drawn), load("rmat:20,60", order="bfs", **drawn))
+    same_graph(load(tmp_path / "reordered", **options), load("rmat:20,60", order="bfs", **options))
 
 
-def test_refuses() -> None:
+def test_unsupported_orders_are_refused() -> None:
     typed = Graph.from_edges(
         torch.tensor([0]), torch.tensor([1]), vertex_types=("a", "b"), type_offsets=(0, 1, 2), name="typed"
     )

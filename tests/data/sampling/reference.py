@@ -1,4 +1,4 @@
-"""The draws of csrc/sampling.cpp once more, one edge at a time, as plainly as Python says them."""
+"""Reference implementation of csrc/sampling.cpp in plain Python, one edge at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Edge = tuple[int, float]  # position in the graph, 1 / probability
 
 
 def floyd(d: int, k: int, word: int) -> list[int]:
-    """k of 0 to d - 1, ascending."""
+    """Return k of the numbers 0 to d - 1 in ascending order, by Floyd's algorithm."""
     m = min(k, d - k)
     chosen: set[int] = set()
     for i in range(m):
@@ -24,7 +24,7 @@ def floyd(d: int, k: int, word: int) -> list[int]:
 
 
 def variate(key: int, vertex: int, transition: KeyTransition | None) -> float:
-    """LABOR's number in [0, 1) of a source."""
+    """Return the random number in [0, 1) that LABOR assigns to a source vertex."""
     if transition is None:
         return mix64(key ^ vertex) / 2**64
     angle = math.pi / 2 * transition.share
@@ -39,7 +39,7 @@ def normal(key: int, vertex: int) -> float:
 
 
 def probabilities(weights: Sequence[float], k: int) -> list[float]:
-    """min(1, c w) with the sum k, by trying how many of the heaviest are at 1."""
+    """Return probabilities min(1, c w) whose sum is k; the number of probabilities of 1 is found by trial."""
     positive = sorted((w for w in weights if w > 0), reverse=True)
     if len(positive) <= k:
         return [float(w > 0) for w in weights]
@@ -61,32 +61,32 @@ def sample(
     ids: Sequence[int] | None = None,
     edge_type: Sequence[int] | None = None,
 ) -> list[list[Edge]]:
-    """Each target's sampled edges."""
-    named: Callable[[int], int] = (lambda v: v) if ids is None else ids.__getitem__
+    """Return the sampled edges of each target."""
+    id_of: Callable[[int], int] = (lambda v: v) if ids is None else ids.__getitem__
     indptr, indices = in_edges.indptr.tolist(), in_edges.indices.tolist()
     weight = [1.0] * len(indices) if in_edges.weight is None else in_edges.weight.tolist()
-    found = []
+    samples = []
     for v in targets:
-        word = mix64(key & MASK64 ^ named(v))
+        word = mix64(key & MASK64 ^ id_of(v))
         row = range(indptr[v], indptr[v + 1])
         groups = [(list(row), fanout, word)]
         if isinstance(fanout, tuple):
             assert edge_type is not None
             groups = [([e for e in row if edge_type[e] == r], k, mix64(word ^ r)) for r, k in enumerate(fanout)]
         edges: list[Edge] = []
-        for group, k, draws in groups:
+        for group, k, group_word in groups:
             d = len(group)
             if k == ALL or d <= k:
                 edges += [(e, 1.0) for e in group]
             elif not k:
                 continue
             elif method == "uniform":
-                edges += [(group[i], d / k) for i in floyd(d, k, draws)]
+                edges += [(group[i], d / k) for i in floyd(d, k, group_word)]
             elif method == "labor":
-                edges += [(e, d / k) for e in group if variate(key, named(indices[e]), transition) < k / d]
+                edges += [(e, d / k) for e in group if variate(key, id_of(indices[e]), transition) < k / d]
             else:
                 for e, p in zip(group, probabilities([weight[e] for e in group], k), strict=True):
                     if (mix64(word ^ (e - row.start)) >> 11) / 2**53 < p:
                         edges.append((e, 1 / p))
-        found.append(sorted(edges))
-    return found
+        samples.append(sorted(edges))
+    return samples

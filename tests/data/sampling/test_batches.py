@@ -1,4 +1,4 @@
-"""An epoch's batches, the keys of their draws, and fanouts as text."""
+"""Batches of an epoch, keys of samples, and fanouts as text."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def test_every_vertex_once() -> None:
 
 
 def test_order_is_keyed() -> None:
-    """By seed and epoch; not by the order in which vertices are given, nor by their numbers where ids are known."""
+    """Order depends on seed and epoch, not on the order of the vertices, nor on their numbers if ids are passed."""
     train = torch.arange(100)
     first, other_epoch, other_seed = (
         torch.cat(epoch_batches(train, 10, seed=seed, epoch=epoch)).tolist() for seed, epoch in ((0, 0), (0, 1), (1, 0))
     )
     assert len({tuple(order) for order in (first, other_epoch, other_seed)}) == 3
-    turned = epoch_batches(train.flip(0), 10, seed=0, epoch=0)
-    assert torch.cat([batch.flip(0) for batch in turned]).tolist() == first
+    reverse = epoch_batches(train.flip(0), 10, seed=0, epoch=0)
+    assert torch.cat([batch.flip(0) for batch in reverse]).tolist() == first
     ids = torch.randperm(100, generator=torch.Generator().manual_seed(0))
     for mine, original in zip(
         epoch_batches(train, 10, seed=0, epoch=0, ids=ids), epoch_batches(train, 10, seed=0, epoch=0), strict=True
@@ -38,8 +38,8 @@ def test_order_is_keyed() -> None:
         assert torch.equal(ids[mine].sort().values, original)
 
 
-def test_links_are_in_batches_as_vertices_are() -> None:
-    """Each once, in their order, and by original ids."""
+def test_links_are_batched_like_vertices() -> None:
+    """Every link is in one batch; batches are sorted and depend on original ids."""
     links = torch.cartesian_prod(torch.arange(5), torch.arange(4), torch.arange(2))
     batches = epoch_batches(links, 7, seed=0, epoch=0)
     assert [len(batch) for batch in batches] == [7] * 5 + [5]
@@ -51,7 +51,7 @@ def test_links_are_in_batches_as_vertices_are() -> None:
         assert torch.equal(torch.cat([ids[mine[:, :2]], mine[:, 2:]], 1), original)
 
 
-def test_first_of_an_epoch_is_anyone() -> None:
+def test_the_first_vertex_of_an_epoch_is_uniform() -> None:
     first = torch.stack([epoch_batches(torch.arange(10), 1, seed=5, epoch=epoch)[0] for epoch in range(1000)])
     observed = first.flatten().bincount(minlength=10).double()
     assert float(((observed - 100) ** 2 / 100).sum()) < 27.9  # chi-square at 9, tail 1e-3

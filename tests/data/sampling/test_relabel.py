@@ -1,4 +1,4 @@
-"""Local numbers: as a dictionary gives them, call after call."""
+"""Local ids equal those of a dictionary, in every call of a relabeller."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from weft.data.sampling import Relabeller
 
 def expected(first: list[int], others: list[int]) -> tuple[list[int], list[int]]:
     new = sorted(set(others) - set(first))
-    place = {v: i for i, v in enumerate(first + new)}
-    return [place[v] for v in others], new
+    local = {v: i for i, v in enumerate(first + new)}
+    return [local[v] for v in others], new
 
 
 def check(relabeller: Relabeller, first: Tensor, others: Tensor, threads: int = 1) -> None:
@@ -27,8 +27,8 @@ def check(relabeller: Relabeller, first: Tensor, others: Tensor, threads: int = 
 
 @CALM
 @given(st.data())
-def test_as_a_dictionary(data: st.DataObject) -> None:
-    """Word and page borders, nothing at all, duplicates; the map is clear for the next batch."""
+def test_equals_a_dictionary(data: st.DataObject) -> None:
+    """Relabelling handles word and page boundaries, empty lists and duplicates, and clears the map afterwards."""
     size = data.draw(st.sampled_from([1, 63, 64, 65, 4096, 4097, 100_000]))
     ids = st.one_of(st.integers(0, size - 1), st.sampled_from([0, size - 1, size // 2]))
     relabeller = Relabeller(size)
@@ -38,7 +38,7 @@ def test_as_a_dictionary(data: st.DataObject) -> None:
         check(relabeller, first, torch.tensor(data.draw(st.lists(ids, max_size=50)), dtype=dtype))
 
 
-def test_same_numbers_by_any_threads() -> None:
+def test_local_ids_do_not_depend_on_threads() -> None:
     random = torch.Generator().manual_seed(0)
     relabeller = Relabeller(30_000)
     for threads in (1, 2, 3):
@@ -46,7 +46,7 @@ def test_same_numbers_by_any_threads() -> None:
         check(relabeller, first, torch.randint(30_000, (50_000,), generator=random, dtype=torch.int32), threads)
 
 
-def test_mistakes_leave_the_map_clear() -> None:
+def test_errors_leave_the_map_clear() -> None:
     relabeller = Relabeller(100)
     good = torch.tensor([5, 7])
     for first, others, words in (
