@@ -1,4 +1,4 @@
-"""The methods: by hand, against plain Python, by what they promise, and the tracking of moves against a recount."""
+"""Partition methods equal plain Python implementations and keep their bounds; tracked counts equal a recount."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RECIPE = "rmat:60,300"
 
 
 def two_cliques() -> Graph:
-    """Vertices 0, 2, 4, 6 all linked, 1, 3, 5, 7 all linked, and one edge 6 -> 7 between them."""
+    """Return two cliques, of the even and of the odd vertices up to 7, connected by the edge 6 -> 7."""
     edges = [(u, v) for u in range(8) for v in range(8) if u != v and u % 2 == v % 2] + [(6, 7)]
     source, target = torch.tensor(edges).T
     return Graph.from_edges(source, target)
@@ -49,10 +49,10 @@ def test_every_vertex_has_a_part(method: str, graph: Graph, num_parts: int) -> N
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_depends_on_seed_and_nothing_else(method: str) -> None:
-    """Not on threads, and not on what was drawn before; another seed gives another result where one is used."""
+def test_depends_only_on_the_seed(method: str) -> None:
+    """Parts do not depend on threads or the global generator; another seed changes them if the method reads it."""
     graph, threads = load("rmat:700,5k"), torch.get_num_threads()
-    options = NotingSeed(seed=3, stream="random")
+    options = RecordingOptions(seed=3, stream="random")
     first = make_book(graph, 4, method=method, options=options)
     options.read.clear()
     METHODS[method](graph, 4, options)
@@ -68,18 +68,18 @@ def test_depends_on_seed_and_nothing_else(method: str) -> None:
     assert torch.equal(first.part, other.part) != reads_seed
 
 
-class NotingSeed(PartitionOptions):
-    """Options that know which of them a method has read."""
+class RecordingOptions(PartitionOptions):
+    """Options that record which of them a method reads."""
 
     read: ClassVar[list[str]] = []
 
     def __getattribute__(self, name: str) -> Any:
-        NotingSeed.read.append(name)
+        RecordingOptions.read.append(name)
         return super().__getattribute__(name)
 
 
-def test_a_method_is_one_function_and_one_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With no other word of it, it has a book, a command, and a place under a strategy."""
+def test_a_method_is_added_by_one_function(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A function in METHODS is enough to create books, in Python, on the command line and in strategies."""
 
     def in_stripes(graph: Graph, num_parts: int, _options: PartitionOptions) -> Tensor:
         return torch.arange(graph.num_vertices, dtype=torch.int32) % num_parts
@@ -94,7 +94,7 @@ def test_a_method_is_one_function_and_one_row(monkeypatch: pytest.MonkeyPatch, t
 
 
 @pytest.mark.parametrize("method", ["metis", "balanced"])
-def test_finds_what_belongs_together(method: str) -> None:
+def test_finds_cliques(method: str) -> None:
     part = make_book(two_cliques(), 2, method=method).part.tolist()
     assert part in ([0, 1] * 4, [1, 0] * 4)
 
@@ -104,30 +104,30 @@ def test_random_is_even() -> None:
 
 
 def test_range_is_contiguous_and_weighs_vertices() -> None:
-    """Vertex 0 has six in-edges, the others none."""
+    """Ranges balance vertices and in-edges by weight: vertex 0 has six in-edges, the others have none."""
     graph = Graph.from_edges(torch.arange(1, 7), torch.zeros(6, dtype=torch.int64))
     for weight, part in {8: [0, 0, 0, 0, 1, 1, 1], 1: [0, 1, 1, 1, 1, 1, 1]}.items():
         options = PartitionOptions(vertex_weight=weight)
         assert make_book(graph, 2, method="range", options=options).part.tolist() == part
 
 
-def test_range_evens_out_the_weighted_sum() -> None:
+def test_range_balances_the_weighted_sum() -> None:
     graph = load("rmat:2k,20k")
     quality = make_book(graph, 4, method="range", options=PartitionOptions(vertex_weight=5)).quality
     loads = [5 * v + e for v, e in zip(quality.vertices, quality.in_edges, strict=True)]
     assert max(loads) - min(loads) <= 2 * (5 + int(graph.in_edges.degree.max()))
 
 
-def reference_fennel(graph: Graph, order: list[int], num_parts: int, most: int) -> list[int]:
-    """The algorithm in plain Python."""
+def reference_fennel(graph: Graph, order: list[int], num_parts: int, max_size: int) -> list[int]:
+    """Assign vertices by Fennel in plain Python."""
     edges = list(zip(*(ids.tolist() for ids in graph.in_edges.edges()), strict=True))
     part: dict[int, int] = {}
     weight = 1.5 * math.sqrt(num_parts) * len(edges) / (len(order) * math.sqrt(len(order)))
     for v in order:
-        met = [part.get(u) for u, w in edges if w == v] + [part.get(w) for u, w in edges if u == v]
+        placed = [part.get(u) for u, w in edges if w == v] + [part.get(w) for u, w in edges if u == v]
         size = [list(part.values()).count(p) for p in range(num_parts)]
-        free = [p for p in range(num_parts) if size[p] < most]
-        part[v] = max(free, key=lambda p: (met.count(p) - weight * math.sqrt(size[p]), -size[p], -p))
+        free = [p for p in range(num_parts) if size[p] < max_size]
+        part[v] = max(free, key=lambda p: (placed.count(p) - weight * math.sqrt(size[p]), -size[p], -p))
     return [part[v] for v in range(len(order))]
 
 
@@ -137,17 +137,17 @@ def test_fennel_equals_plain_python(graph: Graph, num_parts: int, slack: float, 
     assume(num_parts <= graph.num_vertices)
     random = torch.Generator().manual_seed(seed)
     order = torch.randperm(graph.num_vertices, generator=random)
-    most = math.ceil(graph.num_vertices / num_parts * (1 + slack))
+    max_size = math.ceil(graph.num_vertices / num_parts * (1 + slack))
     options = PartitionOptions(slack=slack, seed=seed, stream="random")
     book = make_book(graph, num_parts, method="fennel", options=options)
-    assert book.part.tolist() == reference_fennel(graph, order.tolist(), num_parts, most)
-    assert max(book.quality.vertices) <= most
+    assert book.part.tolist() == reference_fennel(graph, order.tolist(), num_parts, max_size)
+    assert max(book.quality.vertices) <= max_size
 
 
 @CALM
 @given(graph=graphs())
 def test_neighbours(graph: Graph) -> None:
-    """Both directions, each neighbour once, no loops."""
+    """Neighbours are those of both directions, each once and sorted, without loops."""
     indptr, indices = neighbours(graph.in_edges)
     linked = torch.zeros(graph.num_vertices, graph.num_vertices, dtype=torch.bool)
     source, target = graph.in_edges.edges()
@@ -194,22 +194,22 @@ def test_tracked_counts_equal_a_recount_after_many_moves() -> None:
     assert cut == cut_again
 
 
-def evenness(loads: tuple[int, ...]) -> float:
-    """How far a load is from the mean at most, as a fraction of it."""
+def imbalance(loads: tuple[int, ...]) -> float:
+    """Return the largest deviation of a load from the mean, as a fraction of the mean."""
     mean = sum(loads) / len(loads)
     return max(abs(load - mean) for load in loads) / mean
 
 
 @pytest.mark.parametrize("num_parts", [pytest.param(4, marks=pytest.mark.slow), 8])
-def test_balanced_evens_out_a_power_law_graph(num_parts: int) -> None:
-    """R-MAT has one dense core. METIS by vertices leaves it in one part; by in-edges it must cut as balanced does."""
+def test_balanced_on_a_power_law_graph(num_parts: int) -> None:
+    """R-MAT graphs have a dense core. `balanced` splits it, with a cut near that of METIS weighted by in-edges."""
     graph = load("rmat:20k,300k")
     quality = make_book(graph, num_parts, method="balanced").quality
     even_edges = Quality.measure(graph, metis(graph, num_parts, 0, graph.in_edges.degree), num_parts, seconds=0.0)
     assert min(quality.remote) / max(quality.remote) > 0.95 > min(even_edges.remote) / max(even_edges.remote)
-    assert evenness(even_edges.vertices) > 0.5
-    assert evenness(quality.vertices) <= 0.05
-    assert evenness(quality.in_edges) <= 0.05
+    assert imbalance(even_edges.vertices) > 0.5
+    assert imbalance(quality.vertices) <= 0.05
+    assert imbalance(quality.in_edges) <= 0.05
     assert quality.cut <= 1.1 * even_edges.cut
     assert sum(quality.remote) <= sum(even_edges.remote)
 
@@ -220,12 +220,12 @@ def test_balanced_against_metis_on_a_social_network(weft_data: Callable[[str], P
     by_metis = make_book(graph, num_parts, method="metis").quality
     quality = make_book(graph, num_parts, method="balanced").quality
     assert min(quality.remote) / max(quality.remote) > 0.95 > min(by_metis.remote) / max(by_metis.remote)
-    assert evenness(quality.vertices) <= 0.05 < evenness(by_metis.in_edges)
-    assert evenness(quality.in_edges) <= 0.05
+    assert imbalance(quality.vertices) <= 0.05 < imbalance(by_metis.in_edges)
+    assert imbalance(quality.in_edges) <= 0.05
     assert quality.cut <= 1.1 * by_metis.cut
 
 
-def test_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = two_cliques()
     for num_parts in (0, -1, 9):
         with pytest.raises(InputError) as error:

@@ -1,4 +1,4 @@
-"""Books: back as they were saved, whole or not at all, for their own graph only; and the command that writes them."""
+"""Partition books are saved atomically and opened unchanged, for their graph only; the command writes them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def graph() -> Graph:
     return load(RECIPE)
 
 
-def test_comes_back_as_saved(graph: Graph, tmp_path: Path) -> None:
+def test_opened_books_equal_saved_ones(graph: Graph, tmp_path: Path) -> None:
     book = weft.partition.make_book(graph, 3, method="fennel", options=PartitionOptions(stream="random", seed=2**40))
     path = tmp_path / "new" / "book.safetensors"
     book.save(path)
@@ -48,7 +48,7 @@ def test_parts_without_vertices(graph: Graph, tmp_path: Path) -> None:
     assert opened.members(2).tolist() == list(range(60))
 
 
-def test_a_book_is_replaced_as_a_whole(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_book_is_replaced_atomically(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "book"
     make_book(graph, 2, method="range").save(path)
     before = path.read_bytes()
@@ -66,14 +66,14 @@ def test_a_book_is_replaced_as_a_whole(graph: Graph, tmp_path: Path, monkeypatch
     assert PartitionBook.open(path, graph).num_parts == 3
 
 
-def test_replaces_nothing_but_books(graph: Graph, tmp_path: Path) -> None:
+def test_other_files_are_not_replaced(graph: Graph, tmp_path: Path) -> None:
     book = make_book(graph, 2, method="range")
     (tmp_path / "notes").write_text("mine")
     save_file({"part": book.part}, tmp_path / "tensors")
-    for name, said in (("notes", "is no partition book"), ("tensors", "is no partition book"), ("", "is a folder")):
+    for name, message in (("notes", "is no partition book"), ("tensors", "is no partition book"), ("", "is a folder")):
         with pytest.raises(InputError) as error:
             book.save(tmp_path / name)
-        assert_one_line(error, tmp_path / name, said)
+        assert_one_line(error, tmp_path / name, message)
     assert (tmp_path / "notes").read_text() == "mine"
 
 
@@ -100,8 +100,8 @@ def rewrite(path: Path, **changes: str) -> None:
     save_file({"part": part}, path, metadata | changes)
 
 
-def vouched(path: Path, part: torch.Tensor, **changes: object) -> None:
-    """Another book, whose checksum is right."""
+def write_book(path: Path, part: torch.Tensor, **changes: object) -> None:
+    """Replace the content of a book, with a matching checksum."""
     metadata, _ = read(path)
     about = json.dumps(json.loads(metadata["about"]) | changes)
     save_file({"part": part}, path, metadata | {"about": about, "sha256": checksum(about, part)})
@@ -111,7 +111,7 @@ PARTS = torch.arange(60, dtype=torch.int32) % 2
 
 
 @pytest.mark.parametrize(
-    ("part", "changes", "said"),
+    ("part", "changes", "message"),
     [
         (PARTS + 1, {}, "'part' goes from 1 to 2 in 2 parts"),
         (PARTS - 1, {}, "'part' goes from -1 to 0 in 2 parts"),
@@ -127,17 +127,17 @@ PARTS = torch.arange(60, dtype=torch.int32) % 2
     ],
 )
 def test_a_book_with_other_content(
-    graph: Graph, tmp_path: Path, part: torch.Tensor, changes: dict[str, object], said: str
+    graph: Graph, tmp_path: Path, part: torch.Tensor, changes: dict[str, object], message: str
 ) -> None:
-    """Its checksum is right, so nothing is damaged, but not every vertex is in one part."""
+    """A book with a right checksum but invalid parts or metadata is refused."""
     path = tmp_path / "book"
     make_book(graph, 2, method="range").save(path)
-    vouched(path, PARTS)
+    write_book(path, PARTS)
     assert torch.equal(PartitionBook.open(path, graph).part, PARTS)
-    vouched(path, part.contiguous(), **changes)
+    write_book(path, part.contiguous(), **changes)
     with pytest.raises(InputError) as error:
         PartitionBook.open(path, graph)
-    assert_one_line(error, path, said, "weft partition")
+    assert_one_line(error, path, message, "weft partition")
 
 
 def other_seconds(path: Path) -> None:
@@ -147,7 +147,7 @@ def other_seconds(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (lambda path: path.unlink(), "no such file"),
         (lambda path: path.write_bytes(b""), "cannot be read"),
@@ -160,13 +160,13 @@ def other_seconds(path: Path) -> None:
         (lambda path: save_file({"parts": torch.zeros(60)}, path), "cannot be read"),
     ],
 )
-def test_a_damaged_book(graph: Graph, tmp_path: Path, damage: Callable[[Path], None], said: str) -> None:
+def test_a_damaged_book(graph: Graph, tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
     path = tmp_path / "book"
     make_book(graph, 2, method="range").save(path)
     damage(path)
     with pytest.raises(InputError) as error:
         PartitionBook.open(path, graph)
-    assert_one_line(error, path, said, "weft partition" if "version" not in said else "upgrade weft")
+    assert_one_line(error, path, message, "weft partition" if "version" not in message else "upgrade weft")
 
 
 def test_the_command(
@@ -184,7 +184,7 @@ def test_the_command(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--parts", "61"], "--parts 61: rmat"),
         (["--parts", "0"], "--parts 0"),
@@ -195,18 +195,18 @@ def test_the_command(
         ([], "the following arguments are required: --parts"),
     ],
 )
-def test_mistakes_in_the_partition_command(
+def test_errors_of_the_partition_command(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
-    said: str,
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["partition", RECIPE, *arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("weft: error: ")
-    assert said in captured.err
+    assert message in captured.err
     assert captured.err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []

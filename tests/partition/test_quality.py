@@ -1,4 +1,4 @@
-"""What a partition is worth, against sets of vertices and edges in plain Python."""
+"""Quality measures of a partition equal those of sets in plain Python."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.reporting import partition_table
 
 
 def recount(graph: Graph, part: list[int], num_parts: int) -> Quality:
-    """The same by definition."""
+    """Compute the quality of a partition by its definition."""
     edges = list(zip(*(ids.tolist() for ids in graph.in_edges.edges()), strict=True))
     remote = [{u for u, v in edges if part[v] == p and part[u] != p} for p in range(num_parts)]
     return Quality(
@@ -29,7 +29,7 @@ def recount(graph: Graph, part: list[int], num_parts: int) -> Quality:
 @CALM
 @given(graph=graphs(), num_parts=st.integers(1, 5), seed=st.integers(0, 99))
 def test_equals_the_definition(graph: Graph, num_parts: int, seed: int) -> None:
-    """Also with more parts than vertices: some are empty then."""
+    """Measures equal the definition, also with empty parts."""
     random = torch.Generator().manual_seed(seed)
     part = torch.randint(0, num_parts, (graph.num_vertices,), generator=random, dtype=torch.int32)
     quality = Quality.measure(graph, part, num_parts, seconds=1.0)
@@ -37,8 +37,8 @@ def test_equals_the_definition(graph: Graph, num_parts: int, seed: int) -> None:
     assert len(partition_table(quality.record()).rows) == num_parts + 2
 
 
-def test_by_hand() -> None:
-    """0 -> 1 twice, 2 -> 1, 1 -> 1, 3 -> 0; parts {0, 1}, {2}, {3}."""
+def test_a_small_graph() -> None:
+    """The edges are 0 -> 1 (twice), 2 -> 1, 1 -> 1, 3 -> 0; the parts are {0, 1}, {2}, {3}."""
     graph = Graph.from_edges(torch.tensor([0, 0, 2, 1, 3]), torch.tensor([1, 1, 1, 1, 0]))
     quality = Quality.measure(graph, torch.tensor([0, 0, 1, 2], dtype=torch.int32), 3, seconds=0.5)
     assert quality == Quality(

@@ -1,4 +1,4 @@
-"""The least halo against SciPy's matchings, and what its parts do together against the whole sum."""
+"""Minimum vertex covers have the size of SciPy's maximum matchings, and give the complete sums."""
 
 from __future__ import annotations
 
@@ -24,45 +24,52 @@ DATA = Path(os.environ.get("WEFT_DATA", "shared/data"))
 
 
 def hops_of(adj: Adjacency, part: Tensor, num_parts: int, ratio: float = 0.0) -> list[Hop]:
-    """The last hop of each part, of a model of two; ratio: of the remote sources, those that are computed again."""
+    """Return the last hop of each part in a model of two layers.
+
+    Args:
+        adj: The in-edges of all vertices.
+        part: Part of each vertex.
+        num_parts: Number of parts.
+        ratio: Fraction of remote sources that are recomputed.
+    """
     caching = Caching(costs=torch.ones(2, 5, dtype=torch.float64), ratio=ratio)
-    return [make_dependencies(adj, part, own, num_parts, caching).hops[-1] for own in range(num_parts)]
+    return [make_dependencies(adj, part, rank, num_parts, caching).hops[-1] for rank in range(num_parts)]
 
 
 def matched(hop: Hop, first: int, end: int) -> int:
-    """The size of a maximum matching of the hop's edges from the fetched sources `first` to `end`."""
+    """Return the size of a maximum matching of the edges from fetched sources `first` to `end`."""
     source, target = hop.block.edges()
-    here = (source >= hop.num_inputs + first) & (source < hop.num_inputs + end)
-    places = source[here] - hop.num_inputs - first, target[here]
-    ones = np.ones(len(places[0]), dtype=np.int8)
-    edges = csr_matrix((ones, [place.numpy() for place in places]), shape=(end - first, hop.block.num_targets))
+    in_range = (source >= hop.num_inputs + first) & (source < hop.num_inputs + end)
+    ids = source[in_range] - hop.num_inputs - first, target[in_range]
+    ones = np.ones(len(ids[0]), dtype=np.int8)
+    edges = csr_matrix((ones, [column.numpy() for column in ids]), shape=(end - first, hop.block.num_targets))
     return int((maximum_bipartite_matching(edges, perm_type="column") >= 0).sum())
 
 
 def check_cover(hop: Hop) -> None:
-    """As many rows as a maximum matching has edges, from each part; every edge is in the block or in what is asked."""
+    """Check that a cover has the size of a maximum matching with each part, and that it covers every edge once."""
     cover = hop.cover
-    ends = [0, *torch.tensor(hop.received).cumsum(0).tolist()]
-    assert cover.received == tuple(matched(hop, *span) for span in pairwise(ends))
+    bounds = [0, *torch.tensor(hop.received).cumsum(0).tolist()]
+    assert cover.received == tuple(matched(hop, *span) for span in pairwise(bounds))
     sizes = torch.bincount(cover.requested.edges()[1], minlength=cover.requested.num_targets)
     assert bool((sizes > 0).all())
-    assert sum(cover.summed) == int(sizes[sizes > 1].sum())  # what is a row of its own sums no edge
+    assert sum(cover.summed) == int(sizes[sizes > 1].sum())  # A row of one source is not a sum.
     assert sum(cover.requested_edges) == cover.requested.num_edges
     if sum(cover.received) == sum(hop.received):
-        assert not any(cover.summed)  # of equal covers the one of sources
+        assert not any(cover.summed)  # Among covers of equal size, that of sources is used.
 
-    # every edge, with its weight: those of the block, where each row that comes stands for what it is asked to be
+    # Sums over the block, with the requested sums in place of the fetched rows, equal the sums over all edges.
     x = torch.randn(hop.block.num_sources, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     weighted = hop.block.weight is not None
     inputs, fetched = x[: hop.num_inputs], x[hop.num_inputs :]
-    brought = torch.cat([inputs, spmm(cover.requested, fetched, weighted=weighted)])
+    with_sums = torch.cat([inputs, spmm(cover.requested, fetched, weighted=weighted)])
     expected = spmm(hop.block, x, weighted=weighted)
-    torch.testing.assert_close(spmm(cover.block, brought, weighted=weighted), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(spmm(cover.block, with_sums, weighted=weighted), expected, rtol=1e-12, atol=1e-12)
     check_owners(hop)
 
 
 def check_owners(hop: Hop) -> None:
-    """What is asked of a part is over its vertices alone."""
+    """Check that every requested sum is over vertices of a single part."""
     owner, rows = (
         torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
         for counts in (hop.received, hop.cover.received)
@@ -73,7 +80,7 @@ def check_owners(hop: Hop) -> None:
 
 @st.composite
 def graphs(draw: st.DrawFn) -> tuple[Adjacency, Tensor, int, float]:
-    """A graph, the part of every vertex of several, some perhaps empty, and how much is computed again."""
+    """Sample a graph, the part of every vertex, the number of parts, and the fraction of recomputed sources."""
     random = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     num_vertices, num_edges = draw(st.sampled_from([40, 9, 3, 120])), draw(st.sampled_from([150, 0, 30, 400]))
     source, target = torch.randint(0, num_vertices, (2, num_edges), generator=random)
@@ -88,7 +95,7 @@ def graphs(draw: st.DrawFn) -> tuple[Adjacency, Tensor, int, float]:
 
 @CALM
 @given(graphs())
-def test_a_cover_has_as_many_rows_as_a_matching_and_covers_every_edge(
+def test_covers_are_minimal(
     problem: tuple[Adjacency, Tensor, int, float],
 ) -> None:
     for hop in hops_of(*problem):
@@ -96,7 +103,7 @@ def test_a_cover_has_as_many_rows_as_a_matching_and_covers_every_edge(
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_covers_of_a_larger_graph_are_least_and_the_same(threads: int) -> None:
+def test_covers_of_a_larger_graph_are_minimal_and_reproducible(threads: int) -> None:
     graph = load("rmat:vertices=3k,edges=40k,seed=2")
     part = torch.arange(graph.num_vertices, dtype=torch.int32) % 5
     for hop in hops_of(graph.in_edges, part, 5):
@@ -108,7 +115,7 @@ def test_covers_of_a_larger_graph_are_least_and_the_same(threads: int) -> None:
 
 @pytest.mark.parametrize("name", ["tolokers", "cora", "topo_soc-Slashdot0902"])
 @pytest.mark.parametrize("method", ["metis", "range"])
-def test_covers_of_real_graphs_are_least(name: str, method: str) -> None:
+def test_covers_of_real_graphs_are_minimal(name: str, method: str) -> None:
     if not (DATA / f"{name}.npz").exists():
         pytest.skip(f"$WEFT_DATA has no {name}")
     graph = load(name)
@@ -116,19 +123,19 @@ def test_covers_of_real_graphs_are_least(name: str, method: str) -> None:
         check_cover(hop)
 
 
-def test_a_star_sends_one_row_either_way() -> None:
-    """A source of many targets sends its row; a target of many sources is sent its partial result."""
-    ends = torch.arange(1, 9)
-    out = Adjacency.from_edges(torch.zeros(8, dtype=torch.int64), ends, num_sources=9, num_targets=9)
-    into = Adjacency.from_edges(ends, torch.zeros(8, dtype=torch.int64), num_sources=9, num_targets=9)
+def test_a_star_sends_one_row_in_either_direction() -> None:
+    """A source of many targets sends its row; a target of many sources receives a partial sum."""
+    leaves = torch.arange(1, 9)
+    out = Adjacency.from_edges(torch.zeros(8, dtype=torch.int64), leaves, num_sources=9, num_targets=9)
+    into = Adjacency.from_edges(leaves, torch.zeros(8, dtype=torch.int64), num_sources=9, num_targets=9)
     part = torch.tensor([0] + [1] * 8, dtype=torch.int32)
     fetched, summed = hops_of(out, part, 2)[1].cover, hops_of(into, part, 2)[0].cover
     assert (fetched.received, fetched.summed) == ((1, 0), (0, 0))
     assert (summed.received, summed.summed) == ((0, 1), (0, 8))
 
 
-def test_a_long_path_is_no_deep_recursion() -> None:
-    """Sources 2 i reach targets 2 i and 2 i + 2 of the other part: one alternating path through all of them."""
+def test_a_long_alternating_path() -> None:
+    """An alternating path through all vertices is handled without deep recursion."""
     count = 200_000
     source = torch.cat([torch.arange(count), torch.arange(count - 1)]) + count
     target = torch.cat([torch.arange(count), torch.arange(1, count)])

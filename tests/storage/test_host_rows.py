@@ -1,4 +1,4 @@
-"""Rows in files and pinned rows against plain tensors; what a file takes, gives back, and says where it has no room."""
+"""Host rows in files and in pinned memory equal plain tensors; files release memory and report full disks."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
 
 
 def some_rows(num_rows: int, kind: str) -> Tensor:
-    """Ascending: all, every third, a few far apart, runs with gaps, or none."""
-    every = torch.arange(num_rows)
-    chosen = {
-        "all": every,
-        "third": every[1::3],
-        "sparse": every[::997],
-        "runs": every[(every // 50) % 3 > 0],
-        "none": every[:0],
+    """Return ascending row ids: all, every third, a few far apart, runs with gaps, or none."""
+    ids = torch.arange(num_rows)
+    by_kind = {
+        "all": ids,
+        "third": ids[1::3],
+        "sparse": ids[::997],
+        "runs": ids[(ids // 50) % 3 > 0],
+        "none": ids[:0],
     }
-    return chosen[kind]
+    return by_kind[kind]
 
 
 # The widths make rows of a few bytes, of odd sizes, and larger than what is read at once.
@@ -65,16 +65,19 @@ def test_equals_a_tensor(make: Make, dtype: torch.dtype, num_rows: int, width: i
     assert torch.equal(rows.read(0, num_rows), plain)
     assert torch.equal(rows.read(half // 2, half), plain[half // 2 : half])
     for kind in ("all", "third", "sparse", "runs", "none"):
-        chosen = some_rows(num_rows, kind)
-        for places in (torch.arange(len(chosen)) + 2, torch.randperm(len(chosen) + 5, generator=random)[: len(chosen)]):
-            out = torch.full((len(chosen) + 5, width), torch.nan, dtype=dtype)
+        row_ids = some_rows(num_rows, kind)
+        for slots in (
+            torch.arange(len(row_ids)) + 2,
+            torch.randperm(len(row_ids) + 5, generator=random)[: len(row_ids)],
+        ):
+            out = torch.full((len(row_ids) + 5, width), torch.nan, dtype=dtype)
             expected = out.clone()
-            rows.gather(chosen, out, places)
-            expected[places] = plain[chosen]
+            rows.gather(row_ids, out, slots)
+            expected[slots] = plain[row_ids]
             torch.testing.assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
             values = torch.randn(len(out), width, dtype=dtype, generator=random)
-            rows.add(chosen, values, places)
-            plain[chosen] += values[places]
+            rows.add(row_ids, values, slots)
+            plain[row_ids] += values[slots]
             assert torch.equal(rows.read(0, num_rows), plain), kind
     assert torch.equal(rows.tensor(), plain)
     rows.clear()
@@ -83,8 +86,8 @@ def test_equals_a_tensor(make: Make, dtype: torch.dtype, num_rows: int, width: i
 
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize(("num_rows", "width"), [(5000, 7), (20011, 65), (3, 9001)])
-def test_cleared_rows_are_zero_whatever_follows(make: Make, num_rows: int, width: int) -> None:
-    """They are kept as such, and written where something is added or asked for."""
+def test_cleared_rows_are_zero(make: Make, num_rows: int, width: int) -> None:
+    """Cleared rows are zero in every later operation, although their file is not written at once."""
     random = torch.Generator().manual_seed(num_rows)
     plain = torch.randn(num_rows, width, generator=random)
     rows = make(num_rows, width, torch.float32)
@@ -94,21 +97,21 @@ def test_cleared_rows_are_zero_whatever_follows(make: Make, num_rows: int, width
             rows.clear()
             plain.zero_()
         first, end = sorted(torch.randint(num_rows + 1, (2,), generator=random).tolist())
-        chosen = torch.rand(end - first, generator=random).topk((end - first) // (1 + turn % 7)).indices.sort().values
-        chosen += first
-        added = torch.randn(len(chosen), width, generator=random)
+        row_ids = torch.rand(end - first, generator=random).topk((end - first) // (1 + turn % 7)).indices.sort().values
+        row_ids += first
+        added = torch.randn(len(row_ids), width, generator=random)
         what = turn % 4
         if what == 0:
-            rows.add(chosen, added)
-            plain[chosen] += added
+            rows.add(row_ids, added)
+            plain[row_ids] += added
         elif what == 1:
             rows.write(first, torch.ones(end - first, width))
             plain[first:end] = 1
         elif what == 2:
             assert torch.equal(rows.read(first, end), plain[first:end])
         else:
-            rows.gather(chosen, added)
-            assert torch.equal(added, plain[chosen])
+            rows.gather(row_ids, added)
+            assert torch.equal(added, plain[row_ids])
     assert torch.equal(rows.tensor(), plain)
 
 
@@ -124,19 +127,19 @@ def test_a_tensor_shares_the_file_and_outlives_the_rows(tmp_path: Path) -> None:
     assert whole.sum() == 9
 
 
-def test_what_is_wrong_is_refused(tmp_path: Path) -> None:
+def test_wrong_ids_are_refused(tmp_path: Path) -> None:
     rows, out = HostRows(10, 3, torch.float32, tmp_path), torch.zeros(4, 3)
-    for ids, places in (([2, 1], [0, 1]), ([1, 1], [0, 1]), ([-1, 1], [0, 1]), ([1, 2], [0, 4]), ([1, 2], [0])):
+    for ids, slots in (([2, 1], [0, 1]), ([1, 1], [0, 1]), ([-1, 1], [0, 1]), ([1, 2], [0, 4]), ([1, 2], [0])):
         for move in (rows.gather, rows.add):
             with pytest.raises(ValueError, match=r"rows|places"):
-                move(torch.tensor(ids), out, torch.tensor(places))
+                move(torch.tensor(ids), out, torch.tensor(slots))
     with pytest.raises(AssertionError):
         rows.gather(torch.tensor([10]), out, torch.tensor([0]))
     with pytest.raises(AssertionError):
         rows.write(9, torch.zeros(2, 3))
 
 
-def test_nothing_is_left_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_files_are_left_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real_open = os.open
 
     def no_unnamed_files(path: str, flags: int, mode: int = 0o777) -> int:
@@ -144,7 +147,7 @@ def test_nothing_is_left_in_the_folder(tmp_path: Path, monkeypatch: pytest.Monke
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
         return real_open(path, flags, mode)
 
-    gc.collect()  # what other tests left
+    gc.collect()  # Close files of other tests.
     before = len(os.listdir("/proc/self/fd"))
     for patched in (False, True):
         if patched:
@@ -161,7 +164,7 @@ def test_nothing_is_left_in_the_folder(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_an_array_file_gives_back_what_was_put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_array_file_returns_stored_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unnamed_files, "MAX_GROWTH", 100)
     array_file = ArrayFile(tmp_path)
     put = [
@@ -174,13 +177,13 @@ def test_an_array_file_gives_back_what_was_put(tmp_path: Path, monkeypatch: pyte
     ]
     stored = [array_file.put(tensor) for tensor in put]
     assert array_file.num_bytes == sum(tensor.nbytes for tensor in put)
-    for tensor, one in reversed(list(zip(put, stored, strict=True))):
-        got = array_file.get(one)
+    for tensor, position in reversed(list(zip(put, stored, strict=True))):
+        got = array_file.get(position)
         assert got.dtype == tensor.dtype
         assert torch.equal(got, tensor)
 
 
-def test_a_new_file_is_zero_without_a_page_written() -> None:
+def test_a_new_file_is_zero_without_writing_pages() -> None:
     before = resident_file_bytes()
     whole = HostRows(1 << 17, 64, torch.float32).tensor()
     assert resident_file_bytes() - before < whole.nbytes // 8
@@ -188,13 +191,13 @@ def test_a_new_file_is_zero_without_a_page_written() -> None:
 
 
 def resident_file_bytes() -> int:
-    """Of this process: pages of files that it has mapped."""
+    """Return the resident bytes of files that this process has mapped."""
     lines = Path("/proc/self/status").read_text().splitlines()
     (line,) = [line for line in lines if line.startswith("RssFile")]
     return int(line.split()[1]) << 10
 
 
-def test_release_lowers_what_is_resident_and_keeps_the_numbers(tmp_path: Path) -> None:
+def test_release_lowers_resident_memory_and_preserves_values(tmp_path: Path) -> None:
     rows = HostRows(1 << 17, 64, torch.float32, tmp_path)  # 32 MiB
     for whole in (rows.tensor(), HostRows(1 << 17, 64, torch.float32).tensor()):
         before = resident_file_bytes()
@@ -208,8 +211,8 @@ def test_release_lowers_what_is_resident_and_keeps_the_numbers(tmp_path: Path) -
         assert torch.equal(whole, torch.arange(64).expand(1 << 17, 64).float())
 
 
-def test_release_leaves_other_tensors_alone(tmp_path: Path) -> None:
-    """Heap pages would come back as zeros: also those that took the place of a mapping."""
+def test_release_does_not_change_other_tensors(tmp_path: Path) -> None:
+    """Heap memory is never released (its pages would become zero), even at the address of an earlier mapping."""
     mapped = HostRows(1 << 12, 64, torch.float32, tmp_path).tensor()
     for _ in range(20):
         del mapped
@@ -223,7 +226,7 @@ def test_release_leaves_other_tensors_alone(tmp_path: Path) -> None:
     release(mapped[:0])
 
 
-def test_a_full_disk_is_one_line_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error_of_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -231,8 +234,10 @@ def test_a_full_disk_is_one_line_with_a_remedy(tmp_path: Path, monkeypatch: pyte
     before = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patched:
         patched.setattr(os, "posix_fallocate", full)
-        said = rf"{tmp_path}: no space for 12,000 bytes of vertex data \(No space.*\): give --scratch another folder$"
-        with pytest.raises(RunError, match=said):
+        message = (
+            rf"{tmp_path}: no space for 12,000 bytes of vertex data \(No space.*\): give --scratch another folder$"
+        )
+        with pytest.raises(RunError, match=message):
             HostRows(1000, 3, torch.float32, tmp_path)
         with pytest.raises(RunError, match="--scratch another folder"):
             array_file.put(torch.ones(7))
@@ -243,7 +248,7 @@ def test_a_full_disk_is_one_line_with_a_remedy(tmp_path: Path, monkeypatch: pyte
     assert torch.equal(array_file.get(array_file.put(torch.ones(7))), torch.ones(7))
 
 
-def test_a_limit_of_file_sizes_is_such_an_error(tmp_path: Path) -> None:
+def test_a_limit_of_file_sizes_is_an_error(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     rows = HostRows(1000, 3, torch.float32, tmp_path)
     resource.setrlimit(resource.RLIMIT_FSIZE, (6000, limits[1]))
@@ -256,7 +261,7 @@ def test_a_limit_of_file_sizes_is_such_an_error(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name in ("missing", "file"):
         with pytest.raises(RunError, match=rf"{name}: cannot store 4 bytes .*: give --scratch another folder"):
@@ -266,7 +271,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     assert free_bytes(tmp_path) > 0
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can write everywhere")
 def test_a_folder_without_permission(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(RunError, match="Permission denied"):
@@ -274,6 +279,6 @@ def test_a_folder_without_permission(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
 
 
-def test_which_rows_a_device_gets(tmp_path: Path) -> None:
+def test_host_rows_of_the_cpu_are_in_files(tmp_path: Path) -> None:
     assert isinstance(host_rows(2, 3, torch.float32, device=CPU, folder=None), HostRows)
     assert isinstance(host_rows(2, 3, torch.float32, device=CPU, folder=tmp_path), HostRows)

@@ -1,4 +1,4 @@
-"""Who says an error under torchrun, and that its summary has the line too."""
+"""Under torchrun, one rank of a host prints an error, and torchrun's summary contains the line."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from weft.utils.error_line import print_error
 
 
 @pytest.mark.parametrize(
-    ("local_rank", "shared", "says"), [("0", True, True), ("1", True, False), ("1", False, True), ("", True, True)]
+    ("local_rank", "shared", "prints"), [("0", True, True), ("1", True, False), ("1", False, True), ("", True, True)]
 )
-def test_the_first_rank_of_a_host_says_what_all_have(
+def test_the_first_rank_of_a_host_prints_shared_errors(
     local_rank: str,
     shared: bool,
-    says: bool,
+    prints: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -30,9 +30,9 @@ def test_the_first_rank_of_a_host_says_what_all_have(
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
     print_error("no\ngraph", shared=shared)
     line = "weft: error: no\\ngraph"
-    assert capsys.readouterr().err == (f"{line}\n" if says else "")
-    assert file.exists() == says
-    if says:  # as torch.distributed.elastic.multiprocessing.errors.ProcessFailure reads it
+    assert capsys.readouterr().err == (f"{line}\n" if prints else "")
+    assert file.exists() == prints
+    if prints:  # in the format of torch.distributed.elastic.multiprocessing.errors.ProcessFailure
         message = json.loads(file.read_text())["message"]
         assert message["extraInfo"]["py_callstack"] == line
         assert int(message["extraInfo"]["timestamp"]) > 0

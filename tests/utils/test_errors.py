@@ -1,4 +1,4 @@
-"""Errors are one line, whatever they quote, and name what is near; what cannot be read becomes one of them."""
+"""Errors are one line of printable characters, and suggest similar names; unreadable files are such errors."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def test_one_line(kind: type[InputError | RunError]) -> None:
         ("", "choose one of fennel, metis, range"),
     ],
 )
-def test_only_what_is_near_is_suggested(name: str, hint: str) -> None:
+def test_only_similar_names_are_suggested(name: str, hint: str) -> None:
     assert str(unknown("method", name, ("range", "metis", "fennel"))) == f"unknown method '{name}': {hint}"
 
 
-def test_far_names_are_listed() -> None:
+def test_dissimilar_names_are_listed() -> None:
     assert "did you mean" not in str(unknown("option", "loss", ("blocks", "dropout")))
     text = str(unknown("relation", "?", (str(i) for i in range(1000))))
     assert text.count(",") == MAX_NAMES
@@ -34,7 +34,7 @@ def test_far_names_are_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("raised", "said"),
+    ("raised", "message"),
     [
         (ValueError("no\n  header"), "g.npy: cannot be read (no header): save it again"),
         (KeyError("x"), "g.npy: cannot be read (KeyError: 'x'): save it again"),
@@ -44,10 +44,10 @@ def test_far_names_are_listed() -> None:
         (InputError("g.npy: is no graph"), "g.npy: is no graph"),
     ],
 )
-def test_what_cannot_be_read(raised: Exception, said: str) -> None:
+def test_unreadable_content_is_an_input_error(raised: Exception, message: str) -> None:
     with pytest.raises(InputError) as error, readable(Path("g.npy"), "save it again"):
         raise raised
-    assert str(error.value) == said
+    assert str(error.value) == message
 
 
 def test_a_long_message_is_cut() -> None:
@@ -57,6 +57,6 @@ def test_a_long_message_is_cut() -> None:
 
 
 @pytest.mark.parametrize("raised", [RunError("rank 1"), MemoryError(), UserWarning("odd"), KeyboardInterrupt()])
-def test_what_is_no_matter_of_the_content_passes(raised: BaseException) -> None:
+def test_other_exceptions_are_not_converted(raised: BaseException) -> None:
     with pytest.raises(type(raised)), readable("g", "save it again"):
         raise raised

@@ -1,4 +1,4 @@
-"""What a prompt and a notebook show of graphs, runs and families of models: little, escaped, and never an error."""
+"""Prompts and notebooks show short, escaped descriptions of graphs, runs and models, and never an error."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from weft.utils.notebook import facts_table
 
 
 def facts(html: str | None) -> dict[str, str]:
-    """Those of a table, which has a caption, heads of rows, and nothing that runs or has a colour."""
+    """Return the facts of a table; it must have a caption and row headers, and no scripts or colours."""
     assert html is not None
     table = ET.fromstring(html)
-    assert {one.tag for one in table.iter()} == {"table", "caption", "tbody", "tr", "th", "td"}
-    assert {value for one in table.iter() for value in one.attrib.values()} <= {"row", "text-align: left"}
+    assert {element.tag for element in table.iter()} == {"table", "caption", "tbody", "tr", "th", "td"}
+    assert {value for element in table.iter() for value in element.attrib.values()} <= {"row", "text-align: left"}
     assert table[0].tag == "caption"
     rows = [(row[0], row[1]) for row in table[1]]
     assert all(head.get("scope") == "row" for head, _ in rows)
     return {"": str(table[0].text)} | {str(head.text): str(cell.text) for head, cell in rows}
 
 
-def test_text_is_text() -> None:
+def test_text_is_escaped() -> None:
     assert facts(facts_table("<b>&", {"<i>": "</td><script>"})) == {"": "<b>&", "<i>": "</td><script>"}
 
 
@@ -57,7 +57,7 @@ def weights(graph: weft.Graph) -> Any:
     return graph.in_edges.indices.float() + 1
 
 
-def test_a_graph_of_little_or_of_types() -> None:
+def test_graphs_without_features_and_with_types() -> None:
     bare = weft.Graph.from_edges([0, 1], [1, 2])
     assert repr(bare) == "<Graph graph: 3 vertices, 2 edges>"
     assert list(facts(bare._repr_html_())) == ["", "vertices", "edges"]
@@ -104,18 +104,18 @@ def test_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["GCN", "SAGE", "GIN", "GAT", "GATv2", "RGCN"])
-def test_help_is_of_the_family(name: str) -> None:
-    made = getattr(weft.nn, name)
-    said = pydoc.plain(pydoc.render_doc(made)).splitlines()
-    assert said[2].startswith(f"{name}(in_width: int, out_width: int, *, hidden: int = 64, layers: int = 2")
-    assert said[3].strip() == inspect.getdoc(getattr(weft.nn, f"{name}Conv")).splitlines()[0]
-    options = inspect.signature(made).parameters
+def test_help_of_a_model_class(name: str) -> None:
+    model_class = getattr(weft.nn, name)
+    lines = pydoc.plain(pydoc.render_doc(model_class)).splitlines()
+    assert lines[2].startswith(f"{name}(in_width: int, out_width: int, *, hidden: int = 64, layers: int = 2")
+    assert lines[3].strip() == inspect.getdoc(getattr(weft.nn, f"{name}Conv")).splitlines()[0]
+    options = inspect.signature(model_class).parameters
     assert ("heads" in options) == name.startswith("GAT")
     assert ("bases" in options) == (name == "RGCN")
     assert {"model", "args", "options"}.isdisjoint(options)
 
 
-def test_a_family_makes_its_model() -> None:
+def test_a_model_class_creates_its_model() -> None:
     model = weft.nn.GAT(4, 3, hidden=8, heads=2)
     lines = [line.strip() for line in repr(model).splitlines()]
     assert "(0): GATConv(4, 8, heads=2)" in lines

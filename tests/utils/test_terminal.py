@@ -1,4 +1,4 @@
-"""What is written to a terminal, and what to a cell of a notebook."""
+"""A notebook cell is not a terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from weft.utils.terminal import is_terminal
 def test_a_command_in_a_cell_has_no_terminal(
     environment: dict[str, str], expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Although IPython gives it one of its own."""
+    """A command that a notebook cell runs has no terminal, although IPython opens a pseudo-terminal for it."""
     for name in ("MPLBACKEND", "JPY_PARENT_PID"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():

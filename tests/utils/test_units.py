@@ -1,4 +1,4 @@
-"""Amounts as people write them, and those that they cannot have meant."""
+"""Amounts of bytes are parsed with their units; other texts are refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_values(text: str, num_bytes: int) -> None:
 @pytest.mark.parametrize(
     "text", ["", "B", "MB", "-1", "-1MB", "1e9", "1,5GB", "1.GB", ".5GB", "1PB", "5i", "5iB", "1 M B", "1MBs"]
 )
-def test_refuses(text: str) -> None:
+def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_bytes(text, "--cache-memory")
     assert str(caught.value) == f"--cache-memory {text!r}: give an amount such as 512MB or 1.5GiB"
