@@ -1,4 +1,4 @@
-"""Folders of runs that never ran, and what a report's page holds."""
+"""Folders of fictitious runs, and readers of a report page."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Line = dict[str, Any]
 def make_run(
     folder: Path, *, epochs: int = 3, ranks: int = 2, ended: bool = True, scale: float = 1.0, **config: Any
 ) -> Path:
-    """A run as `weft train` leaves it: every number is another one, so that none can stand for another."""
+    """Write a run folder as `weft train` does. All numbers differ, so that no number can be mistaken for another."""
     folder.mkdir(parents=True)
-    given = Config(**{"graph": "digits", "strategy": "tensor", "workers": ranks, "epochs": epochs, **config})
-    (folder / "config.toml").write_text(given.to_toml())
+    options = Config(**{"graph": "digits", "strategy": "tensor", "workers": ranks, "epochs": epochs, **config})
+    (folder / "config.toml").write_text(options.to_toml())
     recorder = Recorder(folder / "metrics.jsonl")
     recorder.write(
         "config",
@@ -33,8 +33,8 @@ def make_run(
         degrees=[1, 4, 3],
     )
     for epoch in range(epochs):
-        made = scale / (1 + epoch)
-        recorder.write("epoch", epoch=epoch, loss=made, lr=0.01, seconds=made / 8, val_accuracy=1 - made / 2)
+        loss = scale / (1 + epoch)
+        recorder.write("epoch", epoch=epoch, loss=loss, lr=0.01, seconds=loss / 8, val_accuracy=1 - loss / 2)
         for rank in range(ranks):
             recorder.write("rank", **rank_line(epoch, rank))
     if ended:
@@ -44,7 +44,7 @@ def make_run(
 
 
 def rank_line(epoch: int, rank: int) -> Line:
-    """What a rank did in an epoch's training."""
+    """Return the record of a rank's training in an epoch."""
     return {
         "epoch": epoch,
         "rank": rank,
@@ -62,21 +62,21 @@ def rank_line(epoch: int, rank: int) -> Line:
 
 
 class Elements(HTMLParser):
-    """The elements of a page: their names and attributes, and the text of scripts by id."""
+    """Elements of a page with their names and attributes, and the text of scripts by id."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.scripts: dict[str, str] = {}
         self._figure = self._inside = ""
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        known = dict(attrs)
-        self.found.append((tag, known))
+        attributes = dict(attrs)
+        self.elements.append((tag, attributes))
         if tag == "figure":
-            self._figure = str(known["id"])
-        self._inside = str(known.get("id", self._figure)) if tag == "script" else ""
+            self._figure = str(attributes["id"])
+        self._inside = str(attributes.get("id", self._figure)) if tag == "script" else ""
 
     def handle_endtag(self, tag: str) -> None:
         if tag == "figure":
@@ -88,23 +88,23 @@ class Elements(HTMLParser):
             self._inside = ""
 
     def of(self, tag: str) -> list[dict[str, str | None]]:
-        """The attributes of all elements of a name."""
-        return [known for name, known in self.found if name == tag]
+        """Return the attributes of all elements with a name."""
+        return [attributes for name, attributes in self.elements if name == tag]
 
 
 def tables(page: str) -> dict[str, list[Line]]:
-    """The data of a page's figures by name, row by row."""
-    found = json.loads(Elements(page).scripts["records"])
-    return {name: [row for group in groups for row in rows(group)] for name, groups in found.items()}
+    """Return the data of the figures of a page, by name, as rows."""
+    figures = json.loads(Elements(page).scripts["records"])
+    return {name: [row for group in groups for row in rows(group)] for name, groups in figures.items()}
 
 
 def rows(group: Line) -> list[Line]:
-    """Those of one group."""
+    """Return the rows of a group of records."""
     columns = group["columns"]
     return [group["shared"] | dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def text(page: str) -> str:
-    """What a person reads of a page."""
+    """Return the visible text of a page."""
     body = re.sub(r"<(script|style).*?</\1>", "", page, flags=re.DOTALL)
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", body))

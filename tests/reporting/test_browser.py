@@ -1,4 +1,4 @@
-"""A report in a browser: every figure is drawn, nothing is fetched or complained of. `make browser` sets it up."""
+"""In a browser, a report draws every figure without requests or errors. `make browser` installs the browser."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: make brow
 EVIL = "<img src=x onerror=alert(1)>"
 MARKS = """figure => [...figure.querySelectorAll("svg g[class*='mark-'][class*='role-mark'] path")]
     .map(path => path.getBoundingClientRect()).filter(box => box.width + box.height > 0).length"""
-"""How many marks of a figure can be seen."""
+"""JavaScript that counts the visible marks of a figure."""
 OUT_OF_PAGE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 DRAWN = "body[data-drawn]"
 
@@ -31,14 +31,14 @@ DRAWN = "body[data-drawn]"
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with sync_api.sync_playwright() as started:
-        made = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield made
-        made.close()
+        chromium = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a run with a timeline and one beside it whose name is no name."""
+    """Write a report of two runs: one with a timeline, one whose name contains HTML."""
     folder = tmp_path_factory.mktemp("runs")
     graph = "sbm:vertices=300,degree=6,classes=3,features=8"
     train(graph, workers=2, strategy="communicated", epochs=4, timeline=1, out=folder / "divided")
@@ -47,21 +47,21 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "report.html"
 
 
-class Watched:
-    """A page, and what it asked for and complained of."""
+class RecordedPage:
+    """A page with its requests and error messages."""
 
     def __init__(self, browser: Any, *, width: int = 1280, scheme: str = "light") -> None:
         self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
         self.page = self.context.new_page()
-        self.said: list[str] = []
-        self.asked: list[str] = []
-        self.page.on("console", lambda message: self.said.append(message.text))
-        self.page.on("pageerror", lambda error: self.said.append(str(error)))
-        self.page.on("dialog", lambda dialog: self.said.append(dialog.message))
-        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.messages: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: self.messages.append(message.text))
+        self.page.on("pageerror", lambda error: self.messages.append(str(error)))
+        self.page.on("dialog", lambda dialog: self.messages.append(dialog.message))
+        self.page.on("request", lambda request: self.requests.append(request.url))
 
     def show(self, url: str) -> Any:
-        """The page, with all figures drawn."""
+        """Open a page and wait until all figures are drawn."""
         self.page.goto(url)
         self.page.wait_for_selector(DRAWN, timeout=60_000)
         return self.page
@@ -70,8 +70,8 @@ class Watched:
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_figure_is_drawn(browser: Any, report: Path, width: int, scheme: str) -> None:
-    watched = Watched(browser, width=width, scheme=scheme)
-    page = watched.show(report.as_uri())
+    recorded = RecordedPage(browser, width=width, scheme=scheme)
+    page = recorded.show(report.as_uri())
     figures = page.query_selector_all("figure")
     assert len(figures) >= 12
     for figure in figures:
@@ -79,34 +79,34 @@ def test_every_figure_is_drawn(browser: Any, report: Path, width: int, scheme: s
         box = figure.query_selector("svg").bounding_box()
         assert box["width"] <= width
     assert page.evaluate(OUT_OF_PAGE) == 0
-    assert watched.asked == [report.as_uri()]
-    assert watched.said == []
+    assert recorded.requests == [report.as_uri()]
+    assert recorded.messages == []
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (ground == "rgb(255, 255, 255)") == (scheme == "light")
-    watched.context.close()
+    recorded.context.close()
 
 
-def test_an_empty_figure_would_be_seen(browser: Any, report: Path, tmp_path: Path) -> None:
-    """The planted error: the same page without its data."""
+def test_an_empty_figure_is_detected(browser: Any, report: Path, tmp_path: Path) -> None:
+    """A page without data (a planted error) has figures without marks."""
     text = report.read_text()
     begin = text.index('id="records">') + len('id="records">')
     end = text.index("</script>", begin)
     emptied = tmp_path / "emptied.html"
     emptied.write_text(text[:begin] + json.dumps({name: [] for name in json.loads(text[begin:end])}) + text[end:])
-    watched = Watched(browser)
-    figures = watched.show(emptied.as_uri()).query_selector_all("figure")
+    recorded = RecordedPage(browser)
+    figures = recorded.show(emptied.as_uri()).query_selector_all("figure")
     assert [figure.evaluate(MARKS) for figure in figures if figure.get_attribute("id") != "figure-balance"][:3] == [
         0
     ] * 3
-    watched.context.close()
+    recorded.context.close()
 
 
 def test_buttons_zoom_and_tables_open(browser: Any, report: Path) -> None:
-    watched = Watched(browser)
-    page = watched.show(report.as_uri())
+    recorded = RecordedPage(browser)
+    page = recorded.show(report.as_uri())
     for name in ("loss", "timeline-0", "rank-seconds"):
         labels = f"[...document.querySelectorAll('#figure-{name} svg .role-axis-label text')]"
-        shown = f"{labels}.map(one => one.textContent).sort().join()"
+        shown = f"{labels}.map(label => label.textContent).sort().join()"
         whole = page.evaluate(shown)
         page.focus(f"#figure-{name}-in")
         page.keyboard.press("Enter")
@@ -117,8 +117,8 @@ def test_buttons_zoom_and_tables_open(browser: Any, report: Path) -> None:
     rows = page.query_selector_all("#figure-loss-table tbody tr")
     assert len(rows) == 7
     assert rows[0].inner_text().split("\t")[:2] == ["divided", "0"]
-    assert watched.said == []
-    watched.context.close()
+    assert recorded.messages == []
+    recorded.context.close()
 
 
 def test_a_served_page_grows_with_its_run(browser: Any, tmp_path: Path) -> None:
@@ -126,8 +126,8 @@ def test_a_served_page_grows_with_its_run(browser: Any, tmp_path: Path) -> None:
     with ReportServer([folder], 0) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        watched = Watched(browser)
-        page = watched.show(server.url)
+        recorded = RecordedPage(browser)
+        page = recorded.show(server.url)
         page.click("#figure-loss-table summary")
         recorder = Recorder(folder / "metrics.jsonl")
         recorder.write("epoch", epoch=3, loss=0.125, lr=0.01, seconds=1.0)
@@ -137,8 +137,8 @@ def test_a_served_page_grows_with_its_run(browser: Any, tmp_path: Path) -> None:
         recorder.write("event", event="stopped", epoch=3, signal=15)
         recorder.close()
         page.wait_for_function("document.body.innerText.includes('stopped after 4 epochs')", timeout=30_000)
-        assert set(watched.asked) == {server.url}
-        assert watched.said == []
+        assert set(recorded.requests) == {server.url}
+        assert recorded.messages == []
         server.shutdown()
         thread.join()
-        watched.context.close()
+        recorded.context.close()

@@ -1,4 +1,4 @@
-"""Records read back: as columns, as pandas has them, as a chart; and that docs/report.md names every field."""
+"""Records are read as columns, pandas tables and charts; docs/report.md documents every field."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run(tmp_path: Path) -> weft.Run:
     return weft.Run.open(make_run(tmp_path / "run", epochs=4, ranks=2))
 
 
-def test_columns_are_the_lines(run: weft.Run) -> None:
+def test_columns_equal_the_records(run: weft.Run) -> None:
     epochs, ranks = epoch_columns(run.records), rank_columns(run.records)
     assert list(epochs) == ["epoch", "loss", "lr", "seconds", "val_accuracy"]
     assert epochs["loss"] == [line["loss"] for line in run.history]
@@ -31,7 +31,7 @@ def test_columns_are_the_lines(run: weft.Run) -> None:
     assert {len(column) for column in ranks.values()} == {8}
 
 
-def test_what_a_line_lacks_is_none(run: weft.Run) -> None:
+def test_missing_fields_are_none(run: weft.Run) -> None:
     lines = [*run.records, {"kind": "epoch", "version": 1, "epoch": 4, "loss": 1.0, "seconds": 1.0}]
     assert epoch_columns(lines)["val_accuracy"][-2:] == [run.history[-1]["val_accuracy"], None]
 
@@ -46,7 +46,7 @@ def test_pandas(run: weft.Run) -> None:
         run.to_pandas("rank")
 
 
-def test_pandas_that_is_missing_is_named(run: weft.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pandas_is_an_error(run: weft.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(InputError, match=r"needs pandas: pip install 'weft\[tables\]'"):
         run.to_pandas()
@@ -64,20 +64,20 @@ def test_a_plot_has_the_history(run: weft.Run, tmp_path: Path) -> None:
 
 
 def test_every_field_is_documented(tmp_path: Path) -> None:
-    """Of real runs, by the table of their kind of line."""
+    """The table of each kind of record documents every field of real runs."""
     folders = [
         train(GRAPH, workers=2, strategy="tensor", epochs=2, checkpoint_every=1, out=tmp_path / "tensor").folder,
         train(GRAPH, strategy="offload", chunks=2, epochs=1, until="val_accuracy=1", out=tmp_path / "offload").folder,
     ]
     sections = dict(re.findall(r"^### `(\w+)`\n(.*?)(?=^###? |\Z)", DOCS.read_text(), re.MULTILINE | re.DOTALL))
-    known = {kind: set(re.findall(r"^\| `(\w+)`", body, re.MULTILINE)) for kind, body in sections.items()}
-    seen = set()
+    documented = {kind: set(re.findall(r"^\| `(\w+)`", body, re.MULTILINE)) for kind, body in sections.items()}
+    kinds = set()
     for folder in folders:
         for line in weft.Run.open(folder).records:
-            seen.add(line["kind"])
+            kinds.add(line["kind"])
             for name in line.keys() - {"kind", "version"}:
-                assert name in known[line["kind"]] or re.fullmatch("(train|val|test)_accuracy", name), (
+                assert name in documented[line["kind"]] or re.fullmatch("(train|val|test)_accuracy", name), (
                     line["kind"],
                     name,
                 )
-    assert seen == known.keys() == {"config", "epoch", "rank", "event", "summary"}
+    assert kinds == documented.keys() == {"config", "epoch", "rank", "event", "summary"}

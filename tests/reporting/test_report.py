@@ -1,4 +1,4 @@
-"""The report: its figures have the numbers of the records, what people name is text, what is damaged is refused."""
+"""Figures of a report equal the records; names are escaped, and damaged records are refused."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ EVIL = '<img src=x onerror=alert(1)> & "quoted"'
 
 @pytest.fixture(autouse=True)
 def no_vega(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Vega takes seconds to put together, and is only needed where figures are drawn."""
+    """Leave out Vega, which takes seconds to bundle and is only needed to draw figures."""
     monkeypatch.setattr(page_module, "vega", lambda: "")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two ranks whose vertices are divided, with a timeline."""
+    """Train a run of two ranks with a timeline and a partitioned graph."""
     out = tmp_path_factory.mktemp("runs") / "divided"
     train(GRAPH, workers=2, strategy="communicated", epochs=4, eval_every=2, timeline=1, out=out)
     return out
@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def lines(folder: Path) -> list[Line]:
-    """Its record."""
+    """Return the records of the run."""
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -57,66 +57,68 @@ def page_of(*folders: Path) -> str:
     return report_page(read_runs(folders))
 
 
-def test_curves_are_the_record(folder: Path, lines: list[Line]) -> None:
-    found, epochs = tables(page_of(folder)), [line for line in lines if line["kind"] == "epoch"]
-    assert [(one["epoch"], one["loss"], one["lr"], one["seconds"]) for one in found["epochs"]] == [
-        (one["epoch"], one["loss"], one["lr"], one["seconds"]) for one in epochs
+def test_curves_equal_the_records(folder: Path, lines: list[Line]) -> None:
+    figures, epochs = tables(page_of(folder)), [line for line in lines if line["kind"] == "epoch"]
+    assert [(row["epoch"], row["loss"], row["lr"], row["seconds"]) for row in figures["epochs"]] == [
+        (row["epoch"], row["loss"], row["lr"], row["seconds"]) for row in epochs
     ]
-    scores = {(one["epoch"], one["split"]): one["value"] for one in found["scores-0"]}
+    scores = {(row["epoch"], row["split"]): row["value"] for row in figures["scores-0"]}
     assert scores == {
-        (one["epoch"], split): one[f"{split}_accuracy"]
-        for one in epochs
+        (row["epoch"], split): row[f"{split}_accuracy"]
+        for row in epochs
         for split in ("train", "val", "test")
-        if f"{split}_accuracy" in one
+        if f"{split}_accuracy" in row
     }
     assert len(scores) == 6  # 2 of 4 epochs are evaluated
 
 
-def test_seconds_are_the_record(folder: Path, lines: list[Line]) -> None:
-    found, ranks = tables(page_of(folder)), [line for line in lines if line["kind"] == "rank"]
+def test_seconds_equal_the_records(folder: Path, lines: list[Line]) -> None:
+    figures, ranks = tables(page_of(folder)), [line for line in lines if line["kind"] == "rank"]
     shown = {"compute": "compute", "communication": "network", "waiting": "waiting"}
     for phase in ("train", "eval", "setup"):
-        bars = {(one["label"], one["kind"]): one["seconds"] for one in found[f"phase-{phase}"]}
+        bars = {(row["label"], row["kind"]): row["seconds"] for row in figures[f"phase-{phase}"]}
         for rank in range(2):
             for kind in KINDS:
-                of = [one[f"{kind}_seconds"] for one in ranks if (one["phase"], one["rank"]) == (phase, rank)]
-                expected = sum(of) if phase == "setup" else statistics.median(of)
+                seconds = [line[f"{kind}_seconds"] for line in ranks if (line["phase"], line["rank"]) == (phase, rank)]
+                expected = sum(seconds) if phase == "setup" else statistics.median(seconds)
                 assert bars[f"rank {rank}", shown[kind]] == expected
-    courses = [(one["label"], one["epoch"], one["compute"], one["network"], one["waiting"]) for one in found["ranks"]]
-    trained = sorted((one for one in ranks if one["phase"] == "train"), key=lambda one: one["rank"])
+    courses = [(row["label"], row["epoch"], row["compute"], row["network"], row["waiting"]) for row in figures["ranks"]]
+    trained = sorted((row for row in ranks if row["phase"] == "train"), key=lambda row: row["rank"])
     assert courses == [
-        (f"rank {one['rank']}", one["epoch"], *(one[f"{kind}_seconds"] for kind in KINDS)) for one in trained
+        (f"rank {row['rank']}", row["epoch"], *(row[f"{kind}_seconds"] for kind in KINDS)) for row in trained
     ]
 
 
-def test_counts_are_the_record(folder: Path, lines: list[Line]) -> None:
-    found = tables(page_of(folder))
+def test_counts_equal_the_records(folder: Path, lines: list[Line]) -> None:
+    figures = tables(page_of(folder))
     trained = [line for line in lines if line["kind"] == "rank" and line["phase"] == "train"]
-    traffic = {one["label"]: one["bytes"] for one in found["traffic-0"] if one["kind"] == "counted"}
+    traffic = {row["label"]: row["bytes"] for row in figures["traffic-0"] if row["kind"] == "counted"}
     last = [line for line in trained if line["epoch"] == 3]
     for tag in ("halo", "gradients"):
         assert traffic[f"sent: {tag}"] == sum(line["bytes_sent"][tag] for line in last) > 0
     assert traffic["sent: all tags"] == sum(sum(line["bytes_sent"].values()) for line in last)
-    most = {one["label"]: one["bytes"] for one in found["memory"]}
+    most = {row["label"]: row["bytes"] for row in figures["memory"]}
     for rank in range(2):
         assert most[f"rank {rank}"] == max(line["peak_memory_bytes"] for line in trained if line["rank"] == rank)
-    loads = {(one["label"], one["load"]): one["value"] for one in found["balance"]}
+    loads = {(row["label"], row["load"]): row["value"] for row in figures["balance"]}
     assert [loads[f"rank {rank}", "edges x width"] for rank in range(2)] == [line["edges"] for line in last]
-    shares = [one["share"] for one in found["balance"] if one["load"] == "edges x width"]
-    assert shares == pytest.approx([one["edges"] / statistics.fmean(two["edges"] for two in last) for one in last])
+    shares = [row["share"] for row in figures["balance"] if row["load"] == "edges x width"]
+    assert shares == pytest.approx(
+        [line["edges"] / statistics.fmean(other["edges"] for other in last) for line in last]
+    )
 
 
-def test_the_graph_and_its_parts_are_counted_anew(folder: Path) -> None:
-    found, graph = tables(page_of(folder)), weft.load(GRAPH)
+def test_the_graph_and_its_parts_are_counted(folder: Path) -> None:
+    figures, graph = tables(page_of(folder)), weft.load(GRAPH)
     degree = graph.in_edges.degree.tolist()
-    bars = {one["degree"]: one["vertices"] for one in found["degrees"]}
+    bars = {row["degree"]: row["vertices"] for row in figures["degrees"]}
     assert bars["0"] == degree.count(0)
     assert bars["1"] == degree.count(1)
-    assert bars["4 to 7"] == sum(4 <= one <= 7 for one in degree)
+    assert bars["4 to 7"] == sum(4 <= number <= 7 for number in degree)
     assert sum(bars.values()) == graph.num_vertices
     part = weft.partition.range_parts(graph.in_edges, 2)
     quality = weft.partition.Quality.measure(graph, part, 2, 0.0)
-    parts = {(one["label"], one["load"]): one["value"] for one in found["parts"]}
+    parts = {(row["label"], row["load"]): row["value"] for row in figures["parts"]}
     for rank in range(2):
         assert parts[f"rank {rank}", "vertices"] == quality.vertices[rank]
         assert parts[f"rank {rank}", "in-edges"] == quality.in_edges[rank]
@@ -124,131 +126,138 @@ def test_the_graph_and_its_parts_are_counted_anew(folder: Path) -> None:
     assert f"{quality.cut:,} of {graph.num_edges:,}" in text(page_of(folder))
 
 
-def test_a_timeline_is_that_of_the_file(folder: Path) -> None:
+def test_a_timeline_equals_the_file(folder: Path) -> None:
     events = json.loads((folder / "timeline.json").read_text())["traceEvents"]
-    drawn = tables(page_of(folder))["timeline-0"]
+    shown = tables(page_of(folder))["timeline-0"]
     expected = sorted(
-        (one["name"], one["ts"] / 1e3, (one["ts"] + one["dur"]) / 1e3) for one in events if one["ph"] == "X"
+        (row["name"], row["ts"] / 1e3, (row["ts"] + row["dur"]) / 1e3) for row in events if row["ph"] == "X"
     )
-    assert sorted((one["name"], one["start"], one["stop"]) for one in drawn) == expected
+    assert sorted((row["name"], row["start"], row["stop"]) for row in shown) == expected
     lanes: dict[str, list[Line]] = {}
-    for one in drawn:
-        lanes.setdefault(one["lane"], []).append(one)
+    for row in shown:
+        lanes.setdefault(row["lane"], []).append(row)
     assert any(lane == "rank 1 compute (2)" for lane in lanes)
-    for slices in lanes.values():  # nothing hides another
-        ordered = sorted(slices, key=lambda one: one["start"])
-        assert all(one["stop"] <= two["start"] + 1e-9 for one, two in pairwise(ordered))
+    for slices in lanes.values():  # Slices of a lane do not overlap.
+        ordered = sorted(slices, key=lambda row: row["start"])
+        assert all(first["stop"] <= second["start"] + 1e-9 for first, second in pairwise(ordered))
 
 
-def test_planned_bytes_stand_beside_those_counted(tmp_path: Path) -> None:
+def test_planned_bytes_are_shown_next_to_counted_ones(tmp_path: Path) -> None:
     run = train(GRAPH, workers=2, strategy="tensor", epochs=2, out=tmp_path / "run")
-    found: dict[str, dict[str, int]] = {"counted": {}, "planned": {}}
-    for one in tables(page_of(run.folder))["traffic-0"]:
-        found[one["kind"]][one["label"]] = one["bytes"]
-    assert found["planned"] == found["counted"]
-    assert {"sent: rows_to_cols", "sent: cols_to_rows", "sent: gradients", "sent: all tags"} <= found["planned"].keys()
+    traffic: dict[str, dict[str, int]] = {"counted": {}, "planned": {}}
+    for row in tables(page_of(run.folder))["traffic-0"]:
+        traffic[row["kind"]][row["label"]] = row["bytes"]
+    assert traffic["planned"] == traffic["counted"]
+    assert {"sent: rows_to_cols", "sent: cols_to_rows", "sent: gradients", "sent: all tags"} <= traffic[
+        "planned"
+    ].keys()
 
 
 def test_a_forecast_stands_beside_what_was_moved(tmp_path: Path) -> None:
     run = train(GRAPH, strategy="offload", chunks=2, epochs=2, out=tmp_path / "run")
-    found = tables(page_of(run.folder))
+    figures = tables(page_of(run.folder))
     forecast = run.records[0]["placement"][0]["forecast"]
-    moved = {(one["label"], one["kind"]): one["bytes"] for one in found["traffic-0"]}
+    moved = {(row["label"], row["kind"]): row["bytes"] for row in figures["traffic-0"]}
     assert moved["to the device: all tags", "planned"] == forecast["to_device"]
     assert moved["to the device: all tags", "counted"] == forecast["to_device"]
-    held = {one["kind"]: one["bytes"] for one in found["memory-estimates"]}
-    assert held == {f"{name}, estimated": forecast[name] for name in ("device", "host", "disk") if forecast[name]}
+    memory = {row["kind"]: row["bytes"] for row in figures["memory-estimates"]}
+    assert memory == {f"{name}, estimated": forecast[name] for name in ("device", "host", "disk") if forecast[name]}
 
 
-def test_lines_have_what_readers_need(lines: list[Line]) -> None:
-    """What reading asks of a line, of a real run: an end that has no event is left out of this."""
+def test_records_have_the_required_fields(lines: list[Line]) -> None:
+    """Records of a real run have all required fields. A run that ends normally records no events."""
     for kind in REQUIRED_FIELDS.keys() - {"event"}:
-        known = [line for line in lines if line["kind"] == kind]
-        assert known
-        for line in known:
+        of_kind = [line for line in lines if line["kind"] == kind]
+        assert of_kind
+        for line in of_kind:
             assert REQUIRED_FIELDS[kind].keys() <= line.keys()
 
 
-def test_several_runs_are_set_side_by_side(tmp_path: Path) -> None:
-    one = make_run(tmp_path / "one", epochs=3)
-    two = make_run(tmp_path / "two", epochs=5, scale=2.0, lr=0.5)
-    made = page_of(one, two)
-    losses = {(row["run"], row["epoch"]): row["loss"] for row in tables(made)["epochs"]}
+def test_several_runs_are_compared(tmp_path: Path) -> None:
+    first = make_run(tmp_path / "one", epochs=3)
+    second = make_run(tmp_path / "two", epochs=5, scale=2.0, lr=0.5)
+    page = page_of(first, second)
+    losses = {(row["run"], row["epoch"]): row["loss"] for row in tables(page)["epochs"]}
     assert losses == {("one", e): 1 / (1 + e) for e in range(3)} | {("two", e): 2 / (1 + e) for e in range(5)}
-    heads = [cell for row in made.split("<thead>")[1:2] for cell in row.split("</thead>")[0].split('scope="col">')[1:]]
+    heads = [cell for row in page.split("<thead>")[1:2] for cell in row.split("</thead>")[0].split('scope="col">')[1:]]
     assert [cell.split("<")[0] for cell in heads] == ["one", "two"]
-    assert "two, rank 1" in {row["label"] for row in tables(made)["balance"]}
-    chart = json.loads(Elements(made).scripts["figure-loss"])
+    assert "two, rank 1" in {row["label"] for row in tables(page)["balance"]}
+    chart = json.loads(Elements(page).scripts["figure-loss"])
     assert chart["encoding"]["color"]["scale"]["domain"] == ["one", "two"]
-    said = text(made)
-    assert "lr 0.01 0.5" in said
-    assert said.count("weft train digits --model=gcn") == 2
+    visible = text(page)
+    assert "lr 0.01 0.5" in visible
+    assert visible.count("weft train digits --model=gcn") == 2
 
 
-def test_runs_of_one_name_are_told_by_their_paths(tmp_path: Path) -> None:
-    folders = [make_run(tmp_path / place / "run") for place in ("a", "b")]
+def test_runs_of_equal_names_are_distinguished_by_paths(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / parent / "run") for parent in ("a", "b")]
     assert {row["run"] for row in tables(page_of(*folders))["epochs"]} == {str(folder) for folder in folders}
     with pytest.raises(InputError, match="is named twice"):
         read_runs([folders[0], folders[0] / ".." / "run"])
 
 
-def test_what_people_name_is_text(tmp_path: Path) -> None:
+def test_names_are_escaped(tmp_path: Path) -> None:
     evil = make_run(tmp_path / EVIL, graph="</script><script>alert(2)</script>", model="gcn")
     recorder = Recorder(evil / "metrics.jsonl")
     recorder.write("epoch", epoch=3, loss=1.0, seconds=1.0, **{"val_</script><b>": 0.5})
     recorder.write("rank", **rank_line(3, 0) | {"bytes_sent": {"</script><i>": 7}})
     recorder.close()
     plain = make_run(tmp_path / "plain")
-    made, usual = Elements(page_of(evil, plain)), Elements(page_of(plain))
-    assert {name for name, _ in made.found} == {name for name, _ in usual.found}
-    assert not [attrs for _, attrs in made.found if any(name.startswith("on") for name in attrs)]
+    page, usual = Elements(page_of(evil, plain)), Elements(page_of(plain))
+    assert {name for name, _ in page.elements} == {name for name, _ in usual.elements}
+    assert not [attrs for _, attrs in page.elements if any(name.startswith("on") for name in attrs)]
     assert EVIL in {row["run"] for row in tables(page_of(evil, plain))["epochs"]}
     assert "<img" not in page_of(evil, plain)
 
 
-def test_a_page_needs_no_network_and_says_so(folder: Path) -> None:
-    made = Elements(page_of(folder))
-    assert not [known for _, known in made.found if known.keys() & {"src", "srcset", "data", "action"}]
-    assert all(str(known["href"]).startswith("#") for known in made.of("a"))
-    assert any("default-src 'none'" in str(known.get("content")) for known in made.of("meta"))
+def test_a_page_makes_no_requests(folder: Path) -> None:
+    page = Elements(page_of(folder))
+    assert not [
+        attributes for _, attributes in page.elements if attributes.keys() & {"src", "srcset", "data", "action"}
+    ]
+    assert all(str(attributes["href"]).startswith("#") for attributes in page.of("a"))
+    assert any("default-src 'none'" in str(attributes.get("content")) for attributes in page.of("meta"))
 
 
-def test_every_figure_has_words_and_numbers(folder: Path) -> None:
-    made = Elements(page_of(folder))
-    ids = {known.get("id") for _, known in made.found}
-    figures = made.of("figure")
+def test_every_figure_has_a_description_and_a_table(folder: Path) -> None:
+    page = Elements(page_of(folder))
+    ids = {attributes.get("id") for _, attributes in page.elements}
+    figures = page.of("figure")
     assert len(figures) >= 10
-    for known in figures:
-        assert {known["aria-labelledby"], f"{known['id']}-table"} <= ids
-        assert json.loads(made.scripts[str(known["id"])])["description"]
-    levels = [int(name[1]) for name, _ in made.found if name in ("h1", "h2", "h3")]
+    for attributes in figures:
+        assert {attributes["aria-labelledby"], f"{attributes['id']}-table"} <= ids
+        assert json.loads(page.scripts[str(attributes["id"])])["description"]
+    levels = [int(name[1]) for name, _ in page.elements if name in ("h1", "h2", "h3")]
     assert levels[0] == 1
     assert levels.count(1) == 1
-    assert all(two <= one + 1 for one, two in pairwise(levels))
-    assert {"header", "nav", "main", "footer"} <= {name for name, _ in made.found}
-    assert len(ids - {None}) == sum("id" in known for _, known in made.found)  # none is twice
+    assert all(second <= first + 1 for first, second in pairwise(levels))
+    assert {"header", "nav", "main", "footer"} <= {name for name, _ in page.elements}
+    # Ids are unique.
+    assert len(ids - {None}) == sum("id" in attributes for _, attributes in page.elements)
 
 
-def test_what_is_not_recorded_is_named(tmp_path: Path) -> None:
-    said = text(page_of(make_run(tmp_path / "run", ranks=1)))
-    left_out = said[said.rindex("Not shown") :]
+def test_missing_sections_are_listed(tmp_path: Path) -> None:
+    visible = text(page_of(make_run(tmp_path / "run", ranks=1)))
+    left_out = visible[visible.rindex("Not shown") :]
     for title in ("Timelines of the ranks", "Load balance over the ranks", "Partition"):
         assert f"{title}:" in left_out
     assert "Loss and scores:" not in left_out
-    assert "the strategy records no estimate" in said
+    assert "the strategy records no estimate" in visible
 
 
-@pytest.mark.parametrize(("begun", "said"), [(False, "interrupted: 0 of 3 epochs"), (True, "running: 0 of 3 epochs")])
-def test_a_run_without_epochs(begun: bool, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("begun", "message"), [(False, "interrupted: 0 of 3 epochs"), (True, "running: 0 of 3 epochs")]
+)
+def test_a_run_without_epochs(begun: bool, message: str, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", epochs=3, ended=False)
     metrics = folder / "metrics.jsonl"
     metrics.write_text(metrics.read_text().splitlines(keepends=True)[0])
     if begun:
         (folder / "lock").touch()
-    made = page_of(folder)
-    assert said in text(made)
-    assert not tables(made).keys() & {"epochs", "ranks", "memory", "balance"}
-    assert "Loss and scores: no epoch is recorded yet" in text(made)
+    page = page_of(folder)
+    assert message in text(page)
+    assert not tables(page).keys() & {"epochs", "ranks", "memory", "balance"}
+    assert "Loss and scores: no epoch is recorded yet" in text(page)
 
 
 def test_a_run_that_was_stopped(tmp_path: Path) -> None:
@@ -260,24 +269,24 @@ def test_a_run_that_was_stopped(tmp_path: Path) -> None:
     assert "val accuracy, newest" in text(page_of(folder))
 
 
-def test_a_line_that_is_cut_short_is_left_out(tmp_path: Path) -> None:
+def test_a_truncated_record_is_ignored(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", ended=False)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "epoch", "epoch": 3, "lo')
     assert len(tables(page_of(folder))["epochs"]) == 3
 
 
-def test_numbers_that_are_none_are_gaps(tmp_path: Path) -> None:
+def test_nan_and_infinity_are_gaps(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", ended=False)
     recorder = Recorder(folder / "metrics.jsonl")
     recorder.write("epoch", epoch=3, loss=float("nan"), seconds=1.0, val_accuracy=float("inf"))
     recorder.close()
-    found = tables(page_of(folder))
-    assert [row["loss"] for row in found["epochs"]][2:] == [1 / 3, None]
-    assert found["scores-0"][-1]["value"] is None
+    figures = tables(page_of(folder))
+    assert [row["loss"] for row in figures["epochs"]][2:] == [1 / 3, None]
+    assert figures["scores-0"][-1]["value"] is None
 
 
-def test_a_resumed_run_tells_of_its_newest_start(tmp_path: Path) -> None:
+def test_a_resumed_run_shows_the_ranks_of_its_last_start(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", ranks=2, ended=False)
     recorder = Recorder(folder / "metrics.jsonl")
     begun: dict[str, Any] = {"epoch": 3, "config": {}, "graph": {}, "num_parameters": 20, "ranks": 1}
@@ -285,13 +294,13 @@ def test_a_resumed_run_tells_of_its_newest_start(tmp_path: Path) -> None:
     recorder.write("epoch", epoch=3, loss=0.1, seconds=1.0)
     recorder.write("rank", **rank_line(3, 0))
     recorder.close()
-    found = tables(page_of(folder))
-    assert [row["epoch"] for row in found["epochs"]] == [0, 1, 2, 3]
-    assert [(row["label"], row["epoch"]) for row in found["ranks"]] == [("rank 0", 3)]
+    figures = tables(page_of(folder))
+    assert [row["epoch"] for row in figures["epochs"]] == [0, 1, 2, 3]
+    assert [(row["label"], row["epoch"]) for row in figures["ranks"]] == [("rank 0", 3)]
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("no json", "line 2 is damaged"),
         ('{"kind": "epoch", "epoch": 1, "loss": 1.0}', "line 2 is damaged (a line of kind epoch has no 'seconds')"),
@@ -303,24 +312,26 @@ def test_a_resumed_run_tells_of_its_newest_start(tmp_path: Path) -> None:
         (json.dumps({"kind": "rank", **rank_line(0, 0), "stages": 3}), "the records do not have the format"),
     ],
 )
-def test_a_damaged_record_is_one_line(line: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_record_is_an_error_of_one_line(
+    line: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder, out = make_run(tmp_path / "run"), tmp_path / "report.html"
     metrics = folder / "metrics.jsonl"
     first, *rest = metrics.read_text().splitlines()
     metrics.write_text("\n".join([first, line, *rest]) + "\n")
     assert main(["report", str(folder), "--out", str(out)]) == 2
     error = capsys.readouterr().err
-    assert said in error
+    assert message in error
     assert error.count("\n") == 1
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["run"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
-def test_what_a_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, taken = str(make_run(tmp_path / "run")), tmp_path / "taken.html"
     taken.write_text("mine")
     (tmp_path / "damaged" / "run").mkdir(parents=True)
     (tmp_path / "damaged" / "run" / "config.toml").write_text("graph = ")
-    for arguments, said in {
+    for arguments, message in {
         (run,): "--out",
         (run, "--out", str(taken)): "--overwrite",
         (run, "--out", str(tmp_path / "page.pdf")): ".html",
@@ -334,7 +345,7 @@ def test_what_a_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[st
     }.items():
         assert main(["report", *arguments]) == 2
         error = capsys.readouterr().err
-        assert said in error
+        assert message in error
         assert error.count("\n") == 1
     assert taken.read_text() == "mine"
     assert main(["report", run, "--out", str(taken), "--overwrite"]) == 0
@@ -342,10 +353,10 @@ def test_what_a_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("missing", ["altair", "vl_convert"])
-def test_a_package_that_is_missing_is_named(
+def test_a_missing_package_is_named(
     missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.undo()  # of Vega
+    monkeypatch.undo()  # Use Vega.
     page_module.vega.cache_clear()
     monkeypatch.setitem(sys.modules, missing, None)
     assert main(["report", str(make_run(tmp_path / "run")), "--out", str(tmp_path / "page.html")]) == 2
@@ -354,24 +365,32 @@ def test_a_package_that_is_missing_is_named(
 
 def test_pytorch_is_not_imported(tmp_path: Path) -> None:
     code = "import sys; from weft.cli.main import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
-    told = [sys.executable, "-c", code, "report", str(make_run(tmp_path / "run")), "--out", str(tmp_path / "one.html")]
-    assert subprocess.run(told, check=False).returncode == 0
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "report",
+        str(make_run(tmp_path / "run")),
+        "--out",
+        str(tmp_path / "one.html"),
+    ]
+    assert subprocess.run(command, check=False).returncode == 0
     assert (tmp_path / "one.html").exists()
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ReportServer]:
-    """One that follows a run which goes on."""
-    with ReportServer([make_run(tmp_path / "run", ended=False)], 0) as made:
-        thread = threading.Thread(target=made.serve_forever)
+    """Start a server that follows a run which is not finished."""
+    with ReportServer([make_run(tmp_path / "run", ended=False)], 0) as running:
+        thread = threading.Thread(target=running.serve_forever)
         thread.start()
-        yield made
-        made.shutdown()
+        yield running
+        running.shutdown()
         thread.join()
 
 
-def asked(server: ReportServer, path: str = "", **headers: str) -> tuple[int, str, str]:
-    """The answer's code, ETag and text."""
+def get(server: ReportServer, path: str = "", **headers: str) -> tuple[int, str, str]:
+    """Request a page; return status code, ETag and text."""
     request = urllib.request.Request(
         server.url + path, headers={name.replace("_", "-"): headers[name] for name in headers}
     )
@@ -385,44 +404,44 @@ def asked(server: ReportServer, path: str = "", **headers: str) -> tuple[int, st
 
 def test_a_served_report_follows_its_run(server: ReportServer) -> None:
     assert server.server_address[0] == HOST == "127.0.0.1"
-    code, state, made = asked(server)
-    assert (code, len(tables(made)["epochs"])) == (200, 3)
-    assert Elements(made).of("body") == [{"data-follow": state}]
-    assert asked(server, If_None_Match=state)[0] == 304
+    code, state, page = get(server)
+    assert (code, len(tables(page)["epochs"])) == (200, 3)
+    assert Elements(page).of("body") == [{"data-follow": state}]
+    assert get(server, If_None_Match=state)[0] == 304
     metrics = server.folders[0] / "metrics.jsonl"
     recorder = Recorder(metrics)
     recorder.write("epoch", epoch=3, loss=0.1, lr=0.01, seconds=1.0)
     recorder.close()
-    code, grown, made = asked(server, If_None_Match=state)
-    assert (code, tables(made)["epochs"][-1]["loss"]) == (200, 0.1)
+    code, grown, page = get(server, If_None_Match=state)
+    assert (code, tables(page)["epochs"][-1]["loss"]) == (200, 0.1)
     with metrics.open("a") as file:
         file.write('{"kind": "rank", "ep')
-    code, torn, made = asked(server)
-    assert (code, len(tables(made)["epochs"])) == (200, 4)
+    code, torn, page = get(server)
+    assert (code, len(tables(page)["epochs"])) == (200, 4)
     assert len({state, grown, torn}) == 3
     with metrics.open("a") as file:
         file.write('\n{"kind": "epoch"}\n')
-    code, _, made = asked(server)
+    code, _, page = get(server)
     assert code == 500
-    assert "is damaged" in made
+    assert "is damaged" in page
 
 
-def test_a_served_report_is_for_this_machine(server: ReportServer) -> None:
-    assert asked(server, Host="evil.example")[0] == 403
-    assert asked(server, Host=f"localhost:{server.server_port}")[0] == 200
-    assert asked(server, "metrics.jsonl")[0] == 404
+def test_a_served_report_is_only_for_this_machine(server: ReportServer) -> None:
+    assert get(server, Host="evil.example")[0] == 403
+    assert get(server, Host=f"localhost:{server.server_port}")[0] == 200
+    assert get(server, "metrics.jsonl")[0] == 404
     with pytest.raises(InputError, match=f"--port {server.server_port}: Address already in use"):
         ReportServer(server.folders, server.server_port)
 
 
-def test_serving_says_where_and_ends_with_ctrl_c(tmp_path: Path) -> None:
-    told = [sys.executable, "-m", "weft", "report", str(make_run(tmp_path / "run")), "--serve"]
-    with subprocess.Popen(told, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as command:
-        assert command.stdout is not None
-        first = command.stdout.readline()
+def test_serving_prints_the_address_and_ends_with_ctrl_c(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "weft", "report", str(make_run(tmp_path / "run")), "--serve"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
         assert first.startswith("report at http://127.0.0.1:")
         with urllib.request.urlopen(first.split()[2]) as answer:
             assert len(tables(answer.read().decode())["epochs"]) == 3
-        command.send_signal(signal.SIGINT)
-        assert command.communicate(timeout=30) == ("", "")
-    assert command.returncode == 0
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30) == ("", "")
+    assert process.returncode == 0

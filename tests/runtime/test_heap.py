@@ -1,4 +1,4 @@
-"""The heap of large arrays, in processes that begin with it."""
+"""The heap of large arrays, in processes that preload it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ libc.malloc_usable_size.argtypes = libc.free.argtypes = [ctypes.c_void_p]
 libc.realloc.argtypes, libc.realloc.restype = [ctypes.c_void_p, ctypes.c_size_t], ctypes.c_void_p
 
 def allocated(num_bytes, alignment=64):
-    found = ctypes.c_void_p()
-    assert libc.posix_memalign(ctypes.byref(found), ctypes.c_size_t(alignment), ctypes.c_size_t(num_bytes)) == 0
-    return found.value
+    address = ctypes.c_void_p()
+    assert libc.posix_memalign(ctypes.byref(address), ctypes.c_size_t(alignment), ctypes.c_size_t(num_bytes)) == 0
+    return address.value
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -38,22 +38,22 @@ def resident():
 @pytest.fixture
 def heap(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.delenv(PRELOAD, raising=False)
-    found = heap_environment()
-    if not found:
+    environment = heap_environment()
+    if not environment:
         pytest.skip("needs glibc")
-    return found
+    return environment
 
 
 def run(heap: dict[str, str], script: str) -> None:
-    """Runs a script in a process with the heap."""
+    """Run a script in a process with the heap."""
     command = [sys.executable, "-c", BEGIN + script]
-    done = subprocess.run(command, env=os.environ | heap, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(command, env=os.environ | heap, capture_output=True, text=True, check=False, timeout=60)
+    assert process.returncode == 0, process.stderr
 
 
 @pytest.mark.slow
-def test_an_array_takes_the_place_of_one_that_was_freed(heap: dict[str, str]) -> None:
-    """Whatever small ones were made meanwhile; neighbours that are free are one block, and what is over is kept."""
+def test_arrays_reuse_freed_memory(heap: dict[str, str]) -> None:
+    """Large arrays reuse freed memory despite small ones; free neighbours are merged, and remainders stay free."""
     run(
         heap,
         """
@@ -65,47 +65,47 @@ libc.free(second); libc.free(third)
 assert allocated(16 * MB) == second
 libc.free(second)
 assert allocated(5 * MB) == second and allocated(11 * MB) == second + 5 * MB
-for one in (second + 5 * MB, first, second): libc.free(one)
+for address in (second + 5 * MB, first, second): libc.free(address)
 assert allocated(24 * MB) == first and not first % 4096
-assert allocated(8 * MB, 1 << 21) % (1 << 21) == 0  # which is the C library's
+assert allocated(8 * MB, 1 << 21) % (1 << 21) == 0  # The C library allocates it.
 """,
     )
 
 
 @pytest.mark.slow
-def test_what_a_plan_takes_it_for(heap: dict[str, str]) -> None:
-    """Arrays of whole pages come to lie where a model of it says."""
+def test_the_model_of_the_heap_predicts_addresses(heap: dict[str, str]) -> None:
+    """Arrays of whole pages have the addresses that the Python model of the heap computes."""
     run(
         heap,
         """
 from weft.runtime.tensor_peak import Heap
-dice, told, held = random.Random(0), Heap(), []
+dice, model, live = random.Random(0), Heap(), []
 base = allocated(MB); libc.free(base)
 for turn in range(3000):
     pages = dice.randrange(64, 128)
-    held.append((allocated(pages * 4096), told.take(pages * 4096), pages * 4096))
-    assert held[-1][0] - base == held[-1][1], turn
-    for _ in range(dice.randrange(3) if len(held) < 50 else 2):
-        array, place, size = held.pop(dice.randrange(len(held)))
-        libc.free(array); told.give_back(place, size)
-        if not held: break
+    live.append((allocated(pages * 4096), model.take(pages * 4096), pages * 4096))
+    assert live[-1][0] - base == live[-1][1], turn
+    for _ in range(dice.randrange(3) if len(live) < 50 else 2):
+        array, offset, size = live.pop(dice.randrange(len(live)))
+        libc.free(array); model.give_back(offset, size)
+        if not live: break
 """,
     )
 
 
 @pytest.mark.slow
-def test_numbers_stay_whatever_is_allocated(heap: dict[str, str]) -> None:
+def test_threads_do_not_overwrite_each_other(heap: dict[str, str]) -> None:
     run(
         heap,
         """
 torch.set_num_threads(1)
 def work(seed):
-    dice, held = random.Random(seed), []
+    dice, live = random.Random(seed), []
     for turn in range(200):
         size = dice.choice([1000, 70_000, 300_000, 1_000_000])
-        held.append((turn, torch.full((size + dice.randrange(5000),), turn)))
-        if len(held) > 20:
-            value, tensor = held.pop(dice.randrange(len(held)))
+        live.append((turn, torch.full((size + dice.randrange(5000),), turn)))
+        if len(live) > 20:
+            value, tensor = live.pop(dice.randrange(len(live)))
             assert bool((tensor == value).all())
             del tensor
 with ThreadPoolExecutor(3) as pool:
@@ -115,17 +115,17 @@ with ThreadPoolExecutor(3) as pool:
 
 
 @pytest.mark.slow
-def test_a_process_is_forked_while_others_allocate(heap: dict[str, str]) -> None:
+def test_fork_while_other_threads_allocate(heap: dict[str, str]) -> None:
     run(
         heap,
         """
-for one in [allocated(MB // 2) for _ in range(8000)][::2]: libc.free(one)  # which are all looked at for a larger one
+for array in [allocated(MB // 2) for _ in range(8000)][::2]: libc.free(array)  # A larger array searches all of them.
 ended = threading.Event()
 def work():
     while not ended.is_set():
         libc.free(allocated(MB))
 threads = [threading.Thread(target=work) for _ in range(3)]
-for one in threads: one.start()
+for thread in threads: thread.start()
 children = []
 for _ in range(100):
     child = os.fork()
@@ -140,7 +140,7 @@ assert all(os.waitpid(child, 0)[1] == 0 for child in children)
 
 
 @pytest.mark.slow
-def test_what_else_is_asked_of_an_array(heap: dict[str, str]) -> None:
+def test_usable_size_and_realloc(heap: dict[str, str]) -> None:
     run(
         heap,
         """
@@ -157,7 +157,7 @@ libc.free(less); libc.free(moved); libc.free(None)
 
 
 @pytest.mark.slow
-def test_memory_goes_back_when_that_is_asked_for(heap: dict[str, str]) -> None:
+def test_malloc_trim_releases_memory(heap: dict[str, str]) -> None:
     run(
         heap,
         """
@@ -173,7 +173,7 @@ assert bool((torch.zeros(64 * MB, dtype=torch.uint8) == 0).all())
 
 
 @pytest.mark.slow
-def test_a_process_that_may_have_no_such_range_has_none(heap: dict[str, str]) -> None:
+def test_a_limit_of_address_space_disables_the_heap(heap: dict[str, str]) -> None:
     run(
         heap,
         """
@@ -185,7 +185,7 @@ libc.free(array)
     )
 
 
-def test_a_command_starts_itself_anew_for_it(heap: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_restarts_itself_with_the_heap(heap: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     started = list[str]()
     monkeypatch.setattr(memory.os, "execv", lambda path, _: started.append(path))
     monkeypatch.setattr(memory.signal, "pthread_sigmask", lambda *_: None)
@@ -193,14 +193,14 @@ def test_a_command_starts_itself_anew_for_it(heap: dict[str, str], monkeypatch: 
     assert os.environ[PRELOAD] == heap[PRELOAD]
     assert started == [sys.executable]
     memory.restart_with_heap()
-    monkeypatch.setenv(PRELOAD, "")  # as a person may set it
+    monkeypatch.setenv(PRELOAD, "")  # A user can disable the heap.
     memory.restart_with_heap()
     assert len(started) == 1
 
 
 @pytest.mark.slow
-def test_ranks_have_it(heap: dict[str, str], tmp_path: Path) -> None:
-    """And the process that they are forked from, and the one that is waited for."""
+def test_ranks_use_the_heap(heap: dict[str, str], tmp_path: Path) -> None:
+    """All processes of a run preload the heap: ranks, the process they are forked from, and the launcher."""
     words = ["train", "digits", "--strategy", "tensor", "--workers", "2", "--epochs", "1000000", "--quiet"]
     with subprocess.Popen([sys.executable, "-m", "weft", *words, "--out", str(tmp_path / "run")]) as process:
         until = time.monotonic() + 60
@@ -208,5 +208,5 @@ def test_ranks_have_it(heap: dict[str, str], tmp_path: Path) -> None:
             time.sleep(0.1)
         maps = [Path(f"/proc/{pid}/maps").read_text() for pid in descendants(process.pid)]
         process.terminate()
-    assert sum("_native" in one for one in maps) >= 2
-    assert all(heap[PRELOAD] in one for one in maps)
+    assert sum("_native" in text for text in maps) >= 2
+    assert all(heap[PRELOAD] in text for text in maps)

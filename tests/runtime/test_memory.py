@@ -1,4 +1,4 @@
-"""What a process may take: the machine's memory, or a limit below it; and who is told beforehand."""
+"""The memory limit of a process is that of the machine, container or process; arrays that exceed it are refused."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ LIMITS = {"v2": Path("memory.max"), "v1": Path("memory/memory.limit_in_bytes")}
 
 @pytest.fixture
 def machine_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> int:
-    """Memory of the machine, without limits of the process or a container."""
+    """Remove limits of the process and its container, and return the memory of the machine."""
     monkeypatch.setattr(memory, "CGROUPS", tmp_path)
-    monkeypatch.setattr(memory, "PROCESS_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(memory, "PROCESS_CGROUPS", tmp_path / "cgroup")
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     return memory_limit_bytes()
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
-@pytest.mark.parametrize("place", ["", "user", "user/job"])
-def test_a_container_has_less(machine_bytes: int, tmp_path: Path, version: str, place: str) -> None:
-    """Whether the limit is that of its own cgroup, of one above it, or of the root, as a container sees its own."""
-    limit = tmp_path / LIMITS[version].parent / place / LIMITS[version].name
+@pytest.mark.parametrize("group", ["", "user", "user/job"])
+def test_the_limit_of_a_container(machine_bytes: int, tmp_path: Path, version: str, group: str) -> None:
+    """The limit is found in the cgroup of the process, in a parent, and in the root, where a container sees its own."""
+    limit = tmp_path / LIMITS[version].parent / group / LIMITS[version].name
     limit.parent.mkdir(parents=True, exist_ok=True)
     limit.write_text(f"{machine_bytes // 2}\n")
     assert memory_limit_bytes() == machine_bytes
@@ -39,12 +39,12 @@ def test_a_container_has_less(machine_bytes: int, tmp_path: Path, version: str, 
         assert memory_limit_bytes() == machine_bytes
 
 
-def test_a_process_may_take_less(machine_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_of_a_process(machine_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (machine_bytes // 3, resource.RLIM_INFINITY))
     assert memory_limit_bytes() == machine_bytes // 3
 
 
-def test_what_does_not_fit_is_refused(machine_bytes: int) -> None:
+def test_arrays_that_do_not_fit_are_refused(machine_bytes: int) -> None:
     check_fits_memory(machine_bytes, "x", "give less")
     with pytest.raises(InputError, match=r"^x would need .* of memory, but only .* are available: give less$"):
         check_fits_memory(machine_bytes + 1, "x", "give less")

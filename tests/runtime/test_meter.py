@@ -1,4 +1,4 @@
-"""Seconds by phase, timer and collective, and that a GPU's clock is read only when counts are taken."""
+"""The meter measures phases, timers and collectives; a GPU's clock is read only when counts are taken."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.runtime.meter import Meter, Span
 
 
 class FakeEvent:
-    """Records a millisecond more than the one before, into a log."""
+    """An event that is recorded one millisecond after the previous one, and logs its use."""
 
     def __init__(self, log: list[str], ticks: count[int]) -> None:
         self.log, self.ticks, self.at = log, ticks, -1
@@ -32,7 +32,7 @@ class FakeEvent:
 
 
 def use_fake_events(meter: Meter) -> list[str]:
-    """What the clock that the meter then has is asked, in order."""
+    """Give the meter a clock of fake events, and return the log of their use."""
     log: list[str] = []
     meter.set_clock(EventClock(partial(FakeEvent, log, count()), lambda: "present", lambda: log.append("wait")))
     return log
@@ -60,7 +60,7 @@ def test_seconds_by_events() -> None:
     assert log.count("wait") == 1
 
 
-def test_another_phase_is_no_part_of_a_stage() -> None:
+def test_a_timer_excludes_other_phases() -> None:
     meter = Meter()
     use_fake_events(meter)  # 0
     with meter.during("train"), meter.timer("encode"), meter.during("setup"), meter.timer("encode"):
@@ -87,5 +87,5 @@ def check_collectives(group: Group) -> None:
     assert counts.durations["gradients 1"] == pytest.approx(0.001)
 
 
-def test_collectives_wait_for_no_device() -> None:
+def test_collectives_do_not_synchronize_with_the_device() -> None:
     spawn(2, check_collectives)

@@ -1,4 +1,4 @@
-"""What keeps copies and the host in order, on a faked device; and that it sees a wait that is not there."""
+"""Streams and the host wait for each other, on a fake device, and missing waits are detected."""
 
 from __future__ import annotations
 
@@ -31,49 +31,49 @@ Work = Callable[[FakeStreams], None]
 
 
 def rows_of_a_guard(streams: FakeStreams) -> None:
-    """A buffer of the host that streams and the host read and write in turn."""
+    """Let streams and the host read and write a buffer of the host in turn."""
     pinned, guard = streams.pinned(SHAPE, torch.float32), Guard(streams)
     for _ in range(2):
         guard.host_writes()
         pinned.fill_(1)
         with streams.on(LOAD, None), guard.stream_reads():
             loaded = streams.lend(streams.to_device(pinned), COMPUTE)
-            there = streams.mark()
-        streams.join(there)
-        made = loaded + 1
+            loaded_mark = streams.mark()
+        streams.join(loaded_mark)
+        result = loaded + 1
         with streams.on(STORE, streams.mark()), guard.stream_writes():
-            pinned.copy_(streams.lend(made, STORE), non_blocking=True)
+            pinned.copy_(streams.lend(result, STORE), non_blocking=True)
         with streams.on(LOAD, None), guard.stream_reads():
             streams.to_device(pinned)
         guard.host_reads()
         assert pinned.sum().item() == 2 * 12
         with streams.on(STORE, streams.mark()), guard.stream_writes():
-            pinned.copy_(made, non_blocking=True)
+            pinned.copy_(result, non_blocking=True)
 
 
 def buffers_of_staging(streams: FakeStreams) -> None:
-    """Copies one after the other through two buffers."""
+    """Copy rows one after the other through two buffers."""
     staging, slots = Staging(streams), torch.zeros(SHAPE, device=DEVICE_NAME)
     with streams.on(LOAD, streams.mark()):
         for number in range(5):
-            with staging.lend(*SHAPE, torch.float32) as found:
-                found.fill_(number)
-                slots.copy_(found, non_blocking=True)
-        there = streams.mark()
-    streams.join(there)
+            with staging.lend(*SHAPE, torch.float32) as buffer:
+                buffer.fill_(number)
+                slots.copy_(buffer, non_blocking=True)
+        loaded_mark = streams.mark()
+    streams.join(loaded_mark)
     assert to_host(streams, slots * 2).sum().item() == 2 * 4 * 12
 
 
-WORKS = {one.__name__: one for one in (rows_of_a_guard, buffers_of_staging)}
+WORKS = {function.__name__: function for function in (rows_of_a_guard, buffers_of_staging)}
 WAITS = {
     "rows_of_a_guard": ("host_writes", "stream_reads", "stream_writes", "host_reads"),
     "buffers_of_staging": ("_buffer", "to_host"),
 }
-"""The functions of weft that wait, by what needs them."""
+"""Functions of weft that wait, for each function of WORKS that needs them."""
 
 
 @pytest.mark.parametrize("name", WORKS)
-def test_what_waits_has_no_race(name: str) -> None:
+def test_no_race(name: str) -> None:
     with FakeStreams() as streams:
         WORKS[name](streams)
     waits = {place.split(" in ")[1] for place in streams.places}
@@ -81,18 +81,18 @@ def test_what_waits_has_no_race(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "wait"), [(name, wait) for name, waits in WAITS.items() for wait in waits])
-def test_a_wait_that_is_taken_out_is_found(name: str, wait: str) -> None:
+def test_a_missing_wait_is_detected(name: str, wait: str) -> None:
     way = "join" if wait.startswith("stream") else "finish"
     with pytest.raises(RaceError, match="does not wait for"), FakeStreams(f"{way} in {wait}") as streams:
         WORKS[name](streams)
 
 
-def test_a_loan_that_is_not_told_is_found() -> None:
+def test_a_missing_lend_is_detected() -> None:
     def use(streams: FakeStreams, *, lent: bool) -> None:
         with streams.on(LOAD, None):
             loaded = streams.to_device(torch.ones(SHAPE))
-            there = streams.mark()
-        streams.join(there)
+            loaded_mark = streams.mark()
+        streams.join(loaded_mark)
         if lent:
             streams.lend(loaded, COMPUTE)
         (loaded + 1).sum()
@@ -104,14 +104,14 @@ def test_a_loan_that_is_not_told_is_found() -> None:
             use(streams, lent=False)
 
 
-def test_memory_of_both_is_found() -> None:
+def test_mixed_operands_are_detected() -> None:
     with pytest.raises(RaceError, match="add has operands of the host and of the device"), FakeStreams() as streams:
         streams.pinned(SHAPE, torch.float32) + torch.zeros(SHAPE, device=DEVICE_NAME)
 
 
 @pytest.mark.parametrize("writer", ["host", "stream"])
-def test_a_reader_beside_a_writer_is_waited_for_by_the_next(writer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of one buffer: a loader reads the last two while the first two are written."""
+def test_the_next_writer_waits_for_a_concurrent_reader(writer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer of a buffer waits for a reader of other rows that started during the previous write."""
     with FakeStreams() as streams:
         pinned, guard = streams.pinned(SHAPE, torch.float32), Guard(streams)
         finish = streams.finish
@@ -138,25 +138,25 @@ def test_a_reader_beside_a_writer_is_waited_for_by_the_next(writer: str, monkeyp
         pinned[2:].fill_(2)
 
 
-def test_pinned_memory_takes_a_power_of_two() -> None:
-    assert [pinned_bytes(one) for one in (0, 1, 4096, 4097)] == [0, 1, 4096, 8192]
+def test_pinned_memory_is_a_power_of_two() -> None:
+    assert [pinned_bytes(num_bytes) for num_bytes in (0, 1, 4096, 4097)] == [0, 1, 4096, 8192]
 
 
-def test_the_cpu_has_nothing_to_wait_for() -> None:
+def test_the_cpu_waits_for_nothing() -> None:
     streams, rows = streams_of(torch.device("cpu")), torch.ones(SHAPE)
     assert isinstance(streams, InOrder)
     assert streams.mark() is None
     assert to_host(streams, rows) is rows
     assert streams.to_device(rows) is rows
-    with streams.on(LOAD, None), Staging(streams).lend(*SHAPE, torch.float64) as found:
-        assert (found.shape, found.dtype) == (SHAPE, torch.float64)
+    with streams.on(LOAD, None), Staging(streams).lend(*SHAPE, torch.float64) as buffer:
+        assert (buffer.shape, buffer.dtype) == (SHAPE, torch.float64)
 
 
 class FakeCuda:
-    """What CudaStreams asks of torch.cuda, written down."""
+    """A fake of torch.cuda that records the calls of CudaStreams."""
 
     def __init__(self) -> None:
-        self.present, self.said, self.names = "default", list[str](), iter(("first", "second", "third", "fourth"))
+        self.present, self.calls, self.names = "default", list[str](), iter(("first", "second", "third", "fourth"))
 
     def Stream(self, _device: torch.device) -> FakeCudaStream:
         return FakeCudaStream(self, next(self.names))
@@ -166,7 +166,7 @@ class FakeCuda:
         return FakeCudaEvent(self)
 
     def current_stream(self, device: torch.device) -> FakeCudaStream:
-        assert device.index == 3, "of the rank's GPU, whichever is the thread's"
+        assert device.index == 3, "of the rank's GPU, not that of the thread"
         return FakeCudaStream(self, self.present)
 
     def current_device(self) -> int:
@@ -185,7 +185,7 @@ class FakeCudaStream:
     name: str
 
     def wait_event(self, event: FakeCudaEvent) -> None:
-        self.cuda.said.append(f"{self.name} waits for {event.of}")
+        self.cuda.calls.append(f"{self.name} waits for {event.of}")
 
 
 @dataclass
@@ -197,12 +197,12 @@ class FakeCudaEvent:
         self.of = stream.name
 
     def synchronize(self) -> None:
-        self.cuda.said.append(f"host waits for {self.of}")
+        self.cuda.calls.append(f"host waits for {self.of}")
 
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    """In the place of torch.cuda, since nothing else runs the code for CUDA here."""
+    """Replace torch.cuda by a fake, because no other test on the CPU runs the code for CUDA."""
     cuda = FakeCuda()
     for name in ("Stream", "Event", "current_stream", "current_device", "stream"):
         monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
@@ -210,20 +210,20 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
 
 class Lent(Tensor):
-    """A tensor that notes which streams use it."""
+    """A tensor that records the streams that use it."""
 
     def record_stream(self, stream: Any) -> None:
-        stream.cuda.said.append(f"lent to {stream.name}")
+        stream.cuda.calls.append(f"lent to {stream.name}")
 
 
-def test_kernels_are_in_the_stream_that_is_present(cuda: FakeCuda) -> None:
-    """Also of a second run, in a stream of one's own."""
-    for own in ("default", "own"):
-        with cuda.stream(FakeCudaStream(cuda, own)):
+def test_kernels_run_in_the_current_stream(cuda: FakeCuda) -> None:
+    """Kernels run in the current stream, also in a second run with a custom stream."""
+    for name in ("default", "custom"):
+        with cuda.stream(FakeCudaStream(cuda, name)):
             streams = streams_of(torch.device("cuda", 3))
             with streams.on(LOAD, streams.mark()):
                 streams.lend(torch.ones(1).as_subclass(Lent), COMPUTE)
-    assert cuda.said == ["first waits for default", "lent to default", "third waits for own", "lent to own"]
+    assert cuda.calls == ["first waits for default", "lent to default", "third waits for custom", "lent to custom"]
 
 
 def test_marks_of_cuda_are_events(cuda: FakeCuda) -> None:
@@ -236,4 +236,4 @@ def test_marks_of_cuda_are_events(cuda: FakeCuda) -> None:
     streams.join(None)
     streams.finish(None)
     assert [computed.stream, loaded.stream] == [COMPUTE, LOAD]
-    assert cuda.said == ["first waits for default", "default waits for first", "host waits for first"]
+    assert cuda.calls == ["first waits for default", "default waits for first", "host waits for first"]

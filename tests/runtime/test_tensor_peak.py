@@ -1,4 +1,4 @@
-"""The bytes of tensors that are alive at once, as they are followed."""
+"""TensorPeak measures the peak of bytes of tensors that are alive at the same time."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 from weft.runtime.tensor_peak import TensorPeak
 from weft.storage.host_rows import HostRows
 
-KB = 256  # numbers of float32
+KB = 256  # number of float32 elements in 1 KiB
 
 
-def test_what_lives_at_once_counts_once() -> None:
+def test_shared_storage_counts_once() -> None:
     before = torch.ones(10 * KB)
     with TensorPeak() as peak:
         first = torch.ones(4 * KB)
@@ -24,7 +24,7 @@ def test_what_lives_at_once_counts_once() -> None:
         assert peak.alive == 4096
         del same
         assert (peak.alive, peak.most) == (0, 4096)
-        second = torch.ones(3 * KB) + 1  # two at once
+        second = torch.ones(3 * KB) + 1  # Two tensors are alive at the same time.
         assert (peak.alive, peak.most) == (3072, 6144)
         before.add_(1)
         del before
@@ -32,8 +32,8 @@ def test_what_lives_at_once_counts_once() -> None:
     assert len(second) == 3 * KB
 
 
-def test_holes_take_room() -> None:
-    """One that is too small for the next is left; what is empty takes none."""
+def test_fragmentation_increases_the_heap() -> None:
+    """A free block that is too small for the next array remains free; empty tensors use no memory."""
     with TensorPeak() as peak:
         first, second, empty = torch.ones(KB), torch.ones(KB), torch.ones(0)
         del first
@@ -43,8 +43,8 @@ def test_holes_take_room() -> None:
     assert peak.room == 4 << 10
 
 
-def test_a_heap_of_steps_has_other_holes_than_that_of_one() -> None:
-    """In the second one an array goes where the first had its end, and splits what a later one would have taken."""
+def test_repeated_steps_fragment_the_heap() -> None:
+    """In a second step, an array splits a free block of the first one, and a later array no longer fits."""
     with TensorPeak() as peak:
         first, second = torch.ones(6 * KB), torch.ones(2 * KB)
         del first
@@ -54,10 +54,10 @@ def test_a_heap_of_steps_has_other_holes_than_that_of_one() -> None:
     assert peak.room == 14 << 10
 
 
-def test_what_a_backward_pass_keeps_is_alive() -> None:
+def test_tensors_saved_for_backward_are_alive() -> None:
     weight = torch.ones(KB, requires_grad=True)
     with TensorPeak() as peak:
-        y = weight.exp()  # kept for its own gradient
+        y = weight.exp()  # saved for backward
         loss = y.sum()
         del y
         assert peak.alive == 1024 + 4
