@@ -179,7 +179,11 @@ def matrix() -> list[Any]:
     points = []
     for case, name in product(CASES, EXACT):
         sizes = (1, 2, 3) if name in ("tensor", "hybrid", "pipeline") else (1, 2)
-        quick = sizes[hash_of(f"{name}-{case.id}", len(sizes))] if name not in EXAMPLE_STRATEGIES or case is CASES[0] else None
+        quick = (
+            sizes[hash_of(f"{name}-{case.id}", len(sizes))]
+            if name not in EXAMPLE_STRATEGIES or case is CASES[0]
+            else None
+        )
         points += [param(name, case, size, name=f"{name}-{case.id}-P{size}", quick=size == quick) for size in sizes]
     return points
 
