@@ -175,8 +175,8 @@ def test_errors_name_the_argument() -> None:
     whole, targets = graph(), torch.arange(3)
     bare = whole.with_weight(None)
     for problem, words in (
-        (lambda: sample_layer(whole, torch.tensor([40]), 2, key=1), "no vertex"),
-        (lambda: sample_layer(whole, torch.tensor([-1]), 2, key=1), "no vertex"),
+        (lambda: sample_layer(whole, torch.tensor([40]), 2, key=1), "not a vertex"),
+        (lambda: sample_layer(whole, torch.tensor([-1]), 2, key=1), "not a vertex"),
         (lambda: sample_layer(whole, targets, -2, key=1), "fanout"),
         (lambda: sample_layer(whole, targets, (2, 2), key=1), "edge_type"),
         (lambda: sample_layer(bare, targets, 2, key=1, method="weighted"), "weights"),

@@ -50,8 +50,8 @@ def test_errors_leave_the_map_clear() -> None:
     relabeller = Relabeller(100)
     good = torch.tensor([5, 7])
     for first, others, words in (
-        (torch.tensor([5, 100]), good, "no vertex"),
-        (good, torch.tensor([1, -1]), "no vertex"),
+        (torch.tensor([5, 100]), good, "not a vertex"),
+        (good, torch.tensor([1, -1]), "not a vertex"),
         (torch.tensor([5, 8, 5]), good, "twice"),
         (torch.tensor([5, 5]), torch.tensor([], dtype=torch.int64), "twice"),
     ):
