@@ -188,7 +188,7 @@ def test_errors_name_the_argument() -> None:
             lambda: sample_layer(
                 whole, targets, (2, 2), key=1, edge_type=torch.full((whole.num_edges,), 2, dtype=torch.int16)
             ),
-            "relations",
+            "each relation needs a fanout",
         ),
     ):
         with pytest.raises(ValueError, match=words):
