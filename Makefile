@@ -2,7 +2,7 @@
 # make test-all   runs every case, which takes most of an hour; make coverage   prints which lines of weft the quick tests run.
 # make test-docs   runs what the documentation and the notebooks show, which make test leaves out.
 # make docs   builds the documentation's site into site/; broken links and anchors fail it.
-# make browser   sets up what tests of the report's page need, which are left out without: Debian's chromium, and playwright.
+# make browser   installs Debian's chromium and playwright, and runs the tests of pages, which make test leaves out.
 # make wheel   builds a wheel, checks what it holds, and trains with it where nothing else is installed, without a compiler.
 # make gpu   on a machine with a GPU and PyTorch's CUDA build: builds weft beside it, fetching nothing (wheels in .whl/ are installed),
 #            runs the tests of GPUs and measures, in nine minutes; OUT names the results.
@@ -44,6 +44,7 @@ docs: $(VENV)/ready
 browser: $(VENV)/ready
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check playwright
 	command -v chromium >/dev/null || { apt-get update && apt-get install --yes --no-install-recommends chromium; }
+	$(BIN)/python -m pytest -m "" tests/test_site.py tests/reporting/test_browser.py
 
 wheel:
 	rm -rf build/dist

@@ -18,6 +18,8 @@ from weft.reporting.write import read_runs, write_report
 from weft.utils.jsonl import Recorder
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright: make browser")
+
+pytestmark = pytest.mark.slow
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: make browser")
 EVIL = "<img src=x onerror=alert(1)>"
@@ -114,6 +116,7 @@ def test_buttons_zoom_and_tables_open(browser: Any, report: Path) -> None:
         page.click(f"#figure-{name}-all")
         page.wait_for_function(f"whole => {shown} === whole", arg=whole)
     page.click("#figure-loss-table summary")
+    page.wait_for_selector("#figure-loss-table tbody tr")  # the page fills a table when it is opened
     rows = page.query_selector_all("#figure-loss-table tbody tr")
     assert len(rows) == 7
     assert rows[0].inner_text().split("\t")[:2] == ["divided", "0"]
