@@ -15,10 +15,8 @@ from tests.lib.pages import ROOT
 
 pytest.importorskip("mkdocs", reason="no mkdocs: pip install 'weft[docs]'")
 sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright: make browser")
-
-pytestmark = pytest.mark.slow
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: make browser")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no chromium: make browser")]
 ANSWERS = {
     "distributed": "cluster",
     "heterogeneous": "typed",

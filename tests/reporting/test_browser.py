@@ -18,10 +18,8 @@ from weft.reporting.write import read_runs, write_report
 from weft.utils.jsonl import Recorder
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright: make browser")
-
-pytestmark = pytest.mark.slow
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: make browser")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no chromium: make browser")]
 EVIL = "<img src=x onerror=alert(1)>"
 MARKS = """figure => [...figure.querySelectorAll("svg g[class*='mark-'][class*='role-mark'] path")]
     .map(path => path.getBoundingClientRect()).filter(box => box.width + box.height > 0).length"""
