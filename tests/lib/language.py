@@ -10,7 +10,6 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,11 +40,9 @@ class Violation(NamedTuple):
     """The name or the sentence."""
 
 
-def violations_of(path: Path) -> Iterator[Violation]:
-    """Yield the violations of one file of Python."""
-    name = path.relative_to(ROOT).as_posix()
-    tree = parsed(path)
-    for node in ast.walk(tree):
+def violations_of(name: str, nodes: list[ast.AST]) -> Iterator[Violation]:
+    """Yield the violations of one file of Python, given its path and all nodes of its syntax tree."""
+    for node in nodes:
         for line, identifier in names_of(node):
             if identifier in VAGUE_NAMES:
                 yield Violation("vague name", name, line, identifier)
@@ -55,13 +52,7 @@ def violations_of(path: Path) -> Iterator[Violation]:
             if OPENINGS.match(docstring.value.strip()):
                 yield Violation("opening", name, docstring.lineno, docstring.value.strip().splitlines()[0])
     if name.startswith("weft/"):
-        yield from undocumented_arguments(tree, name)
-
-
-@cache
-def parsed(path: Path) -> ast.Module:
-    """Parse a file, once for all rules."""
-    return ast.parse(path.read_text())
+        yield from undocumented_arguments(nodes[0], name)
 
 
 def names_of(node: ast.AST) -> Iterator[tuple[int, str]]:
@@ -85,9 +76,9 @@ def docstrings_of(node: ast.AST) -> Iterator[ast.Constant]:
             yield statement.value
 
 
-def undocumented_arguments(tree: ast.Module, name: str) -> Iterator[Violation]:
+def undocumented_arguments(tree: ast.AST, name: str) -> Iterator[Violation]:
     """Yield the public functions of two or more parameters whose docstring has no section `Args`."""
-    scopes: list[ast.Module | ast.ClassDef] = [tree]
+    scopes = [tree]
     while scopes:
         scope = scopes.pop()
         for node in scope.body:
@@ -103,22 +94,18 @@ def undocumented_arguments(tree: ast.Module, name: str) -> Iterator[Violation]:
                 yield Violation("no Args", name, node.lineno, node.name)
 
 
-def duplicate_classes() -> Iterator[Violation]:
-    """Yield each public class of weft whose name is also that of another class."""
-    locations: dict[str, list[tuple[str, int]]] = defaultdict(list)
-    for path in sorted((ROOT / "weft").rglob("*.py")):
-        for node in ast.walk(parsed(path)):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                locations[node.name].append((path.relative_to(ROOT).as_posix(), node.lineno))
-    for name, lines in locations.items():
-        if len(lines) > 1:
-            yield from (Violation("duplicate class", path, line, name) for path, line in lines)
-
-
 def all_violations(root: Path | None = None) -> list[Violation]:
     """Return the violations of all files below a folder, by default of the whole repository."""
-    paths = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
-    violations = [violation for path in paths for violation in violations_of(path)] + list(duplicate_classes())
+    violations: list[Violation] = []
+    classes: dict[str, list[Violation]] = defaultdict(list)
+    for path in (path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))):
+        name = path.relative_to(ROOT).as_posix()
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        violations += violations_of(name, nodes)
+        for node in nodes:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and name.startswith("weft/"):
+                classes[node.name].append(Violation("duplicate class", name, node.lineno, node.name))
+    violations += [place for places in classes.values() if len(places) > 1 for place in places]
     below = root.resolve().relative_to(ROOT).as_posix() if root else ""
     return [violation for violation in violations if violation.path.startswith(below)]
 
