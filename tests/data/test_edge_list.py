@@ -35,6 +35,7 @@ def expected(weight: list[float] | None = None) -> Graph:
         "source,target\n0,1\n3, 1\n3,1\n2,2\n",
         "# made by hand\nfrom;to\n0;1\n3;1\n3;1\n2;2\n",
         "+0 1\n03 1\n3 1\n2 2\n",
+        "\ufeff0 1\n3 1 # after an edge\n3 1\t#\n2 2\n",
     ],
 )
 @pytest.mark.parametrize("suffix", ["txt", "csv", "tsv.gz"])
@@ -75,6 +76,7 @@ def test_weights(tmp_path: Path) -> None:
         ("# nothing\n", ["holds no edges"]),
         ("source target\n", ["holds no edges"]),
         ("", ["holds no edges"]),
+        ("0 1\n2 50%\n", ["line 2", "'50%' is no number"]),
     ],
 )
 def test_errors_name_the_line(content: str, parts: list[str], tmp_path: Path) -> None:

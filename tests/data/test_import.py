@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import re
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +208,21 @@ def changed(**columns: Any) -> dict[str, Any]:
         ({"dst": ["bob", "zed", *"abcde"]}, {}, ["edges: column 'dst', row 1: 'zed' is no vertex's id"]),
         ({"src": ["bob", None, *["ann"] * 5]}, {}, ["column 'src', row 1: is missing"]),
         ({"user": ["a", "b", "c", "b", "e", "f"]}, {}, ["column 'user' is 'b' in rows 1 and 3"]),
-        ({"user": ["a", 2, "c", "b", "e", "f"]}, {}, ["column 'user': contains number and text"]),
+        (
+            {"user": ["a", 2, "c", "b", "e", "f"]},
+            {},
+            ["column 'user', row 0: is 'a', but ids are all whole numbers, or"],
+        ),
+        (
+            {"user": [2.0**60, *range(5)]},
+            {},
+            ["column 'user', row 0: is above 2**53 in a column of floats", "give text"],
+        ),
+        ({"user": [["a"]] * 6}, {}, ["column 'user', row 0: is ['a'], but ids are"]),
+        ({"a": [[1, 2]] * 5 + [[1]]}, {}, ["column 'a', row 5: [1] is no number, or a list of another length"]),
+        ({"a": [["u"]] * 6}, {}, ["column 'a', row 0: ['u'] is no number"]),
+        ({"y": [["u"]] * 6}, {}, ["column 'y', row 0: ['u'] is no number"]),
+        ({}, {"features": ["a", "b", "a"]}, ["--features names column 'a' twice"]),
         ({"a": [1, 2, None, 4, 5, 6]}, {}, ["vertices: column 'a', row 2: is missing", "leave the column out"]),
         ({"a": [1, 2, 1e300, 4, 5, 6]}, {}, ["vertices: column 'a', row 2: is infinite"]),
         ({"a": list("uvwxyz")}, {}, ["vertices: column 'a', row 0: 'u' is no number: leave the column out"]),
@@ -228,6 +244,48 @@ def test_errors_name_the_column(columns: dict[str, Any], options: dict[str, Any]
     with pytest.raises(InputError) as error:
         Graph.from_tables(**arguments)
     assert_one_line(error, *parts)
+
+
+def test_two_columns_of_one_name_are_refused() -> None:
+    vertices, edges = frames()
+    vertices.columns = ["user", "a", "a", "y", "part"]
+    with pytest.raises(InputError) as error:
+        Graph.from_tables(vertices, edges, features="a", **COLUMNS)
+    assert_one_line(error, "vertices: 2 columns are named 'a': rename them")
+
+
+def test_missing_values_and_types_of_arrow() -> None:
+    """Booleans with nulls, decimals, bytes and masked arrays are read, and lists that are no numbers are refused."""
+    pyarrow = pytest.importorskip("pyarrow")
+    ids = [2**60 + 1, 2**60 + 2, 2**60 + 3]
+    edges = {"source": ids[:2], "target": ids[1:]}
+    flags = pyarrow.array([True, None, False])
+    for user in (pyarrow.array(ids), pyarrow.array([Decimal(number) for number in ids])):
+        columns = {"user": user, "flag": flags.is_valid(), "y": flags}
+        graph = Graph.from_tables(pyarrow.table(columns), edges, id="user", features="flag", label="y")
+        assert graph.vertex_names is not None
+        assert graph.x is not None
+        assert graph.y is not None
+        assert graph.vertex_names.tolist() == ids
+        assert graph.x.tolist() == [[1], [0], [1]]
+        assert graph.y.tolist() == [1, -1, 0]
+    named = {"user": pyarrow.array([b"a", b"b", b"c"]), "y": flags, "list": pyarrow.array([["u"], ["v"], ["w"]])}
+    names = Graph.from_tables(pyarrow.table(named), {"source": ["a"], "target": ["c"]}, id="user").vertex_names
+    assert names is not None
+    assert names.tolist() == ["a", "b", "c"]
+    masked = Graph.from_tables({"y": np.ma.array([1, 2, 3], mask=[0, 1, 0])}, {"source": [0], "target": [1]}, label="y")
+    assert masked.y is not None
+    assert masked.y.tolist() == [1, -1, 3]
+    for column, text in (("list", "['u']"), ("y", "is missing")):
+        with pytest.raises(InputError, match=rf"column '{column}', row {int(column == 'y')}: {re.escape(text)}"):
+            Graph.from_tables(pyarrow.table(named), {"source": [0], "target": [1]}, features=column)
+
+
+def test_errors_of_pyarrow_are_printed_to_their_end(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    (tmp_path / "e.csv").write_text("source,target\n0,1\n2\n")
+    with pytest.raises(InputError, match="Row #3: Expected 2 columns, got 1: 2\\): correct the file"):
+        Graph.from_tables(None, tmp_path / "e.csv")
 
 
 def test_errors_in_csv_files_name_the_line(tmp_path: Path) -> None:
@@ -259,6 +317,17 @@ def test_split_by_dates() -> None:
     assert graph.test_mask is not None
     assert graph.train_mask.tolist() == [False, True, True, True, False, False]
     assert graph.test_mask.tolist() == [True, False, False, False, False, True]
+    pandas = pytest.importorskip("pandas")
+    utc = pandas.to_datetime(days, utc=True)
+    times = [time.tz_convert("Asia/Tokyo").to_pydatetime() for time in utc]
+    for column in (utc, pandas.Series(times, dtype=object), pandas.Series(days.tolist(), dtype=object)):
+        vertices["t"] = column
+        again = Graph.from_tables(vertices, edges, **options)
+        assert torch.equal(again.train_mask, graph.train_mask)  # type: ignore[arg-type]
+    times[0] = times[0].replace(tzinfo=None)
+    vertices["t"] = pandas.Series(times, dtype=object)
+    with pytest.raises(InputError, match="column 't': is text: give numbers or points in time"):
+        Graph.from_tables(vertices, edges, **options)
 
 
 def test_an_edge_list_with_files_of_features_and_labels(tmp_path: Path) -> None:

@@ -37,6 +37,24 @@ def test_arrays_lists_and_columns_are_accepted() -> None:
     same_graph(Graph.from_edges(frame["source"], frame["target"], **tensors | {"x": columns}), graph)
 
 
+def test_masked_entries_are_refused() -> None:
+    x = np.ma.array(np.ones((4, 2)), mask=[[0, 0], [0, 1], [0, 0], [0, 0]])
+    with pytest.raises(InputError) as error:
+        expected(x=x)
+    assert_one_line(error, "x[1, 1] is masked, as are 1 of 8 entries", "x.filled(VALUE)")
+    same_graph(expected(x=x.filled(1)), expected(x=np.ma.array(np.ones((4, 2)))))
+
+
+def test_tensors_of_subclasses_become_tensors() -> None:
+    class Named(torch.Tensor):
+        pass
+
+    pair, x = torch.tensor([SOURCE, TARGET]), torch.rand(4, 2)
+    graph = Graph.from_edges(pair.as_subclass(Named), x=x.as_subclass(Named))
+    same_graph(graph, Graph.from_edges(pair, x=torch.nn.Parameter(x)))
+    assert type(graph.x) is type(graph.in_edges.indices) is torch.Tensor
+
+
 def test_an_edge_index_has_two_rows() -> None:
     with pytest.raises(InputError) as error:
         Graph.from_edges(torch.tensor(SOURCE))

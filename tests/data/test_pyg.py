@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 
 from tests.lib.graph_checks import CALM, assert_one_line, graphs, same_graph
-from weft.data import Graph, reorder
+from weft.data import Adjacency, Graph, reorder
 from weft.data.vertex_types import merge_features
 from weft.utils.errors import InputError
 
@@ -112,6 +112,19 @@ def test_adj_t(layout: torch.layout) -> None:
             graph = Graph.from_pyg(pyg.Data(adj_t=adj_t, num_nodes=3))
         expected = None if values is not weight else weight
         same_graph(graph, Graph.from_edges(source, target, num_vertices=3, weight=expected))
+
+
+def test_an_edge_index_of_pyg() -> None:
+    edge_index = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    wrapped = pytest.importorskip("torch_geometric").EdgeIndex(edge_index, sparse_size=(3, 3))
+    expected = Graph.from_edges(edge_index)
+    same_graph(Graph.from_pyg(pyg.Data(edge_index=wrapped, num_nodes=3)), expected)
+    for graph in (Graph.from_edges(wrapped), Graph.from_edges(wrapped[0], wrapped[1])):
+        same_graph(graph, expected)
+    in_edges = Adjacency.from_edges(wrapped[0], wrapped[1], num_sources=3, num_targets=3)
+    assert in_edges.fingerprint == expected.fingerprint
+    changed = replace(in_edges, indices=wrapped[0], known_transpose=None)
+    assert changed.transpose.indices.tolist() == [0, 1, 2]
 
 
 def test_other_objects_are_refused() -> None:

@@ -79,6 +79,12 @@ class Adjacency(CompressedRows):
     known_transpose: Transpose | None = None
     """The transpose if it exists already, for example in a stored graph; None: `transpose` computes it when needed."""
 
+    def __post_init__(self) -> None:
+        for field in ("indptr", "indices", "weight"):
+            value = getattr(self, field)
+            if isinstance(value, Tensor) and type(value) is not Tensor:
+                object.__setattr__(self, field, native.plain_tensor(value))
+
     @classmethod
     def from_edges(
         cls, source: Tensor, target: Tensor, *, num_sources: int, num_targets: int, weight: Tensor | None = None
@@ -97,6 +103,7 @@ class Adjacency(CompressedRows):
         """
         if weight is not None and weight.shape != source.shape:
             raise ValueError(f"weight {list(weight.shape)} must hold one number per edge {list(source.shape)}")
+        source, target = native.plain_tensor(source), native.plain_tensor(target)
         indptr, indices, edge_ids = native.coo_to_csr(target.cpu(), source.cpu(), num_targets, num_sources)
         if weight is not None:
             weight = weight.cpu().index_select(0, edge_ids)

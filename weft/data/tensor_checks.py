@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.runtime.memory import check_fits_memory
+from weft.runtime.native import plain_tensor
 from weft.utils.errors import InputError, cause
 
 Numbers: TypeAlias = "Tensor | NDArray[Any] | Sequence[Any]"
@@ -54,8 +55,11 @@ def dense_cpu_tensor(field: str, value: object) -> Tensor:
     Raises:
         InputError: If it is no tensor of real numbers.
     """
-    if not isinstance(value, Tensor):
-        value = tensor_from_array(field, value)
+    value = plain_tensor(value) if isinstance(value, Tensor) else tensor_from_array(field, value)
+    if type(value) is not Tensor:
+        raise InputError(
+            f"{field} is of type {type(value).__name__}, which has no memory of its own: give a torch.Tensor"
+        )
     if value.is_meta:
         raise InputError(f"{field} is on the device meta, which holds no data: give a tensor on the CPU")
     if value.is_quantized or value.is_nested or value.dtype.is_complex:
@@ -78,9 +82,13 @@ def tensor_from_array(field: str, value: object) -> Tensor:
         value: An array, a column, a sparse matrix or a list.
 
     Raises:
-        InputError: If it contains no real numbers.
+        InputError: If it contains no real numbers, or a masked array has masked entries.
     """
     kind = f"{field} is of type {type(value).__name__}"
+    if isinstance(value, np.ma.MaskedArray) and (masked := np.ma.getmaskarray(value)).any():
+        place = [int(i) for i in np.argwhere(masked)[0]]
+        count = f"{int(masked.sum())} of {masked.size} entries"
+        raise InputError(f"{field}{place} is masked, as are {count}: replace them, {field}.filled(VALUE)")
     try:
         array = np.asarray(value.toarray() if hasattr(value, "toarray") else value)
     except (ValueError, TypeError) as error:

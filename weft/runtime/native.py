@@ -33,6 +33,7 @@ __all__ = [
     "gather_block",
     "gather_file_rows",
     "id_dtype",
+    "plain_tensor",
     "read_bytes",
     "refine",
     "release_pages",
@@ -46,6 +47,17 @@ release_pages = _native.release_pages
 def id_dtype(count: int) -> torch.dtype:
     """Return the dtype of ids of `count` things: int32 below 2**31, else int64."""
     return torch.int32 if count < 2**31 else torch.int64
+
+
+def plain_tensor(tensor: Tensor) -> Tensor:
+    """Return a tensor of a subclass, such as PyG's EdgeIndex, as a torch.Tensor; the same object if it is one.
+
+    Subclasses that wrap another tensor have no memory of their own, which native functions read.
+    """
+    if type(tensor) is Tensor:
+        return tensor
+    unwrap = getattr(tensor, "as_tensor", None)
+    return tensor.as_subclass(Tensor) if unwrap is None else unwrap()
 
 
 def coo_to_csr(

@@ -106,7 +106,7 @@ def printable(text: str) -> str:
 
 
 @contextmanager
-def readable(place: str | Path, remedy: str) -> Iterator[None]:
+def readable(place: str | Path, remedy: str, *, max_cause: int = MAX_CAUSE) -> Iterator[None]:
     """Convert any error raised in the `with` block, in which a file is read, to InputError.
 
     Libraries may raise any exception for damaged content. Warnings raised as errors and lack of memory are not about
@@ -115,6 +115,7 @@ def readable(place: str | Path, remedy: str) -> Iterator[None]:
     Args:
         place: The file, for the message.
         remedy: Remedy in the message.
+        max_cause: Number of characters of the library's message that are shown.
 
     Raises:
         InputError: The file cannot be read.
@@ -125,14 +126,19 @@ def readable(place: str | Path, remedy: str) -> Iterator[None]:
         raise
     except OSError as error:
         if error.filename is None:
-            raise InputError(f"{place}: cannot be read ({cause(error)}): {remedy}") from error
+            raise InputError(f"{place}: cannot be read ({cause(error, max_cause)}): {remedy}") from error
         raise InputError(f"{error.filename}: {error.strerror}: check the path and its permissions") from error
     except Exception as error:
-        raise InputError(f"{place}: cannot be read ({cause(error)}): {remedy}") from error
+        raise InputError(f"{place}: cannot be read ({cause(error, max_cause)}): {remedy}") from error
 
 
-def cause(error: BaseException) -> str:
-    """Return the start of an exception's message in one line, after its type unless that is ValueError."""
+def cause(error: BaseException, max_chars: int = MAX_CAUSE) -> str:
+    """Return the start of an exception's message in one line, after its type unless that is ValueError.
+
+    Args:
+        error: The exception.
+        max_chars: Number of characters that are returned at most.
+    """
     kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
     text = " ".join(f"{kind}{error}".split())
-    return text if len(text) <= MAX_CAUSE else text[: MAX_CAUSE - 3] + "..."
+    return text if len(text) <= max_chars else text[: max_chars - 3] + "..."

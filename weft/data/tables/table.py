@@ -5,15 +5,17 @@ Every kind of table is a class with `place`, `columns` and `parts`; table_graph.
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Number
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.data.tables.text_table import COMMENT, SEPARATORS, bad_line, read_text
+from weft.data.tables.text_table import COMMENT, MAX_SHOWN, SEPARATORS, bad_line, read_text
 from weft.data.vertex_names import Ids, Texts
 from weft.utils.errors import InputError, readable, unknown
 from weft.utils.optional_packages import import_extra
@@ -29,6 +31,11 @@ ID, NUMBER, TEXT, TIME = "id", "number", "text", "time"
 """Kinds of columns, which decide how values are read from files without types."""
 CSV_MISTAKE = re.compile(r"CSV column #(\d+): Row #(\d+): .* invalid value '(.*)'")
 """Error of pyarrow for a value that is no number, with column, row and value."""
+ARROW_REMEDY = "correct the file, or give a whole file of that format"
+MAX_ARROW_CAUSE = 1000
+"""Number of characters of pyarrow's message that are shown: its end, not its start, names the line."""
+MAX_EXACT_FLOAT = 1 << 53
+"""Largest whole number up to which every whole number is a float64."""
 
 
 class Column(NamedTuple):
@@ -98,7 +105,7 @@ class ArrowTable:
     def __init__(self, source: Any, place: str) -> None:
         dataset = import_extra("pyarrow.dataset", place)
         self._source, self.place, self._kind = source, place, format_of(source)
-        with readable(place, "give a whole file of that format"):
+        with readable(place, ARROW_REMEDY, max_cause=MAX_ARROW_CAUSE):
             self.columns = tuple(dataset.dataset(source, format=self._format({})).schema.names)
 
     def parts(self, columns: Mapping[str, str]) -> Iterator[dict[str, Column]]:
@@ -106,7 +113,7 @@ class ArrowTable:
         import pyarrow
         from pyarrow import dataset
 
-        with readable(self.place, "give a whole file of that format"):
+        with readable(self.place, ARROW_REMEDY, max_cause=MAX_ARROW_CAUSE):
             try:
                 table = dataset.dataset(self._source, format=self._format(columns))
                 batches = table.to_batches(
@@ -171,12 +178,21 @@ class TextTable:
             for number, line in enumerate(words):
                 if len(line) != len(self.columns):
                     reason = f"has {len(line)} columns, not {len(self.columns)}: give every line the same"
+                    comment = any(word.startswith((b"#", b"%")) for row in (line, *words[:1]) for word in row)
+                    reason += ", and each comment a line of its own" if comment else ""
                     raise bad_line(self._path, first_line + number, b" ".join(line), reason)
             part = {}
             for name, kind in columns.items():
-                texts = [line[int(name)].decode("utf-8", "replace") for line in words]
+                texts = [self._decode(line[int(name)], name) for line in words]
                 part[name] = column_of(numbers_of_texts(texts) if kind == NUMBER else texts)
             yield part
+
+    def _decode(self, word: bytes, column: str) -> str:
+        """Return a word of a column as text. Raises InputError if it is not in UTF-8."""
+        try:
+            return word.decode("utf-8")
+        except UnicodeDecodeError:
+            raise InputError(f"{self.place}: column '{column}': {word!r} is no UTF-8: save the file as UTF-8") from None
 
     def _lines(self) -> Iterator[tuple[list[list[bytes]], int]]:
         """Yield the words of nonempty lines in blocks, with the approximate number of a block's first line."""
@@ -228,13 +244,17 @@ def format_of(source: Any) -> str | None:
 
 
 def column_of(values: Any) -> Column:
-    """Convert some rows of a column: a NumPy array, a pandas series or a Python list."""
+    """Convert some rows of a column: a NumPy array, which may be masked, a pandas series or a Python list."""
+    if getattr(getattr(values, "dtype", None), "tz", None) is not None:
+        values = values.dt.tz_convert("UTC").dt.tz_localize(None)
     array = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
+    masked = any_of_row(np.ma.getmaskarray(values)) if isinstance(values, np.ma.MaskedArray) else False
     if array.dtype.kind in "US":
         array = array.astype(object)
     if array.dtype.kind != "O":
-        return Column(array, missing_in(array))
+        return Column(array, missing_in(array) | masked)
     missing = values.isna().to_numpy() if hasattr(values, "isna") else np.array([v is None for v in array], bool)
+    missing = missing | masked
     present = [value for value, absent in zip(array.tolist(), missing, strict=True) if not absent]
     if all(isinstance(value, str | bytes) for value in present):
         texts = [value.decode("utf-8", "replace") if isinstance(value, bytes) else value or "" for value in present]
@@ -243,12 +263,28 @@ def column_of(values: Any) -> Column:
     if any(isinstance(value, str) for value in present):
         return Column(array, missing)
     try:
-        numbers = np.array(present)
+        numbers = times_of(present) if isinstance(present[0], datetime.date) else np.array(present)
         filled = np.zeros((len(array), *numbers.shape[1:]), numbers.dtype)
-    except ValueError:  # rows of different lengths
+    except (ValueError, TypeError):  # rows of different lengths, or times among other values
+        return Column(array, missing)
+    if numbers.dtype.kind not in "biufM":
         return Column(array, missing)
     filled[~missing] = numbers
     return Column(filled, missing | missing_in(filled))
+
+
+def times_of(values: Sequence[Any]) -> NDArray[np.datetime64]:
+    """Return dates or times of Python as points in time, in UTC if they have a time zone, [n].
+
+    Raises:
+        TypeError: If only some of them have a time zone, or some are no dates.
+    """
+    zones = {getattr(value, "tzinfo", None) is not None for value in values}
+    if len(zones) > 1 or not all(isinstance(value, datetime.date) for value in values):
+        raise TypeError("times with and without a time zone")
+    if zones == {True}:
+        values = [value.astimezone(datetime.UTC).replace(tzinfo=None) for value in values]
+    return np.array(values, "datetime64[us]")
 
 
 def missing_in(values: NDArray[Any]) -> NDArray[np.bool_]:
@@ -285,11 +321,15 @@ def column_from_arrow(array: pyarrow.Array) -> Column:
         times = array.cast(pyarrow.timestamp("us"), safe=False).to_numpy(zero_copy_only=False)
         return Column(times, missing)
     if types.is_decimal(array.type):
-        array = array.cast(pyarrow.float64())
-    if array.null_count and (types.is_floating(array.type) or types.is_integer(array.type)):
-        array = array.fill_null(pyarrow.scalar(0, array.type))
+        try:
+            array = array.cast(pyarrow.int64())
+        except pyarrow.ArrowInvalid:  # a fraction, or a number that int64 cannot hold
+            array = array.cast(pyarrow.float64())
+    numeric = types.is_floating(array.type) or types.is_integer(array.type) or types.is_boolean(array.type)
+    if array.null_count and numeric:
+        array = array.fill_null(pyarrow.scalar(0).cast(array.type))
     values = array.to_numpy(zero_copy_only=False)
-    return Column(values, missing | missing_in(values))
+    return column_of(values) if values.dtype.kind == "O" else Column(values, missing | missing_in(values))
 
 
 def column_from_lists(array: pyarrow.Array, missing: NDArray[np.bool_]) -> Column:
@@ -302,12 +342,11 @@ def column_from_lists(array: pyarrow.Array, missing: NDArray[np.bool_]) -> Colum
     from pyarrow import compute
 
     sizes = compute.list_value_length(array.drop_null()).unique()
-    if len(sizes) > 1:
+    flat = column_from_arrow(array.drop_null().flatten())
+    if len(sizes) > 1 or isinstance(flat.values, Texts) or flat.values.dtype.kind == "O":
         values = np.empty(len(array), object)
         values[:] = array.to_pylist()
         return Column(values, missing)
-    flat = column_from_arrow(array.drop_null().flatten())
-    assert not isinstance(flat.values, Texts)
     width = sizes[0].as_py() if len(sizes) else 0
     values = np.zeros((len(array), width), flat.values.dtype)
     values[~missing] = flat.values.reshape(-1, width)
@@ -342,9 +381,13 @@ def ids_of(column: Column, place: str, first_row: int) -> Ids:
     raise_at_first(missing, place, first_row, "is missing: every row needs an id")
     if values.dtype.kind == "f":
         raise_at_first(values != np.round(values), place, first_row, "has a fraction: ids are whole numbers or text")
+        inexact = np.abs(values) > MAX_EXACT_FLOAT
+        raise_at_first(inexact, place, first_row, "is above 2**53 in a column of floats, so it is not exact: give text")
     if values.dtype.kind not in "iuf" or values.ndim != 1:
-        content = "number and text in one column" if values.dtype.kind == "O" else str(values.dtype)
-        content = "lists" if values.ndim > 1 else content
+        content = "lists" if values.ndim > 1 else str(values.dtype)
+        if values.dtype.kind == "O":
+            row, text = odd_value(column)
+            raise InputError(f"{place}, row {first_row + row}: is {text}, but ids are all whole numbers, or all text")
         raise InputError(f"{place}: contains {content}: ids are whole numbers or text, give all as text")
     raise_at_first((values < -(2.0**63)) | (values >= 2.0**63), place, first_row, "is too large: give such ids as text")
     return np.ascontiguousarray(values, np.int64)
@@ -366,9 +409,11 @@ def matrix_of(column: Column, place: str, first_row: int) -> NDArray[np.float32]
     if isinstance(values, Texts):
         text = values.take(np.zeros(min(len(values), 1), np.int64)).tolist()
         raise InputError(f"{place}, row {first_row}: {text[0] if text else ''!r} is no number: {remedy}")
+    if values.dtype.kind == "O":
+        row, text = odd_value(column)
+        raise InputError(f"{place}, row {first_row + row}: {text} is no number, or a list of another length: {remedy}")
     if values.dtype.kind not in "biuf":
-        content = "no number, or a list of another length" if values.dtype.kind == "O" else str(values.dtype)
-        raise InputError(f"{place}: contains {content}: {remedy}")
+        raise InputError(f"{place}: contains {values.dtype}: {remedy}")
     raise_at_first(missing, place, first_row, "is missing: fill it in, or leave the column out")
     with np.errstate(over="ignore"):
         rows = values.reshape(len(values), -1).astype(np.float32)
@@ -379,6 +424,23 @@ def matrix_of(column: Column, place: str, first_row: int) -> NDArray[np.float32]
         "is infinite or above 3e38: correct it, or leave the column out",
     )
     return rows
+
+
+def odd_value(column: Column) -> tuple[int, str]:
+    """Return the row of the first value that is no number, or has another length than the first one, and its text.
+
+    Args:
+        column: Some rows of a column of Python objects, of which one at least is present.
+    """
+    values, missing = column
+    assert not isinstance(values, Texts)
+    rows = np.flatnonzero(~missing)
+    lengths = [len(value) if isinstance(value, list | tuple | np.ndarray) else -1 for value in values[rows]]
+    texts = [length < 0 and not isinstance(value, Number) for length, value in zip(lengths, values[rows], strict=True)]
+    other = np.flatnonzero(np.array(texts) | (np.array(lengths) != lengths[0]))
+    row = int(rows[other[0] if len(other) else 0])
+    text = repr(values[row])
+    return row, text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
 
 
 def raise_at_first(wrong: NDArray[np.bool_], place: str, first_row: int, reason: str) -> None:
@@ -406,8 +468,12 @@ def require_columns(table: InputTable, columns: Sequence[str], flag: str) -> Non
         flag: Flag that names them, for the error.
 
     Raises:
-        InputError: If one is missing.
+        InputError: If one is missing, or two columns have its name, or it is named twice.
     """
     for name in columns:
         if name not in table.columns:
             raise InputError(f"{table.place}: {unknown(f'column of {flag}', name, table.columns)}")
+        if table.columns.count(name) > 1:
+            raise InputError(f"{table.place}: {table.columns.count(name)} columns are named '{name}': rename them")
+        if columns.count(name) > 1:
+            raise InputError(f"{flag} names column '{name}' twice: name it once")

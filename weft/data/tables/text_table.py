@@ -22,6 +22,12 @@ MAX_LINE_BYTES = 1 << 24
 MAX_SHOWN = 60
 """Number of characters of a line in an error."""
 COMMENT = re.compile(rb"(?m)^[ \t]*[#%][^\n]*")
+"""Line that is a comment."""
+COMMENT_OF_NUMBERS = re.compile(rb"(?m)^[ \t]*[#%][^\n]*|(?<=[ \t])#[^\n]*")
+"""Line that is a comment, or a comment after the numbers of a line."""
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+"""First bytes of files in UTF-16, in either byte order."""
 SEPARATORS = bytes.maketrans(b",;\t", b"   ")
 INTEGER = re.compile(rb"[+-]?\d+")
 NUMBER = re.compile(rb"[+-]?(\d+(\.\d*)?(e[+-]?\d+)?|\.\d+(e[+-]?\d+)?|nan|inf(inity)?)", re.IGNORECASE)
@@ -73,8 +79,8 @@ def printable_line(line: bytes) -> str:
 def read_blocks(path: Path, *, integral: bool | None = None, remedy: str = "") -> Iterator[TextBlock]:
     """Yield the lines of a table in blocks. Every line must have as many columns as the first.
 
-    Columns are separated by blanks, tabs, commas or semicolons. Blank lines, lines that begin with # or %, and a first
-    line that is not numeric are skipped.
+    Columns are separated by blanks, tabs, commas or semicolons. Blank lines, lines that begin with # or %, comments
+    after a blank and #, and a first line that is not numeric are skipped.
 
     Args:
         path: The file.
@@ -89,7 +95,7 @@ def read_blocks(path: Path, *, integral: bool | None = None, remedy: str = "") -
         if text.isspace():
             number += text.count(b"\n")
             continue
-        clean = COMMENT.sub(b"", text) if b"#" in text or b"%" in text else text
+        clean = COMMENT_OF_NUMBERS.sub(b"", text) if b"#" in text or b"%" in text else text
         if not columns:
             clean, columns = drop_header(clean)
         if columns and not clean.isspace():
@@ -103,13 +109,19 @@ def read_blocks(path: Path, *, integral: bool | None = None, remedy: str = "") -
 def read_text(path: Path) -> Iterator[bytes]:
     """Yield the bytes of a file in blocks of whole lines, each with a newline at its end; .gz files are unpacked.
 
+    A byte-order mark of UTF-8 at the start of the file is left out.
+
     Raises:
-        InputError: For a line that is too long for a table, and for a damaged file.
+        InputError: For a line that is too long for a table, and for a file that is damaged or in UTF-16.
     """
     rest, number = b"", 1
     try:
         with open_binary(path) as file:
-            while data := file.read(BLOCK_BYTES):
+            start = file.read(max(BLOCK_BYTES, len(BYTE_ORDER_MARK)))
+            if start.startswith(UTF_16):
+                raise InputError(f"{path}: is text in UTF-16: save it as UTF-8")
+            data = start.removeprefix(BYTE_ORDER_MARK)
+            while data:
                 whole, newline, tail = data.rpartition(b"\n")
                 if newline:
                     whole = rest + whole + newline
@@ -120,6 +132,7 @@ def read_text(path: Path) -> Iterator[bytes]:
                     rest += data
                 if len(rest) > MAX_LINE_BYTES:
                     raise bad_line(path, number, rest, f"is longer than {MAX_LINE_BYTES} bytes: break it up")
+                data = file.read(BLOCK_BYTES)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(
             f"{path}: is no whole gzip file ({error}): fetch it again, or rename it if it is plain text"
