@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,8 @@ class Batch:
     """Indices of the logits that have a training label, int64 [k]."""
     y: Tensor
     """Labels of `rows`, [k, ...]."""
+    vertices: Tensor
+    """Original ids of the vertices of `rows`, int64 [k]."""
     size: int
     """Number of training rows of the step on all ranks. Divide the sum of the losses by it."""
     step: Step
@@ -72,7 +74,7 @@ class PlacedModel:
     the logits depend on rows of other ranks, or were computed in chunks, and only `placed` knows their backward pass.
 
     Attributes: `model` is this rank's copy of the model, with the same parameters on all ranks. `rank` and `size` are
-    this rank and the number of ranks. `vertices`, int64 [n], are the vertices of this rank.
+    this rank and the number of ranks. `vertices`, int64 [n], are the original ids of the vertices of this rank.
 
     Args:
         config: The configuration of strategy, metrics and seed.
@@ -84,7 +86,7 @@ class PlacedModel:
     def __init__(self, config: Config, placed: Placed, group: Group, functions: OwnFunctions) -> None:
         self.placed, self.group, self.model = placed, group, placed.model
         self.graph, self.rank, self.size = placed.graph, group.rank, group.size
-        self.vertices = torch.arange(self.graph.num_vertices)[placed.rows]
+        self.vertices = self._original_ids(torch.arange(self.graph.num_vertices)[placed.rows])
         task = make_task(config, placed, functions)
         assert isinstance(task, NodeTask)
         self.task = task
@@ -98,6 +100,10 @@ class PlacedModel:
         """PyTorch's version counter of each parameter at the first `backward`."""
         self._unchanged_epochs = 0
         """Number of calls of `batches` since the first `backward` at which all version counters were unchanged."""
+
+    def _original_ids(self, vertices: Tensor) -> Tensor:
+        """Return the ids of vertices before --order renumbered them."""
+        return vertices if self.graph.ids is None else self.graph.ids[vertices]
 
     def batches(self, epoch: int) -> Iterator[Batch]:
         """Yield the steps of an epoch: one for the whole graph, or one for each mini-batch of `split` and `sampled`.
@@ -113,10 +119,15 @@ class PlacedModel:
                 stacklevel=2,
             )
         for step in self.placed.steps(epoch):
-            yield Batch(**self.task.examples(step)._asdict(), step=step)
+            examples = self.task.examples(step)
+            rows = self.vertices if step.vertices is None else self._original_ids(step.vertices)
+            yield Batch(**examples._asdict(), vertices=rows[examples.rows.cpu()], step=step)
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Return the logits [n, C] of the rows of this rank in a step, to compute a loss from."""
+        """Return the logits [n, C] of this rank in a step, to compute a loss from.
+
+        Row i belongs to `vertices[i]` if the batch is the whole graph, and to `batch.vertices[i]` in a mini-batch.
+        """
         outputs = self.placed.forward(batch.step)
         logits = outputs.detach().requires_grad_()
         self._calls += 1
@@ -191,7 +202,7 @@ class PlacedModel:
 
     @torch.no_grad()
     def logits(self) -> Tensor:
-        """Return the logits [n, C] of the evaluated vertices of this rank, with all neighbours and without dropout."""
+        """Return the logits [n, C] of `vertices`, computed with all neighbours and without dropout."""
         return self.placed.forward(self.placed.evaluation(0)).detach()
 
     def evaluate(self) -> dict[str, float | None]:
@@ -201,10 +212,13 @@ class PlacedModel:
         return self.task.scores(self.group.all_gather_object(counts))
 
     def gather(self, rows: Tensor) -> Tensor | None:
-        """Return the rows [N, ...] of all ranks, ordered by original vertex id, on rank 0; None on other ranks."""
-        ids = self.vertices if self.graph.ids is None else self.graph.ids[self.vertices]
+        """Return the rows [N, ...] of all ranks, ordered by original vertex id, on rank 0; None on other ranks.
+
+        Args:
+            rows: Rows of `vertices`, [n, ...].
+        """
         whole = rows.new_zeros(self.graph.num_vertices, *rows.shape[1:])
-        whole[ids.to(rows.device)] = rows
+        whole[self.vertices.to(rows.device)] = rows
         whole = self.group.all_reduce(whole, tag="gather")
         return None if self.rank else whole
 
@@ -257,6 +271,8 @@ def place(graph: Graph | str | Path, model: nn.Module | str = "gcn", **options: 
         raise InputError(f"workers={config.workers}: start the script with torchrun --nproc-per-node {config.workers}")
     config = on_present_ranks(config)
     refuse_foreign_flags(config)
+    # A loop may use any row, so no row is left out that the loss of a labelled vertex does not need.
+    config = replace(config, disable=f"{config.disable},reach")
     work = make_on_all_ranks(config, lambda: prepared_workload(config, graph_object, module))
     check(config, work, functions, launched=False, own_model=bool(custom_class(config, module)))
     group = join_ranks("weft.place", config, work)
