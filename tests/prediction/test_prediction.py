@@ -225,6 +225,12 @@ def test_rows_of_a_link_model(inverse: bool, tmp_path: Path, store: Path) -> Non
         predict(run)
 
 
+def test_a_link_model_without_labels(tmp_path: Path, store: Path) -> None:
+    graph = replace(weft.load(str(store)), y=None, train_mask=None, val_mask=None, test_mask=None)
+    run = train(graph, out=tmp_path / "run", **OPTIONS | {"task": "link", "hidden": 6})
+    assert predict(run, graph, what="embeddings").shape == (graph.num_vertices, 6)
+
+
 class CustomStack(Stack):
     """Custom model that is a `Stack`."""
 

@@ -102,7 +102,8 @@ def predict(
             raise unknown_option(name, PLACEMENT_FIELDS, "option of a prediction")
     saved = SavedModel.read(RunFolder(run.folder if isinstance(run, Run) else Path(run)))
     config = on_present_ranks(predicting_config(saved.description.config, options))
-    kind = output_kind(saved.description.config, saved.description.shape)
+    trained = saved.description.config, saved.description.shape
+    kind = output_kind(*trained) if config.task == "node" else ""  # a graph for link prediction may have no labels
     if what == "classes" and kind == "values":
         raise InputError("--what classes: the run is a regression and has no classes: use --what logits for its values")
     requested_part(saved.model(model), what, layer)  # checks `what` and `layer` before the graph is loaded
@@ -121,7 +122,7 @@ def predict(
             config=config,
             choices=choices,
             what=what,
-            multi_label=kind == "labels" or num_logits(saved.description.config, saved.description.shape) == 1,
+            multi_label=kind == "labels" or (bool(kind) and num_logits(*trained) == 1),
             draft=draft,
             suffix=path.suffix if path and path.suffix in HEADERS else ".npy",
         )
