@@ -18,7 +18,7 @@ from weft.cost import Trace
 from weft.data import GraphStats, load
 from weft.nn import Stack, View, Workload, make_model
 from weft.nn.workload.flops import PRODUCTS
-from weft.strategies import Step, get_strategy
+from weft.strategies import STRATEGIES, Step, get_strategy
 from weft.utils.errors import InputError
 
 STATS = GraphStats(num_vertices=1003, num_edges=5000, num_features=17)
@@ -138,8 +138,11 @@ class Opaque(torch.nn.Module):
 
 
 def test_a_plan_refuses_what_its_strategy_cannot_run() -> None:
-    with pytest.raises(InputError, match=r"view.block.*use --strategy single"):
+    with pytest.raises(InputError, match=r"view.block.*: use --strategy ") as caught:
         get_strategy("tensor")(Workload(Stack([Opaque()]), STATS), 2)
+    suggested = set(re.findall(r"[a-z]+", str(caught.value).partition("--strategy ")[2])) & STRATEGIES.keys()
+    assert suggested == {"hybrid", "communicated", "cached", "offload", "pipeline", "single"}
+    assert not any(STRATEGIES[name].traits.block_error for name in suggested)
     with pytest.raises(InputError, match="single runs on one rank"):
         get_strategy("single")(Workload(make_model("gcn", 17, 5), STATS), 2)
     with pytest.raises(InputError, match="unknown strategy 'tensr': did you mean 'tensor'"):

@@ -69,8 +69,9 @@ class TensorPlan(ResidentPlan):
     flags = ("nn_device",)
     optimisations = ("reach", "pipeline")
     traits = SPREAD._replace(
-        block_error="strategy tensor cannot run a layer that reads whole source rows (view.block), because a rank "
-        "holds only some columns of every row: use --strategy single"
+        block_error="strategy tensor cannot run a layer that reads whole source rows (view.block, or PyG's own code), "
+        "because a rank holds only some columns of every row: use --strategy hybrid, communicated, cached, offload or "
+        "pipeline, or on one rank single"
     )
     options: TensorOptions
     pruned: VertexPlan | None = None
