@@ -298,6 +298,17 @@ def test_unusual_graphs_are_accepted() -> None:
     assert Graph.from_edges(loops, loops, y=torch.tensor([0, -1, 4, 0])).num_vertices == 4
 
 
+def test_large_numbers_that_become_equal_in_float32_warn() -> None:
+    times = torch.tensor([[1.5, 1_700_000_000 + second] for second in range(5)], dtype=torch.float64)
+    with pytest.warns(
+        DataWarning, match=r"x\[:, 1\]: 4 numbers above 2\*\*24 become equal .* subtract an offset"
+    ) as caught:
+        ring(x=times)
+    assert len(caught) == 1
+    ring(x=times - times[0])
+    ring(x=torch.tensor([2.0**24 + 2 * number for number in range(5)], dtype=torch.float64)[:, None])
+
+
 def test_overlapping_masks_warn_once() -> None:
     mask = torch.tensor([True, True, False, False, False])
     with pytest.warns(DataWarning, match="2 vertices lie in both train_mask and test_mask") as caught:

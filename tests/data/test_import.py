@@ -17,10 +17,11 @@ import weft
 from tests.lib.graph_checks import assert_one_line, same_graph
 from tests.lib.running import complaints
 from weft.cli.main import main
-from weft.data import Graph, load
+from weft.data import DataWarning, Graph, load
 from weft.data.io import ogb
 from weft.data.store import write_parts
-from weft.data.tables import table
+from weft.data.store.import_parts import import_parts
+from weft.data.tables import edge_list, table
 from weft.data.vertex_names import NameCollector, NameIndex, Texts
 from weft.utils.errors import InputError
 
@@ -168,7 +169,8 @@ def test_vertex_names_that_are_numbers(tmp_path: Path) -> None:
 def test_edges_alone_name_their_vertices(tmp_path: Path) -> None:
     (tmp_path / "g.txt").write_text("# who follows whom\nbob ann 2\nann bob 1.5\ndan  bob 1\n")
     words = ["data", "import", "--edges", str(tmp_path / "g.txt"), "--source", "0", "--target", "1", "--weight", "2"]
-    assert main([*words, "--undirected", "--out", str(tmp_path / "g")]) == 0
+    with pytest.warns(DataWarning, match="1 pairs of vertices have edges of different weights"):
+        assert main([*words, "--undirected", "--out", str(tmp_path / "g")]) == 0
     graph = Graph.open(tmp_path / "g")
     assert graph.vertex_names is not None
     assert graph.vertex_names.tolist() == ["bob", "ann", "dan"]
@@ -244,6 +246,38 @@ def test_errors_name_the_column(columns: dict[str, Any], options: dict[str, Any]
     with pytest.raises(InputError) as error:
         Graph.from_tables(**arguments)
     assert_one_line(error, *parts)
+
+
+@pytest.mark.parametrize("part_rows", [3, 1 << 20])
+def test_large_numbers_that_become_equal_in_float32_warn(
+    part_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each column warns once, in tables and in files of arrays and text, whatever the parts."""
+    monkeypatch.setattr(table, "PART_ROWS", part_rows)
+    monkeypatch.setattr(edge_list, "BLOCK_ENTRIES", 2 * part_rows)
+    times = np.array([1_700_000_000, 1_700_000_001, 1_700_001_000] * 2)
+    edges = {"src": SOURCE[:6], "dst": TARGET[:6], "w": times, "f": times / 1e9}
+    options = {"source": "src", "target": "dst", "weight": "w", "edge_features": "f", "features": "t"}
+    count = 1 if part_rows > 3 else 2
+    with pytest.warns(DataWarning) as caught:
+        Graph.from_tables({"t": times}, edges, **options)
+    columns = ["edges: column 'w'", "vertices: column 't'"]
+    assert sorted(str(warning.message).split(" become")[0] for warning in caught) == [
+        f"{column}: {count} numbers above 2**24" for column in columns
+    ]
+    np.save(tmp_path / "x.npy", np.stack([times / 1e9, times], 1))
+    np.savetxt(tmp_path / "e.txt", np.stack([SOURCE[:6], TARGET[:6], times], 1), "%d")
+    with pytest.warns(DataWarning) as caught:
+        import_parts(edge_list.edge_list_parts(tmp_path / "e.txt", features=tmp_path / "x.npy"), tmp_path / "g")
+    texts = [str(warning.message).removeprefix(f"{tmp_path}/").split(" become")[0] for warning in caught]
+    assert texts == ["e.txt: column: 1 numbers above 2**24", f"x.npy: features[:, 1]: {count} numbers above 2**24"]
+
+
+def test_features_of_arrays_that_float32_cannot_hold_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.array([[1.0], [1e300]]))
+    (tmp_path / "e.txt").write_text("0 1\n")
+    with pytest.raises(InputError, match=r"x.npy: features\[1, 0\] is 1e\+300, which torch.float32 cannot hold"):
+        import_parts(edge_list.edge_list_parts(tmp_path / "e.txt", features=tmp_path / "x.npy"), tmp_path / "g")
 
 
 def test_two_columns_of_one_name_are_refused() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.lib.graph_checks import assert_one_line, same_graph
-from weft.data import Graph, reorder
+from weft.data import DataWarning, Graph, reorder
 from weft.utils.errors import InputError
 
 SOURCE, TARGET = [0, 2, 1, 3], [1, 0, 2, 0]
@@ -63,7 +63,9 @@ def test_an_edge_index_has_two_rows() -> None:
 
 def test_undirected() -> None:
     source, target, weight = [0, 1, 2, 0, 2], [1, 0, 2, 1, 1], np.arange(5, dtype=np.float32)
-    graph = Graph.from_edges(source, target, weight=weight, undirected=True)
+    with pytest.warns(DataWarning, match="1 pairs of vertices have edges of different weights") as caught:
+        graph = Graph.from_edges(source, target, weight=weight, undirected=True)
+    assert len(caught) == 1
     edges = graph.in_edges.edges()
     assert graph.in_edges.weight is not None
     pairs = list(zip(*(ids.tolist() for ids in edges), strict=True))
@@ -75,7 +77,8 @@ def test_undirected() -> None:
         (1, 2): 4.0,
     }
     assert graph.num_edges == 5
-    twice = Graph.from_edges(*edges, weight=graph.in_edges.weight, undirected=True)
+    with pytest.warns(DataWarning, match="1 pairs of vertices"):
+        twice = Graph.from_edges(*edges, weight=graph.in_edges.weight, undirected=True)
     same_graph(twice, graph)
     with pytest.raises(InputError) as error:
         Graph.from_edges(

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.lib.graph_checks import CALM, assert_one_line, same_graph
-from weft.data import Graph
+from weft.data import DataWarning, Graph
 from weft.data.io.graph_parts import EdgesOfPart, GraphParts, gather_parts
 from weft.data.store import external_sort, write_parts
 from weft.data.store.external_sort import buckets
@@ -55,6 +55,7 @@ def parts(draw: st.DrawFn) -> GraphParts:
     )
 
 
+@pytest.mark.filterwarnings("ignore:undirected:weft.data.DataWarning")
 @CALM
 @given(parts=parts())
 def test_equals_the_store_of_a_whole_graph(parts: GraphParts, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -70,11 +71,15 @@ def test_equals_the_store_of_a_whole_graph(parts: GraphParts, tmp_path_factory: 
     assert not list(folder.glob(".*"))
 
 
-def test_undirected_adds_missing_reverse_edges() -> None:
+def test_undirected_adds_missing_reverse_edges(tmp_path: Path) -> None:
     edges = EdgesOfPart(
         source=torch.tensor([0, 1, 2, 0, 2]), target=torch.tensor([1, 0, 2, 1, 1]), weight=torch.arange(5.0)
     )
-    graph = Graph.of(gather_parts(GraphParts(name="g", edges=lambda: iter([edges]), undirected=True)))
+    parts = GraphParts(name="g", edges=lambda: iter([edges]), undirected=True)
+    for read in (lambda: Graph.of(gather_parts(parts)), lambda: import_parts(parts, tmp_path / "g")):
+        with pytest.warns(DataWarning, match="1 pairs of vertices have edges of different weights") as caught:
+            graph = read()
+        assert len(caught) == 1
     source, target = graph.in_edges.edges()
     assert graph.in_edges.weight is not None
     weights = dict(zip(zip(source.tolist(), target.tolist(), strict=True), graph.in_edges.weight.tolist(), strict=True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from numbers import Integral
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 from weft.data.adjacency import Adjacency
 from weft.data.fields import GraphFields
 from weft.data.tensor_checks import (
+    DataWarning,
     Numbers,
     as_integers,
     cast,
@@ -86,7 +89,9 @@ def build(
                 "undirected=True cannot be combined with edge_type: leave undirected out, and add inverse relations "
                 "instead (inverse_relations=True of weft.load)"
             )
-        source, target, edge_ids = both_ways(source, target)
+        source, target, edge_ids = both_ways(
+            source, target, [rows for rows in (weight, edge_features) if rows is not None]
+        )
         weight, edge_features = (None if rows is None else rows[edge_ids] for rows in (weight, edge_features))
     by_type = None if edge_type is None else edge_type.argsort(stable=True)
     if by_type is not None:
@@ -107,25 +112,51 @@ def build(
     )
 
 
-def both_ways(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def both_ways(source: Tensor, target: Tensor, values: Sequence[Tensor] = ()) -> tuple[Tensor, Tensor, Tensor]:
     """Add the reverse of every edge and remove duplicates.
 
     Args:
         source: Integer [E].
         target: Integer [E].
+        values: Weights and features of the edges, [E, ...] each; a DataWarning says how many pairs of vertices have
+            edges with different ones.
 
     Returns:
         Sources and targets of the distinct edges, and the position int64 in the input of the edge that each comes from.
     """
     # Sort the given and the reversed edges by (target, source), keep the first of each group of equal edges (given
     # edges come before reversed ones), and restore the order of the input.
+    num_edges = max(len(source), 1)
     sources, targets = torch.cat([source, target]), torch.cat([target, source])
     order = sources.argsort(stable=True)
     order = order[targets[order].argsort(stable=True)]
     new = torch.ones(len(order), dtype=torch.bool)
     new[1:] = (sources[order].diff() != 0) | (targets[order].diff() != 0)
-    first = order[new].sort().values
-    return sources[first], targets[first], first % max(len(source), 1)
+    first = order[new]
+    if values:
+        group = new.cumsum(0) - 1
+        differs = torch.zeros_like(new)
+        for rows in values:
+            differs |= (rows[order % num_edges] != rows[first[group] % num_edges]).reshape(len(order), -1).any(1)
+        # The edges of two vertices form two groups, one for each direction: count one of them.
+        warn_merged(len(group[differs & (sources[order] <= targets[order])].unique()))
+    first = first.sort().values
+    return sources[first], targets[first], first % num_edges
+
+
+def warn_merged(num_pairs: int) -> None:
+    """Warn (DataWarning) that edges with different weights or features were merged, unless there are none.
+
+    Args:
+        num_pairs: Number of pairs of vertices with such edges.
+    """
+    if num_pairs:
+        warnings.warn(
+            f"undirected: {num_pairs} pairs of vertices have edges of different weights or features; each direction "
+            "keeps its first edge as given, or else the first reversed one. Merge them before, for example by their mean",
+            DataWarning,
+            stacklevel=5,
+        )
 
 
 def edge_weights(weight: object, num_edges: int) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,9 @@ LINKS = ("val_links", "test_links")
 
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
+MAX_DENSE_FLOAT = 1 << 24
+"""Largest number up to which float32 holds every whole number."""
+
 # Entries checked at once: a memory-mapped matrix is never copied as a whole, and the flags fit in the cache.
 BLOCK_ENTRIES = 1 << 20
 
@@ -34,6 +38,43 @@ MAX_SPARSE_NUMBERS = 1 << 15
 
 class DataWarning(UserWarning):
     """Warning about legal data that is probably a mistake."""
+
+
+class Float32Rounding:
+    """Counts large numbers, such as Unix times, that become equal when they are rounded to float32, by column."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+
+    def add(self, place: str, values: NDArray[Any], rounded: NDArray[np.float32]) -> None:
+        """Count the distinct numbers above 2**24 of some rows that rounding makes equal to another one of these rows.
+
+        Args:
+            place: Name of the column or matrix.
+            values: Numbers before, [n] or [n, K].
+            rounded: The numbers as float32, of the same shape.
+        """
+        if values.itemsize < rounded.itemsize or values.dtype == rounded.dtype or not values.size:
+            return
+        if max(float(np.fmax.reduce(values, axis=None)), -float(np.fmin.reduce(values, axis=None))) <= MAX_DENSE_FLOAT:
+            return
+        for column in range(values.shape[1] if values.ndim == 2 else 1):
+            before, after = (array if array.ndim == 1 else array[:, column] for array in (values, rounded))
+            large = np.abs(after) > MAX_DENSE_FLOAT
+            count = len(np.unique(before[large])) - len(np.unique(after[large]))
+            name = f"{place}[:, {column}]" if values.ndim == 2 and values.shape[1] > 1 else place
+            if count:
+                self._counts[name] = self._counts.get(name, 0) + count
+
+    def warn(self) -> None:
+        """Warn (DataWarning) once for each column of which numbers became equal."""
+        for place, count in self._counts.items():
+            warnings.warn(
+                f"{place}: {count} numbers above 2**24 become equal to others in float32: subtract an offset from the "
+                "column or divide it, or leave it out if it contains ids",
+                DataWarning,
+                stacklevel=4,
+            )
 
 
 @contextmanager
@@ -149,15 +190,17 @@ def vertex_ids(field: str, value: object) -> Tensor:
     return ids if ids.dtype in (torch.int32, torch.int64) else ids.to(torch.int64)
 
 
-def cast(field: str, value: object, dtype: torch.dtype) -> Tensor:
+def cast(field: str, value: object, dtype: torch.dtype, rounding: Float32Rounding | None = None) -> Tensor:
     """Return a value as a contiguous dense CPU tensor of a dtype.
 
-    Floats are rounded to a narrower float type if they are within its range.
+    Floats are rounded to a narrower float type if they are within its range; a DataWarning names large numbers that
+    become equal in float32.
 
     Args:
         field: Name of the value in errors.
         value: A tensor, an array or a list.
         dtype: Dtype of the result.
+        rounding: Counts the numbers that become equal in float32, for the caller to warn; None: warn here.
 
     Raises:
         InputError: At the first value that would change.
@@ -180,6 +223,11 @@ def cast(field: str, value: object, dtype: torch.dtype) -> Tensor:
         place, number = first_flagged(tensor, changed)
         problem = f"{field}{place} is {number}, which {dtype} cannot hold ({field} is {tensor.dtype})"
         raise InputError(f"{problem}: {remedy_for(field, dtype)}")
+    if dtype == torch.float32 and tensor.dim() in (1, 2):
+        counter = Float32Rounding() if rounding is None else rounding
+        counter.add(field, tensor.numpy(), result.numpy())
+        if rounding is None:
+            counter.warn()
     return result
 
 
@@ -237,7 +285,7 @@ def remedy_for(field: str, dtype: torch.dtype) -> str:
     if field == "y" and not dtype.is_floating_point:
         return "give class numbers from 0 on"
     if dtype.is_floating_point:
-        return "give numbers that it can hold"
+        return "give numbers that it can hold, for example less an offset"
     return "give whole numbers"
 
 

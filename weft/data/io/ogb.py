@@ -20,7 +20,7 @@ from weft.data.store.npy import Header, parsing, read_header
 from weft.data.tables.edge_list import read_edge_table
 from weft.data.tables.table_graph import labels_of
 from weft.data.tables.text_table import read_blocks
-from weft.data.tensor_checks import check_finite, check_ids, located
+from weft.data.tensor_checks import Float32Rounding, check_finite, check_ids, located
 from weft.utils.errors import InputError
 
 EDGES, BINARY = "edge.csv.gz", "data.npz"
@@ -99,12 +99,15 @@ def finite(rows: Rows, path: Path) -> Iterator[Tensor]:
     Raises:
         InputError: If one is not finite.
     """
+    rounding = Float32Rounding()
     for part in rows:
         with np.errstate(over="ignore"):
             x = torch.from_numpy(part.astype(np.float32))
         with located(path):
             check_finite("features", x, "features must be finite, replace missing ones, for example with 0")
+        rounding.add(f"{path}: features", part, x.numpy())
         yield x
+    rounding.warn()
 
 
 def read_edges(raw: Path, num_vertices: int) -> Iterator[EdgesOfPart]:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 
 from weft.data.adjacency import topology_digest
-from weft.data.edges import check_sparse_ids, vertex_count
+from weft.data.edges import check_sparse_ids, vertex_count, warn_merged
 from weft.data.io.graph_parts import EdgesOfPart, GraphParts, require_rows
 from weft.data.store.external_sort import RecordFile, Records, ReportProgress, sorted_records
 from weft.data.store.npy_writer import ArrayWriter, write_array
@@ -171,22 +171,35 @@ def write_forward(
             name: stack.enter_context(ArrayWriter(folder / f"{name}.npy", dtype[field].base, dtype[field].shape))
             for name, field in stored.items()
         }
+        num_differing = 0
         for block in sorted_records(read, dtype, num_vertices, num_vertices, folder, report):
-            block = first_of_runs(block) if parts.undirected else block
+            if parts.undirected:
+                block, num_pairs = first_of_runs(block)
+                num_differing += num_pairs
             degree += np.bincount(block["row"], minlength=num_vertices)
             for name, field in stored.items():
                 writers[name].add(block[field])
+        warn_merged(num_differing)
         return degree, {name: writer.finish() for name, writer in writers.items()}
 
 
-def first_of_runs(records: Records) -> Records:
-    """Merge duplicate edges: keep the first record of each (row, column), preferring input edges to reversed ones."""
+def first_of_runs(records: Records) -> tuple[Records, int]:
+    """Merge duplicate edges: keep the first record of each (row, column), preferring input edges to reversed ones.
+
+    Returns:
+        The merged edges, and the number of pairs of vertices whose edges differ in weight or features.
+    """
     # Number the runs of equal pairs, sort by (run, reversed, position), and take the first record of each run.
     new = np.ones(len(records), bool)
     new[1:] = (records["row"][1:] != records["row"][:-1]) | (records["col"][1:] != records["col"][:-1])
     run, position = np.cumsum(new) - 1, np.arange(len(records))
     order = np.lexsort((position, records["reversed"], run))
-    return records[order[np.flatnonzero(new)]]
+    first = records[order[np.flatnonzero(new)]]
+    differs = np.zeros(len(records), bool)
+    for name in {"weight", "features"}.intersection(records.dtype.names or ()):
+        differs |= (records[name] != first[name][run]).reshape(len(records), -1).any(1)
+    # The edges of two vertices form two runs, one for each direction: count one of them.
+    return first, len(np.unique(run[differs & (records["row"] <= records["col"])]))
 
 
 def write_transpose(

@@ -17,7 +17,7 @@ from weft.data.store.npy import map_array, map_tensor
 from weft.data.tables.table import FrameTable, InputTable, TextTable
 from weft.data.tables.table_graph import split_column
 from weft.data.tables.text_table import TextBlock, read_blocks
-from weft.data.tensor_checks import check_finite, located, vertex_ids
+from weft.data.tensor_checks import BLOCK_ENTRIES, Float32Rounding, cast, check_finite, located, vertex_ids
 from weft.utils.errors import InputError
 
 TEXT_SUFFIXES = (".txt", ".csv", ".tsv")
@@ -74,7 +74,7 @@ def edge_list_parts(
         name=path.name.split(".")[0] if name is None else name,
         edges=lambda: read_edge_array(path) if path.suffix == ".npy" else read_edge_table(path, limit),
         num_vertices=limit,
-        x=None if x is None else lambda: iter([x]),
+        x=None if x is None else lambda: float32_blocks(x, f"{features}: features"),
         y=y,
         masks=masks,
         undirected=undirected,
@@ -91,16 +91,17 @@ def read_edge_table(path: Path, num_vertices: int | None) -> Iterator[EdgesOfPar
     Raises:
         InputError: At the first line that is no edge.
     """
-    limit, block = MAX_ID if num_vertices is None else num_vertices, None
+    limit, block, rounding = MAX_ID if num_vertices is None else num_vertices, None, Float32Rounding()
     for block in read_blocks(path, remedy=NAMES_HINT):
         if block.values.shape[1] not in (2, 3):
             raise block.error(0, "an edge has two columns, source and target, or three with a weight")
         source, target = (torch.from_numpy(ids) for ids in edge_ids(block, limit))
         weight = None
         if block.values.shape[1] == 3:
-            weights = as_float32(block, block.values[:, 2:], "the weight must be finite, and below 3e38")
+            weights = as_float32(block, block.values[:, 2:], "the weight must be finite, and below 3e38", rounding)
             weight = torch.from_numpy(weights)[:, 0]
         yield EdgesOfPart(source=source, target=target, weight=weight)
+    rounding.warn()
     if block is None and num_vertices is None:
         raise InputError(
             f"{path}: holds no edges: give lines of 'source target', or num_vertices for a graph without any"
@@ -127,13 +128,14 @@ def edge_ids(block: TextBlock, limit: int) -> tuple[NDArray[np.int64], NDArray[n
     return np.ascontiguousarray(ids[:, 0]), np.ascontiguousarray(ids[:, 1])
 
 
-def as_float32(block: TextBlock, values: NDArray[Any], reason: str) -> NDArray[np.float32]:
+def as_float32(block: TextBlock, values: NDArray[Any], reason: str, rounding: Float32Rounding) -> NDArray[np.float32]:
     """Return columns of a block as float32.
 
     Args:
         block: Lines of the table.
         values: Columns of the block.
         reason: Problem and remedy, for the error.
+        rounding: Counts the numbers that become equal.
 
     Raises:
         InputError: At the first row with a number that is not finite as float32.
@@ -141,6 +143,7 @@ def as_float32(block: TextBlock, values: NDArray[Any], reason: str) -> NDArray[n
     with np.errstate(over="ignore"):
         result = values.astype(np.float32)
     check_rows(block, np.any(~np.isfinite(result), axis=1), reason)
+    rounding.add(f"{block.path}: column", values, result)
     return result
 
 
@@ -178,10 +181,31 @@ def read_features(path: Path) -> Tensor:
         with located(path):
             check_finite("features", x, remedy)
         return x
-    blocks = []
+    blocks, rounding = [], Float32Rounding()
     for block in read_blocks(path, integral=False):
-        blocks.append(as_float32(block, block.values, remedy))
+        blocks.append(as_float32(block, block.values, remedy, rounding))
+    rounding.warn()
     return torch.from_numpy(concatenate(blocks, path))
+
+
+def float32_blocks(x: Tensor, place: str) -> Iterator[Tensor]:
+    """Yield features as float32, in blocks if they have to be converted.
+
+    Args:
+        x: Features of any dtype, [N, F].
+        place: File and array, for errors.
+
+    Raises:
+        InputError: At the first number that float32 cannot hold.
+    """
+    if x.dtype == torch.float32 or x.dim() != 2:
+        yield x
+        return
+    rounding = Float32Rounding()
+    for block in x.split(max(1, BLOCK_ENTRIES // max(1, x.shape[1]))):
+        rows = cast(place, block, torch.float32, rounding)
+        yield rows
+    rounding.warn()
 
 
 def read_labels(path: Path) -> Tensor:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.data.tables.text_table import COMMENT, MAX_SHOWN, SEPARATORS, bad_line, read_text
+from weft.data.tensor_checks import Float32Rounding
 from weft.data.vertex_names import Ids, Texts
 from weft.utils.errors import InputError, readable, unknown
 from weft.utils.optional_packages import import_extra
@@ -393,13 +394,14 @@ def ids_of(column: Column, place: str, first_row: int) -> Ids:
     return np.ascontiguousarray(values, np.int64)
 
 
-def matrix_of(column: Column, place: str, first_row: int) -> NDArray[np.float32]:
+def matrix_of(column: Column, place: str, first_row: int, rounding: Float32Rounding) -> NDArray[np.float32]:
     """Return a column of numbers as float32 [n, K]; K = 1 for single numbers.
 
     Args:
         column: Some rows of the column.
         place: Table and column, for errors.
         first_row: Number of the first row, for errors.
+        rounding: Counts the numbers that become equal.
 
     Raises:
         InputError: At the first row without a number.
@@ -407,8 +409,8 @@ def matrix_of(column: Column, place: str, first_row: int) -> NDArray[np.float32]
     remedy = "leave the column out, or turn it into numbers"
     values, missing = column
     if isinstance(values, Texts):
-        text = values.take(np.zeros(min(len(values), 1), np.int64)).tolist()
-        raise InputError(f"{place}, row {first_row}: {text[0] if text else ''!r} is no number: {remedy}")
+        words = values.take(np.zeros(min(len(values), 1), np.int64)).tolist()
+        raise InputError(f"{place}, row {first_row}: {words[0] if words else ''!r} is no number: {remedy}")
     if values.dtype.kind == "O":
         row, text = odd_value(column)
         raise InputError(f"{place}, row {first_row + row}: {text} is no number, or a list of another length: {remedy}")
@@ -416,13 +418,15 @@ def matrix_of(column: Column, place: str, first_row: int) -> NDArray[np.float32]
         raise InputError(f"{place}: contains {values.dtype}: {remedy}")
     raise_at_first(missing, place, first_row, "is missing: fill it in, or leave the column out")
     with np.errstate(over="ignore"):
-        rows = values.reshape(len(values), -1).astype(np.float32)
+        numbers = values.reshape(len(values), -1)
+        rows = numbers.astype(np.float32)
     raise_at_first(
         any_of_row(~np.isfinite(rows)),
         place,
         first_row,
         "is infinite or above 3e38: correct it, or leave the column out",
     )
+    rounding.add(place, numbers, rows)
     return rows
 
 

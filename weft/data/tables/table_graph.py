@@ -29,7 +29,7 @@ from weft.data.tables.table import (
     raise_at_first,
     require_columns,
 )
-from weft.data.tensor_checks import MASKS, has_label
+from weft.data.tensor_checks import MASKS, Float32Rounding, has_label
 from weft.data.vertex_names import Ids, NameCollector, NameIndex, Texts, VertexNames, concatenate_ids, id_text
 from weft.utils.errors import InputError
 
@@ -197,7 +197,7 @@ def read_edges(
     """
     kinds = {columns.source: ID, columns.target: ID}
     kinds |= dict.fromkeys([*filter(None, [columns.weight]), *columns.edge_features], NUMBER)
-    row = 0
+    row, rounding = 0, Float32Rounding()
     for part in table.parts(kinds):
         endpoints = []
         for column in (columns.source, columns.target):
@@ -218,13 +218,14 @@ def read_edges(
             endpoints.append(torch.from_numpy(vertices))
         weight = None
         if columns.weight:
-            weights = matrix_of(part[columns.weight], f"{table.place}: column '{columns.weight}'", row)
+            weights = matrix_of(part[columns.weight], f"{table.place}: column '{columns.weight}'", row, rounding)
             if weights.shape[1] != 1:
                 raise InputError(f"{table.place}: column '{columns.weight}' contains lists: a weight is one number")
             weight = torch.from_numpy(weights)[:, 0]
-        features = side_by_side(table, columns.edge_features, part, row)
+        features = side_by_side(table, columns.edge_features, part, row, rounding)
         yield EdgesOfPart(source=endpoints[0], target=endpoints[1], weight=weight, features=features)
         row += len(endpoints[0])
+    rounding.warn()
 
 
 def feature_reader(table: InputTable, names: Sequence[str]) -> Callable[[], Iterator[Tensor]] | None:
@@ -236,17 +237,20 @@ def feature_reader(table: InputTable, names: Sequence[str]) -> Callable[[], Iter
     """
 
     def read() -> Iterator[Tensor]:
-        row = 0
+        row, rounding = 0, Float32Rounding()
         for part in table.parts(dict.fromkeys(names, NUMBER)):
-            rows = side_by_side(table, names, part, row)
+            rows = side_by_side(table, names, part, row, rounding)
             assert rows is not None
             yield rows
             row += len(rows)
+        rounding.warn()
 
     return read if names else None
 
 
-def side_by_side(table: InputTable, names: Sequence[str], part: dict[str, Column], first_row: int) -> Tensor | None:
+def side_by_side(
+    table: InputTable, names: Sequence[str], part: dict[str, Column], first_row: int, rounding: Float32Rounding
+) -> Tensor | None:
     """Return columns of numbers as one matrix, float32 [n, F]; None for no columns.
 
     Args:
@@ -254,8 +258,9 @@ def side_by_side(table: InputTable, names: Sequence[str], part: dict[str, Column
         names: Names of the columns.
         part: Some rows of the columns.
         first_row: Number of the first row, for errors.
+        rounding: Counts the numbers that become equal.
     """
-    matrices = [matrix_of(part[name], f"{table.place}: column '{name}'", first_row) for name in names]
+    matrices = [matrix_of(part[name], f"{table.place}: column '{name}'", first_row, rounding) for name in names]
     return torch.from_numpy(np.concatenate(matrices, 1)) if matrices else None
 
 
