@@ -42,6 +42,10 @@ FLAGS = {
     "--target": ("column of the edges: id of the target vertex (default: target)", (TABLES,)),
     "--features": ("columns of --vertices, separated by commas; for an edge list, a file", (TABLES, EDGE_LIST)),
     "--label": ("column of --vertices, or several separated by commas; for an edge list, a file", (TABLES, EDGE_LIST)),
+    "--label-kind": (
+        "meaning of the column of --label: classes, or values of a regression (default: classes if all are whole)",
+        (TABLES,),
+    ),
     "--split-time": ("column of --vertices with times: the earliest vertices train, the latest test", (TABLES,)),
     "--weight": ("column of the edges: weight of each edge", (TABLES,)),
     "--edge-features": ("columns of the edges with features, separated by commas", (TABLES,)),
@@ -235,6 +239,7 @@ def open_parts(
         label=split_names(options.label),
         split=column,
         split_time=options.split_time,
+        label_kind=options.label_kind or "",
         weight=options.weight,
         edge_features=split_names(options.edge_features),
     )

@@ -153,7 +153,7 @@ def warn_merged(num_pairs: int) -> None:
     if num_pairs:
         warnings.warn(
             f"undirected: {num_pairs} pairs of vertices have edges of different weights or features; each direction "
-            "keeps its first edge as given, or else the first reversed one. Merge them before, for example by their mean",
+            "keeps its first edge as given, else the first reversed one. Merge them before, for example by the mean",
             DataWarning,
             stacklevel=5,
         )

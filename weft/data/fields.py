@@ -22,8 +22,8 @@ class GraphFields:
     y: Tensor | None = None
     """Labels in one of three forms, distinguished by dtype and values.
 
-    int64 [N]: classes, -1 if unlabelled. float32 [N, C] of 0 and 1: several labels per vertex. float32 [N] or [N, T]
-    that contains fractions: values of a regression, NaN if unlabelled.
+    int64 [N]: classes, -1 if unlabelled. float32 [N, C] of 0 and 1: several labels per vertex. float32 [N], or [N, T]
+    that contains other numbers: values of a regression, NaN if unlabelled.
     """
     train_mask: Tensor | None = None
     """bool [N]: vertices to train on."""

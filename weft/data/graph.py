@@ -27,13 +27,14 @@ from weft.data.tensor_checks import (
     LINKS,
     MASKS,
     Numbers,
+    as_labels,
     cast,
     check_vector,
     dense_cpu_tensor,
     has_label,
-    label_dtype,
     label_kind,
     located,
+    user_labels,
 )
 from weft.data.vertex_types import TypedShape, relation_edges, type_range
 from weft.storage.unnamed_files import release
@@ -61,9 +62,10 @@ class Graph(GraphFields):
 
     def __post_init__(self, trusted: bool) -> None:
         check_kinds(self)
-        y_dtype = torch.int64 if self.y is None else label_dtype(dense_cpu_tensor("y", self.y))
+        if self.y is not None:
+            object.__setattr__(self, "y", as_labels(self.y))
         type_dtype = torch.int16 if len(self.relations) < 1 << 15 else torch.int32
-        dtypes = {"x": torch.float32, "edge_features": torch.float32, "y": y_dtype, "edge_type": type_dtype}
+        dtypes = {"x": torch.float32, "edge_features": torch.float32, "edge_type": type_dtype}
         dtypes |= {"ids": torch.int64} | dict.fromkeys(LINKS, torch.int64)
         dtypes |= dict.fromkeys(MASKS, torch.bool)
         for name, dtype in dtypes.items():
@@ -272,6 +274,7 @@ class Graph(GraphFields):
                     f"edge_index has shape {list(pair.shape)}: give edges as [2, E], source row first, or give target"
                 )
             source, target = pair
+        y = user_labels(y)
         if num_vertices is None:
             num_vertices = size_from_arrays(x, y, type_offsets)
         edges = build(
@@ -317,6 +320,7 @@ class Graph(GraphFields):
         label: str | Sequence[str] = (),
         split: str | Sequence[float] | None = None,
         split_time: str | None = None,
+        label_kind: str = "",
         weight: str | None = None,
         edge_features: str | Sequence[str] = (),
         undirected: bool = False,
@@ -337,6 +341,7 @@ class Graph(GraphFields):
             label: Column of `vertices` with classes or values, or one column of 0 and 1 for each class.
             split: Column of `vertices` with train, val and test; or three fractions of a random split.
             split_time: Column of `vertices`; the earliest vertices train, the latest test.
+            label_kind: 'classes' or 'values', the meaning of the column `label`; '': whole numbers are classes.
             weight: Column of `edges`.
             edge_features: Columns of `edges`.
             undirected: Add the reverse of each edge and merge duplicates.
@@ -354,6 +359,7 @@ class Graph(GraphFields):
             label=as_tuple(label),
             split=split if isinstance(split, str) else None,
             split_time=split_time,
+            label_kind=label_kind,
             weight=weight,
             edge_features=as_tuple(edge_features),
         )
@@ -369,6 +375,7 @@ class Graph(GraphFields):
         features: str | Sequence[str] = (),
         label: str | Sequence[str] = (),
         split: str | Sequence[float] | None = None,
+        label_kind: str = "",
         weight: str | None = None,
         edge_features: str | Sequence[str] = (),
         seed: int = 0,
@@ -384,6 +391,7 @@ class Graph(GraphFields):
             features: Attributes of nodes: numbers or lists of numbers.
             label: Attributes of nodes: a class or a value, or a 0 or 1 for each class.
             split: Attribute of nodes: train, val or test; or three fractions of a random split.
+            label_kind: 'classes' or 'values', the meaning of the attribute `label`; '': whole numbers are classes.
             weight: Attribute of edges.
             edge_features: Attributes of edges.
             seed: Seed of a random split.
@@ -404,6 +412,7 @@ class Graph(GraphFields):
             features=features,
             label=label,
             split=split,
+            label_kind=label_kind,
             weight=weight,
             edge_features=edge_features,
             seed=seed,

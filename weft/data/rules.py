@@ -15,6 +15,7 @@ from weft.data.fields import GraphFields
 from weft.data.tensor_checks import (
     LINKS,
     MASKS,
+    SEVERAL_LABELS,
     DataWarning,
     check_edge_features,
     check_finite,
@@ -31,6 +32,8 @@ from weft.data.vertex_names import VertexNames
 from weft.data.vertex_types import type_range
 from weft.utils.errors import InputError
 
+MIN_MARK = 32
+"""Smallest class that may be a mark for unlabelled vertices, such as 99 or 255."""
 REMEDY = "use Graph.from_edges, or import the graph again"
 
 
@@ -194,7 +197,7 @@ def check_labels(y: Tensor) -> None:
         wrong, remedy = y < -1, "classes count from 0, -1 is unlabelled"
     elif kind == "labels":
         wrong = (y != 0) & (y != 1)
-        remedy = "labels of [vertices, classes] are 0 or 1, give class numbers as [vertices], or values with fractions"
+        remedy = SEVERAL_LABELS
     else:
         wrong, remedy = y.isinf(), "values are finite, NaN is unlabelled"
     if wrong.any():
@@ -202,6 +205,25 @@ def check_labels(y: Tensor) -> None:
         raise InputError(f"y{place} is {value}: {remedy}")
     if kind == "classes" and len(y):
         check_numbering("y", int(y.max()) + 1, len(y), "vertices")
+        warn_gap(y)
+
+
+def warn_gap(y: Tensor) -> None:
+    """Warn (DataWarning) if the largest class is far above all others, as 255 is if it marks unlabelled vertices.
+
+    Args:
+        y: Classes, int64 [N], -1 if unlabelled.
+    """
+    counts = torch.bincount(y[y >= 0])
+    classes = counts.nonzero()[-2:, 0].tolist()
+    if len(classes) == 2 and classes[1] >= max(MIN_MARK, 2 * (classes[0] + 1)):
+        second, largest = classes
+        warnings.warn(
+            f"y: {int(counts[largest])} vertices have class {largest}, no other class is above {second}, so there are "
+            f"{largest + 1} classes: if {largest} means unlabelled, set -1 there, else number the classes without gaps",
+            DataWarning,
+            stacklevel=6,
+        )
 
 
 def check_adjacency(adjacency: Adjacency) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,6 +25,11 @@ MASKS = ("train_mask", "val_mask", "test_mask")
 LINKS = ("val_links", "test_links")
 
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+
+SEVERAL_LABELS = (
+    "labels of [vertices, classes] are 0 or 1: give class numbers as [vertices], or floats for a regression"
+)
+"""Remedy, as part of an error, for several labels per vertex that are not 0 or 1."""
 
 MAX_DENSE_FLOAT = 1 << 24
 """Largest number up to which float32 holds every whole number."""
@@ -231,6 +236,35 @@ def cast(field: str, value: object, dtype: torch.dtype, rounding: Float32Roundin
     return result
 
 
+def as_labels(y: object) -> Tensor:
+    """Return labels in the form of `GraphFields.y`; one column of integers becomes a vector of classes.
+
+    Args:
+        y: A tensor, an array or a list, [n] or [n, C].
+
+    Raises:
+        InputError: At the first integer of [n, C] that is not 0 or 1, and at the first value that would change.
+    """
+    labels = dense_cpu_tensor("y", y)
+    if labels.dim() == 2 and not labels.is_floating_point():
+        labels = labels[:, 0] if labels.shape[1] == 1 else labels
+        wrong = (labels != 0) & (labels != 1)
+        if labels.dim() == 2 and wrong.any():
+            place, value = first_flagged(labels, wrong)
+            raise InputError(f"y{place} is {value}: {SEVERAL_LABELS}")
+    return cast("y", labels, label_dtype(labels))
+
+
+def user_labels(y: object) -> Tensor | None:
+    """Return labels from a user in the form of `GraphFields.y`, with a warning if their kind is a guess; None for None.
+
+    Args:
+        y: A tensor, an array, a list, or None.
+    """
+    warn_whole_values(y)
+    return None if y is None else as_labels(y)
+
+
 def label_dtype(y: Tensor) -> torch.dtype:
     """Return the dtype of labels: int64 for one class per vertex, float32 for several labels or values."""
     return torch.int64 if label_kind(y) == "classes" else torch.float32
@@ -239,23 +273,47 @@ def label_dtype(y: Tensor) -> torch.dtype:
 def label_kind(y: Tensor) -> str:
     """Return the kind of labels: 'classes' [n], 'labels' [n, C] of 0 and 1, or 'values' [n] or [n, T] of a regression.
 
-    Labels that contain a fraction are values.
+    Integers are classes or labels. Floats are values, except for [n, C] that contain 0 and 1 only.
     """
-    if y.is_floating_point() and has_fraction(y):
+    if y.is_floating_point() and (y.dim() == 1 or any_finite(y, lambda block: (block != 0) & (block != 1))):
         return "values"
     return "classes" if y.dim() == 1 else "labels"
 
 
-def has_fraction(tensor: Tensor) -> bool:
-    """Return whether any finite number is not whole. Reads a few rows at a time."""
+def any_finite(tensor: Tensor, condition: Callable[[Tensor], Tensor]) -> bool:
+    """Return whether any finite number fulfils a condition. Reads a few rows at a time.
+
+    Args:
+        tensor: Numbers [n, ...].
+        condition: Function from some rows, as float64, to flags of the same shape.
+    """
     if not tensor.dim():  # a single number; the check of shapes reports it
         return False
     rows = max(1, BLOCK_ENTRIES // max(1, tensor[:1].numel()))
     for start in range(0, len(tensor), rows):
         block = tensor[start : start + rows].double()
-        if (block.isfinite() & (block != block.round())).any():
+        if (block.isfinite() & condition(block)).any():
             return True
     return False
+
+
+def warn_whole_values(y: object) -> None:
+    """Warn (DataWarning) if labels are floats, and therefore values of a regression, although all numbers are whole.
+
+    Args:
+        y: Labels from a user: a tensor, an array, a list, or None.
+    """
+    labels = None if y is None else dense_cpu_tensor("y", y)
+    if labels is None or not labels.is_floating_point() or label_kind(labels) != "values":
+        return
+    count = int(labels.double().isfinite().sum())
+    if count and not any_finite(labels, lambda block: block != block.round()):
+        warnings.warn(
+            f"y contains {count} whole numbers, but as {labels.dtype}, so they are values of a regression: for "
+            "classes, give integers in one column, with -1 for no label",
+            DataWarning,
+            stacklevel=3,
+        )
 
 
 def has_label(y: Tensor) -> Tensor:

@@ -37,7 +37,16 @@ from weft.data.io.npz_arrays import (
 )
 from weft.data.splits import Masks, split_labelled
 from weft.data.store.npy import as_tensor
-from weft.data.tensor_checks import MASKS, as_integers, cast, check_ids, check_length, label_dtype, located, no_label
+from weft.data.tensor_checks import (
+    MASKS,
+    as_integers,
+    cast,
+    check_ids,
+    check_length,
+    located,
+    no_label,
+    user_labels,
+)
 from weft.data.vertex_types import VERTEX, merge_features, numbered_relations, put_rows, vertex_relations
 from weft.utils.errors import InputError, readable, unknown
 
@@ -84,6 +93,7 @@ def plain_fields(arrays: Arrays, name: str, split: int, seed: int) -> GraphField
     """
     source, target = edge_rows(arrays, "edge_index")
     x, y, edge_type = read_features(arrays, "x"), optional_tensor(arrays, "y"), optional_tensor(arrays, "edge_type")
+    y = user_labels(y)
     edge_type = None if edge_type is None else as_integers("edge_type", edge_type)
     masks = read_masks(arrays, y, split, seed)
     num_vertices = whole_number(arrays, "num_nodes") if "num_nodes" in arrays else None
@@ -212,10 +222,9 @@ def typed_labels(
         split: Number of the public split.
         seed: Seed of a split.
     """
-    y = optional_tensor(arrays, "y")
+    y = user_labels(optional_tensor(arrays, "y"))
     if y is None:
         return None, Masks()
-    y = cast("y", y, label_dtype(y))
     target_type = str(required_array(arrays, "target_type"))
     if target_type not in types:
         raise unknown("target_type", target_type, types)

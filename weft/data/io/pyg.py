@@ -16,13 +16,17 @@ from weft.data.splits import Masks
 from weft.data.tensor_checks import (
     MASKS,
     as_integers,
+    as_labels,
     cast,
     check_ids,
     check_length,
     dense_cpu_tensor,
-    label_dtype,
+    has_label,
+    label_kind,
     no_label,
+    user_labels,
     vertex_ids,
+    warn_whole_values,
 )
 from weft.data.vertex_types import VERTEX, merge_features, numbered_relations, put_rows, relation_edges, type_range
 from weft.utils.errors import InputError, readable
@@ -80,6 +84,7 @@ def from_data(data: Data, name: str) -> GraphFields:
             num_vertices = count_vertices(source, target, "edge_index")
         edge_type = as_integers("edge_type", edge_type)
         relations = tuple(data["relations"]) if "relations" in data else numbered_relations(edge_type)
+    y = user_labels(read(data, "y"))
     edges = build(
         source,
         target,
@@ -91,7 +96,7 @@ def from_data(data: Data, name: str) -> GraphFields:
     return replace(
         edges,
         x=read(data, "x"),
-        y=read(data, "y"),
+        y=y,
         name=name,
         relations=relations,
         vertex_types=(VERTEX,) if relations else (),
@@ -208,7 +213,7 @@ def merge_rows(data: HeteroData, field: str, offsets: Sequence[int]) -> Tensor |
             check_length(
                 f"data['{vertex_type}'].{field}", part, offsets[i + 1] - offsets[i], f"vertices of type {vertex_type}"
             )
-            parts[offsets[i]] = cast(field, part, label_dtype(part) if field == "y" else torch.bool)
+            parts[offsets[i]] = as_labels(part) if field == "y" else cast(field, part, torch.bool)
     if not parts:
         return None
     shapes = {tuple(part.shape[1:]) for part in parts.values()}
@@ -216,7 +221,9 @@ def merge_rows(data: HeteroData, field: str, offsets: Sequence[int]) -> Tensor |
         raise InputError(f"{field} has rows of different shapes {sorted(shapes)} per vertex type: make them one")
     example = next((part for part in parts.values() if part.is_floating_point()), next(iter(parts.values())))
     parts = {start: part.to(example.dtype) for start, part in parts.items()}
-    return put_rows(parts, offsets[-1], no_label(example) if field == "y" else 0)
+    merged = put_rows(parts, offsets[-1], no_label(example) if field == "y" else 0)
+    warn_whole_values(merged)
+    return merged
 
 
 def to_data(graph: GraphFields) -> Data:
@@ -242,6 +249,7 @@ def to_data(graph: GraphFields) -> Data:
 def to_hetero(graph: GraphFields) -> HeteroData:
     """Return a PyG HeteroData; types without labelled or masked vertices get no y and no masks."""
     data: HeteroData = import_extra("torch_geometric.data", "to_pyg").HeteroData()
+    kind = "" if graph.y is None else label_kind(graph.y)
     for vertex_type in graph.vertex_types:
         span = type_range(graph, vertex_type)
         rows = slice(span.start, span.stop)
@@ -251,7 +259,7 @@ def to_hetero(graph: GraphFields) -> HeteroData:
             data[vertex_type].x = x
         parts = {field: None if (t := getattr(graph, field)) is None else t[rows] for field in ("y", *MASKS)}
         y = parts["y"]
-        labelled = y is not None and bool((y >= 0).any() if y.dim() == 1 else y.any())
+        labelled = y is not None and bool(y.any() if kind == "labels" else has_label(y).any())
         if labelled or any(part is not None and part.any() for field, part in parts.items() if field != "y"):
             for field, part in parts.items():
                 if part is not None:

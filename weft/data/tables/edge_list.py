@@ -17,7 +17,15 @@ from weft.data.store.npy import map_array, map_tensor
 from weft.data.tables.table import FrameTable, InputTable, TextTable
 from weft.data.tables.table_graph import split_column
 from weft.data.tables.text_table import TextBlock, read_blocks
-from weft.data.tensor_checks import BLOCK_ENTRIES, Float32Rounding, cast, check_finite, located, vertex_ids
+from weft.data.tensor_checks import (
+    BLOCK_ENTRIES,
+    Float32Rounding,
+    cast,
+    check_finite,
+    located,
+    vertex_ids,
+    warn_whole_values,
+)
 from weft.utils.errors import InputError
 
 TEXT_SUFFIXES = (".txt", ".csv", ".tsv")
@@ -212,6 +220,8 @@ def read_labels(path: Path) -> Tensor:
     """Return labels from .npy or a text table as they are stored: [N] for one column, else [N, C]."""
     if path.suffix == ".npy":
         y = map_tensor(path, "labels")
+        with located(path):
+            warn_whole_values(y)
     else:
         y = torch.from_numpy(concatenate([block.values for block in read_blocks(path, integral=True)], path))
     return y[:, 0] if y.dim() == 2 and y.shape[1] == 1 else y

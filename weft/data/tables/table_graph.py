@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,13 +30,25 @@ from weft.data.tables.table import (
     raise_at_first,
     require_columns,
 )
-from weft.data.tensor_checks import MASKS, Float32Rounding, has_label
+from weft.data.tensor_checks import (
+    MASKS,
+    DataWarning,
+    Float32Rounding,
+    cast,
+    has_label,
+    located,
+    warn_whole_values,
+)
 from weft.data.vertex_names import Ids, NameCollector, NameIndex, Texts, VertexNames, concatenate_ids, id_text
-from weft.utils.errors import InputError
+from weft.utils.errors import InputError, check_word
 
 SPLIT_WORDS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "test": 2, "": -1, "none": -1}
 """Number of the split that each word of a split column means; -1: none."""
 SPLIT_WORDS |= {str(number): number for number in range(-1, 3)} | {f"{number}.0": number for number in range(-1, 3)}
+
+
+MAX_SURE_CLASSES = 100
+"""Number of different whole numbers in a column of floats from which a user has to confirm that they are classes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +65,8 @@ class ColumnRoles:
     """Vertex columns with numbers, or lists of numbers of one length, to concatenate."""
     label: tuple[str, ...] = ()
     """Vertex column with classes or values, or one column of 0 and 1 for each class. Missing values: unlabelled."""
+    label_kind: str = ""
+    """'classes' or 'values', the meaning of a single label column; '': classes if all numbers are whole."""
     split: str | None = None
     """Vertex column with train, val or test; missing or empty: no split."""
     split_time: str | None = None
@@ -104,7 +119,7 @@ def table_parts(
             names_of_flag = (requested,) if isinstance(requested, str) else requested or ()
             require_columns(table, names_of_flag, "--" + flag.replace("_", "-"))
         index, names, num_vertices = named_by_vertices(table, columns.id)
-        y = read_label(table, columns.label)
+        y = read_label(table, columns.label, columns.label_kind)
         masks = read_masks(table, columns, y, num_vertices, shares, seed)
         x = feature_reader(table, columns.features)
     stem = Path(edge_table.place).name.split(".")[0] if isinstance(edges, str | Path) else "graph"
@@ -264,21 +279,41 @@ def side_by_side(
     return torch.from_numpy(np.concatenate(matrices, 1)) if matrices else None
 
 
-def read_label(table: InputTable, names: Sequence[str]) -> Tensor | None:
+def read_label(table: InputTable, names: Sequence[str], kind: str = "") -> Tensor | None:
     """Return labels as in GraphFields; None for no columns.
 
     Args:
         table: The vertex table.
         names: Names of the columns.
+        kind: 'classes' or 'values', the meaning of a single column; '': unknown.
+
+    Raises:
+        InputError: If the kind is unknown, or has no effect.
     """
-    label_parts: list[NDArray[np.float64]] = []
-    row = 0
-    for part in table.parts(dict.fromkeys(names, NUMBER)) if names else ():
-        label_parts.append(np.concatenate([label_part(part[name], table, name, row) for name in names], 1))
-        row += len(label_parts[-1])
+    if kind:
+        check_word("--label-kind", kind, ("classes", "values"))
+        if len(names) != 1:
+            raise InputError(f"--label-kind {kind} needs one column of --label, not {len(names)}: leave it out")
     if not names:
         return None
-    return labels_of(np.concatenate([np.empty((0, len(names))), *label_parts]))
+    label_parts: list[NDArray[np.float64]] = []
+    row, integral = 0, True
+    for part in table.parts(dict.fromkeys(names, NUMBER)):
+        label_parts.append(np.concatenate([label_part(part[name], table, name, row) for name in names], 1))
+        row += len(label_parts[-1])
+        integral &= all(getattr(part[name].values, "dtype", np.dtype("f8")).kind in "biu" for name in names)
+    rows = np.concatenate([np.empty((0, len(names))), *label_parts])
+    place = f"{table.place}: column '{names[0]}'"
+    with located(place):
+        y = labels_of(rows, kind)
+    if y.dtype == torch.int64 and not kind and not integral and (count := len(y.unique())) > MAX_SURE_CLASSES:
+        warnings.warn(
+            f"{place} contains {count} different whole numbers, which are read as classes: confirm it by --label-kind "
+            "classes, or give --label-kind values for a regression (label_kind in Python)",
+            DataWarning,
+            stacklevel=4,
+        )
+    return y
 
 
 def label_part(column: Column, table: InputTable, name: str, first_row: int) -> NDArray[np.float64]:
@@ -306,17 +341,26 @@ def label_part(column: Column, table: InputTable, name: str, first_row: int) -> 
     return rows
 
 
-def labels_of(rows: NDArray[np.float64]) -> Tensor:
+def labels_of(rows: NDArray[np.float64], kind: str = "") -> Tensor:
     """Return labels in the form of GraphFields from float64 [n, C] with NaN for none.
 
-    One column of whole numbers contains classes.
+    Args:
+        rows: The labels.
+        kind: 'classes' or 'values', the meaning of one column; '': one column of whole numbers contains classes.
+
+    Raises:
+        InputError: If classes are requested, and a number has a fraction.
     """
     y = torch.from_numpy(rows)
     y = y[:, 0] if y.shape[1] == 1 else y
-    labelled = ~y.isnan()
-    if y.dim() == 1 and bool((y[labelled] == y[labelled].round()).all()):
-        return torch.where(labelled, y, -1.0).long()
-    return y.float()
+    fraction = ~y.isnan() & (y != y.round())
+    if kind == "classes" and fraction.any():
+        raise_at_first(fraction.numpy(), "labels", 0, "has a fraction: leave out --label-kind classes, or correct it")
+    if y.dim() == 1 and kind != "values" and not fraction.any():
+        return torch.where(y.isnan(), -1.0, y).long()
+    if not kind:
+        warn_whole_values(y)
+    return cast("y", y, torch.float32)
 
 
 def read_masks(
