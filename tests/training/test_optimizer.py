@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -30,8 +31,9 @@ from weft.comm import Group
 from weft.config.config import Config
 from weft.data import Graph
 from weft.training import optimizer
+from weft.training.custom_functions import OwnFunctions
 from weft.training.flag_checks import refuse_foreign_flags
-from weft.training.optimizer import clip, require_plain, restore_types
+from weft.training.optimizer import advance, check_scheduler, clip, require_plain, restore_types
 from weft.utils.errors import InputError
 
 
@@ -191,6 +193,67 @@ def test_a_plateau_follows_the_validation_score(tmp_path: Path) -> None:
     assert len(set(expected)) > 1
 
 
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("lower_is_better", [False, True])
+def test_a_custom_plateau_follows_what_its_mode_says(mode: Literal["min", "max"], lower_is_better: bool) -> None:
+    """Steps with a falling loss, and a validation score that improves, never reduce the learning rate."""
+    scheduler = ReduceLROnPlateau(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0), mode, patience=0)
+    if mode == "max" and lower_is_better:
+        functions = OwnFunctions(scheduler=partial(ReduceLROnPlateau, mode="max"))
+        with pytest.raises(InputError, match='has mode="max", but a lower validation score is better: give mode="min"'):
+            check_scheduler(
+                Config(scheduler="mine"), scheduler.optimizer, functions, lower_is_better=True, has_validation=True
+            )
+        return
+    for epoch in range(5):
+        loss, score = (5.0, 5.0 - epoch) if lower_is_better else (5.0 - epoch, 5.0 + epoch)
+        advance(scheduler, loss, score, lower_is_better=lower_is_better)
+    assert scheduler.get_last_lr() == [1.0]
+    advance(scheduler, 9.0, 9.0 if lower_is_better else 0.0, lower_is_better=lower_is_better)
+    assert scheduler.get_last_lr() == [0.1]
+
+
+def test_a_plateau_of_the_loss_needs_no_evaluation(tmp_path: Path) -> None:
+    """With mode="min", every epoch's training loss counts, also without validation data."""
+    graph = dataclasses.replace(weft.load("digits"), val_mask=None)
+    scheduler = partial(ReduceLROnPlateau, mode="min", patience=0, threshold=2.0, threshold_mode="abs")
+    run = weft.train(graph, out=tmp_path / "run", quiet=True, epochs=8, lr=0.1, eval_every=5, scheduler=scheduler)
+    expected, lr, best = [], 0.1, math.inf
+    for loss in losses(run):
+        expected.append(lr)
+        best, lr = (loss, lr) if loss < best - 2.0 else (best, lr * 0.1)
+    assert rates(run) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("patience", [0, 5])
+def test_resuming_after_an_extra_evaluation(patience: int, tmp_path: Path) -> None:
+    """The evaluation after the last epoch, for which --eval-every does not ask, has no effect on the resumed run."""
+    options: dict[str, Any] = {"quiet": True, "hidden": 4, "lr": 0.3, "eval_every": 4, "patience": patience}
+    options |= {"scheduler": "plateau", "scheduler_epochs": 1}
+    whole = weft.train("digits", out=tmp_path / "whole", epochs=34, **options)
+    part = weft.train("digits", out=tmp_path / "part", epochs=11, **options)
+    best = max(line["val_accuracy"] for line in part.history if "val_accuracy" in line)
+    assert part.summary["val_accuracy"] == best
+    resumed = weft.train("digits", out=tmp_path / "part", epochs=34, resume=True, **options)
+    assert losses(resumed) == losses(whole)
+    assert rates(resumed) == rates(whole)
+    for name in ("best_epoch", "epochs", "val_accuracy", "test_accuracy"):
+        assert resumed.summary[name] == whole.summary[name]
+    for name, value in weights(tmp_path / "whole").items():
+        assert torch.equal(value, weights(tmp_path / "part")[name])
+
+
+def test_the_result_of_a_run_that_was_killed_after_its_last_checkpoint(tmp_path: Path) -> None:
+    """Resuming repeats the evaluation after the last epoch, which the checkpoint does not contain."""
+    options: dict[str, Any] = {"out": tmp_path / "run", "quiet": True, "hidden": 4, "epochs": 3, "eval_every": 5}
+    run = weft.train("digits", **options)
+    path = tmp_path / "run" / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))  # without the summary
+    resumed = weft.train("digits", resume=True, **options)
+    assert resumed.summary["best_epoch"] == 2
+    assert resumed.summary["val_accuracy"] == run.summary["val_accuracy"]
+
+
 class Drifting(torch.optim.SGD):
     """Optimizer with a set in its state, which JSON cannot store."""
 
@@ -220,6 +283,11 @@ def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         ({"optimizer": no_optimizer}, "optimizer no_optimizer returns a Parameter: return a torch.optim.Optimizer"),
         ({"optimizer": Drifting}, "the state_dict of the optimizer Drifting cannot be saved"),
         ({"scheduler": Weighed}, "the state_dict of the scheduler Weighed cannot be saved"),
+        ({"optimizer": torch.optim.LBFGS}, r"optimizer LBFGS: LBFGS\.step needs a closure, .* such as Adam"),
+        (
+            {"scheduler": partial(OneCycleLR, max_lr=0.1, total_steps=7), "epochs": 9},
+            "--scheduler OneCycleLR fails at the end of epoch 7 .* make it for 9 steps",
+        ),
         ({"optimizer": adam}, "optimizer: weft has a built-in named adam"),
         ({"optimizer": two_groups, "lr": 0.1}, "lr has no effect on a custom optimizer: leave it out"),
         ({"scheduler": warm_then_steps, "lr_factor": 0.5}, "lr_factor has no effect on a custom scheduler"),

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from weft.config.config import Config
 from weft.data import DataWarning, Graph
 from weft.kernels import NO_TRITON, triton_backend
 from weft.nn import (
     ONE_DEVICE,
+    Aggregate,
     Converted,
     GraphOperation,
     LinkModel,
@@ -28,7 +28,7 @@ from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions
 from weft.training.flag_checks import rows_device
 from weft.training.launch.payload import pickled, sending
 from weft.training.launch.torchrun import is_main_process
-from weft.training.optimizer import make_optimizer, make_scheduler
+from weft.training.optimizer import check_scheduler, make_optimizer
 from weft.training.tasks.losses import make_loss
 from weft.training.tasks.scores import make_metrics
 from weft.training.tasks.task import validation_score
@@ -72,6 +72,8 @@ def check(
         raise InputError(f"--until {config.until}: the validation score is {validation}: give {validation}=...")
     if own_model:
         warn_of_idle_parameters(work)
+    if isinstance(work.model, Converted) and is_main_process():
+        warn_of_repeated_loops(work)
     if work.stats.weighted and is_main_process():
         warn_of_ignored_weights(graph.name, work.outline(get_strategy(config.strategy).traits, training=True))
 
@@ -141,8 +143,8 @@ def check_functions(config: Config, work: Workload, functions: OwnFunctions, val
         validation: Name of the validation score, or None without validation data.
 
     Raises:
-        InputError: One of them cannot be created, --until can never be reached, or the scheduler needs a validation
-            score and there is none.
+        InputError: One of them cannot be created, --until can never be reached, or the scheduler does not suit the
+            number of epochs or the validation score.
     """
     if config.task == "node":
         make_loss(config, work.graph, functions)
@@ -154,11 +156,9 @@ def check_functions(config: Config, work: Workload, functions: OwnFunctions, val
             f"--until {config.until}: {metric.name} is at most {metric.upper_bound}: give a value up to that"
         )
     optimizer = make_optimizer(config, list(work.model.parameters()), functions)
-    scheduler = make_scheduler(config, optimizer, functions)
-    if isinstance(scheduler, ReduceLROnPlateau) and validation is None:
-        raise InputError(
-            f"--scheduler {config.scheduler} needs a validation score, but there is no validation data: choose another"
-        )
+    check_scheduler(
+        config, optimizer, functions, lower_is_better=metric.lower_is_better, has_validation=validation is not None
+    )
 
 
 def check_input(graph: Graph, model: nn.Module) -> None:
@@ -218,6 +218,20 @@ def warn_of_idle_parameters(work: Workload) -> None:
             f"{' and '.join(names)}: no effect, because a normalization or a softmax follows. The gradient is only "
             "rounding noise, so float32 runs may differ slightly between strategies. Set bias=False in these layers, "
             "convert the model with .double(), or ignore this",
+            stacklevel=5,
+        )
+
+
+def warn_of_repeated_loops(work: Workload) -> None:
+    """Warn, in one line, if a converted model would count self-loops that PyG's layers count once (DataWarning)."""
+    operations = work.outline(ONE_DEVICE, training=True)
+    layers = dict.fromkeys(op.layer for op in operations if isinstance(op.op, Aggregate) and op.op.loops)
+    number = work.graph.in_edges.num_repeated_loops if layers else 0
+    if number:
+        warnings.warn(
+            f"{work.graph.name} has {number:,} repeated self-loops: PyG's {' and '.join(layers)} counts one for each "
+            "vertex, weft counts all. Remove the repeated ones",
+            DataWarning,
             stacklevel=5,
         )
 

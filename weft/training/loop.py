@@ -130,14 +130,19 @@ class Trainer:
         if self.config.timeline:
             self._timeline_until = self.progress.epoch + self.config.timeline
             self.meter.begin_timeline()
+        scores: dict[str, float | None] = {}
         while not self.progress.is_over(self.config):
             epoch = self.progress.epoch
             reports = self._epoch(epoch, stop)
             loss = sum(report["loss"] for report in reports)
             if not math.isfinite(loss):
                 raise InputError(self._explain_loss(loss, epoch))
-            scores, lr = self._scores(epoch, reports), self.optimizer.param_groups[0]["lr"]
-            advance(self.scheduler, scores.get(self.validation) if self.validation else None)
+            scores, lr = self._scores([report["counts"] for report in reports]), self.optimizer.param_groups[0]["lr"]
+            due = self._is_due(epoch)
+            if due:
+                self._keep_best(epoch, scores)
+            score = scores[self.validation] if due and self.validation else None
+            advance(self.scheduler, loss, score, lower_is_better=self.progress.lower_is_better)
             self.progress.epoch += 1
             signal = 0 if self.progress.is_over(self.config) else max(report["stop"] for report in reports)
             if writer:
@@ -150,7 +155,15 @@ class Trainer:
                 self._checkpoint(writer)
             if signal:
                 return int(signal)
+        if (last := self.progress.epoch - 1) >= 0 and not self._is_due(last):
+            # --eval-every asks for no evaluation after this epoch, so a longer run has none: it counts for the result,
+            # but is in no checkpoint, so that a resumed run equals an uninterrupted one.
+            self._keep_best(last, scores or self._scores(self.group.all_gather_object(self._evaluate(last))))
         return 0
+
+    def _is_due(self, epoch: int) -> bool:
+        """Return True if --eval-every asks for an evaluation after an epoch."""
+        return (epoch + 1) % self.config.eval_every == 0
 
     def _explain_loss(self, loss: float, epoch: int) -> str:
         """Return an error message with the likely reason for an infinite or NaN loss."""
@@ -186,13 +199,8 @@ class Trainer:
         counts = None
         with self.meter.during("train", f"epoch {epoch}, training"):
             losses = [self._train(step) for step in self.strategy.steps(epoch)]
-        if (epoch + 1) % self.config.eval_every == 0 or epoch + 1 == self.config.epochs:
-            with self.meter.during("eval", f"epoch {epoch}, evaluation"):
-                step = self.strategy.evaluation(epoch)
-                with self.meter.timer("encode"):
-                    rows = self.strategy.forward(step)
-                with self.meter.timer("score"):
-                    counts = self.task.counts(rows, step)
+        if self._is_due(epoch) or epoch + 1 == self.config.epochs:
+            counts = self._evaluate(epoch)
         report = {
             "loss": sum(losses) / len(losses),
             "counts": counts,
@@ -204,6 +212,15 @@ class Trainer:
         with self.meter.during("record", f"epoch {epoch}, report"):
             return self.group.all_gather_object(report)
 
+    def _evaluate(self, epoch: int) -> dict[str, Any]:
+        """Return this rank's results of an evaluation after an epoch, as JSON values."""
+        with self.meter.during("eval", f"epoch {epoch}, evaluation"):
+            step = self.strategy.evaluation(epoch)
+            with self.meter.timer("encode"):
+                rows = self.strategy.forward(step)
+            with self.meter.timer("score"):
+                return self.task.counts(rows, step)
+
     def _train(self, step: Step) -> float:
         """Do one training step and return this rank's part of the loss."""
         self.optimizer.zero_grad()
@@ -214,19 +231,22 @@ class Trainer:
             self.optimizer.step()
         return loss.item()
 
-    def _scores(self, epoch: int, reports: list[Report]) -> dict[str, float | None]:
-        """Return the scores of an epoch, {} if it had no evaluation. Keep the weights if its validation score is best.
+    def _scores(self, counts: list[Any]) -> dict[str, float | None]:
+        """Return the scores of an evaluation from the results of all ranks; {} if these are None."""
+        return {} if counts[0] is None else self.task.scores(counts)
+
+    def _keep_best(self, epoch: int, scores: dict[str, float | None]) -> None:
+        """Keep scores and weights if the validation score is the best so far.
 
         Without a validation score, the last evaluated epoch counts as the best.
+
+        Args:
+            epoch: The epoch before the evaluation.
+            scores: Scores of the evaluation by name.
         """
-        counts = [report["counts"] for report in reports]
-        if counts[0] is None:
-            return {}
-        scores, validation = self.task.scores(counts), self.validation
-        val = scores[validation] if validation else None
-        if not validation or self.progress.improves(val):
+        val = scores[self.validation] if self.validation else None
+        if not self.validation or self.progress.improves(val):
             self.progress.best_score, self.progress.best_epoch = val, epoch
             self.progress.best_scores = scores
             self.best = checkpoint.model_tensors(self.model)
         self.progress.waited = epoch - self.progress.best_epoch
-        return scores

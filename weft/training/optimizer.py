@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -15,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from weft.comm import Group
 from weft.config.config import Config
 from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, require_new_name
-from weft.utils.errors import InputError, unknown
+from weft.utils.errors import InputError, cause, unknown
 
 Parameters = list[nn.Parameter]
 
@@ -61,8 +63,8 @@ def make_optimizer(
         functions: User-defined functions of the run.
 
     Raises:
-        InputError: The name is unknown, the user-defined function returns no optimizer, or JSON cannot represent its
-            state.
+        InputError: The name is unknown, the user-defined function returns no optimizer or one that needs a closure, or
+            JSON cannot represent its state.
     """
     if functions.optimizer is None:
         if config.optimizer not in OPTIMIZERS:
@@ -74,6 +76,17 @@ def make_optimizer(
         raise InputError(
             f"optimizer {config.optimizer} returns a {type(optimizer).__name__}: return a torch.optim.Optimizer of "
             "the parameters that it receives"
+        )
+    required = [
+        name
+        for name, parameter in inspect.signature(optimizer.step).parameters.items()
+        if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
+    if required:
+        raise InputError(
+            f"optimizer {config.optimizer}: {type(optimizer).__name__}.step needs a {' and a '.join(required)}, but "
+            "weft computes the gradients once and calls step(): choose an optimizer whose step needs no argument, such "
+            "as Adam"
         )
     require_plain(f"optimizer {config.optimizer}", plain_groups(optimizer))
     return optimizer
@@ -131,16 +144,75 @@ def rate_factor(config: Config, epoch: int) -> float:
     return (epoch + 1) / (warmup + 1) if epoch < warmup else RATES[config.scheduler](config, epoch - warmup)
 
 
-def advance(scheduler: LRScheduler | None, score: float | None) -> None:
+def check_scheduler(
+    config: Config,
+    optimizer: torch.optim.Optimizer,
+    functions: OwnFunctions,
+    *,
+    lower_is_better: bool,
+    has_validation: bool,
+) -> None:
+    """Check before a run that its scheduler can be created and stepped after every epoch.
+
+    Args:
+        config: The run's configuration.
+        optimizer: An optimizer that the run does not use. Its learning rates change.
+        functions: User-defined functions of the run.
+        lower_is_better: True if a lower validation score is better.
+        has_validation: True if there is a validation score.
+
+    Raises:
+        InputError: It cannot be created, its steps end before the last epoch, or it is a ReduceLROnPlateau that needs
+            a validation score which does not exist, or which is better if it is lower.
+    """
+    name = f"--scheduler {config.scheduler}"
+    scheduler = make_scheduler(config, optimizer, functions, lower_is_better=lower_is_better)
+    if isinstance(scheduler, ReduceLROnPlateau):
+        if reads_loss(scheduler, lower_is_better=lower_is_better):
+            return
+        if not has_validation:
+            raise InputError(f"{name} needs a validation score, but there is no validation data: choose another")
+        if lower_is_better and scheduler.mode == "max":
+            raise InputError(f'{name} has mode="max", but a lower validation score is better: give mode="min"')
+    elif functions.scheduler is not None and scheduler is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the optimizer makes no steps
+            for epoch in range(config.epochs):
+                try:
+                    scheduler.step()
+                except Exception as error:
+                    raise InputError(
+                        f"{name} fails at the end of epoch {epoch} ({cause(error)}), but weft steps it at the end of "
+                        f"each of the {config.epochs} epochs: make it for {config.epochs} steps"
+                    ) from error
+
+
+def reads_loss(scheduler: LRScheduler | None, *, lower_is_better: bool) -> bool:
+    """Return True if a scheduler is a ReduceLROnPlateau whose mode is "min" although a higher score is better.
+
+    Args:
+        scheduler: The scheduler.
+        lower_is_better: True if a lower validation score is better.
+    """
+    return isinstance(scheduler, ReduceLROnPlateau) and scheduler.mode == "min" and not lower_is_better
+
+
+def advance(scheduler: LRScheduler | None, loss: float, score: float | None, *, lower_is_better: bool) -> None:
     """Step the scheduler at the end of an epoch.
+
+    A ReduceLROnPlateau follows the validation score, or the training loss if its mode is "min" and a higher score is
+    better.
 
     Args:
         scheduler: The scheduler, or None for a constant learning rate.
-        score: Validation score of the epoch; None if it had no evaluation. Then a plateau scheduler is not stepped.
+        loss: Training loss of the epoch.
+        score: Validation score of the epoch; None if no evaluation was due.
+        lower_is_better: True if a lower validation score is better.
     """
     if isinstance(scheduler, ReduceLROnPlateau):
-        if score is not None:
-            scheduler.step(score)
+        value = loss if reads_loss(scheduler, lower_is_better=lower_is_better) else score
+        if value is not None:
+            scheduler.step(value)
     elif scheduler is not None:
         scheduler.step()
 
