@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 
 from tests.lib.graph_checks import CALM, assert_one_line, graphs, same_graph
-from weft.data import Adjacency, DataWarning, Graph, reorder
+from weft.data import Adjacency, DataWarning, Graph, reorder, require_links
 from weft.data.vertex_types import merge_features
 from weft.utils.errors import InputError
 
@@ -239,3 +240,69 @@ def test_data_errors_name_the_attribute(fields: dict[str, object], parts: list[s
     with pytest.raises(InputError) as error:
         Graph.from_pyg(pyg.Data(**fields))
     assert_one_line(error, *parts)
+
+
+def split(graph: Any, **options: Any) -> Any:
+    """Return the train, validation and test graph of PyG's RandomLinkSplit."""
+    torch.manual_seed(0)
+    transform = pytest.importorskip("torch_geometric.transforms").RandomLinkSplit
+    return transform(num_val=0.2, num_test=0.3, **options)(graph)
+
+
+NO_NEGATIVES = {"add_negative_train_samples": False, "neg_sampling_ratio": 0.0}
+
+
+@pytest.mark.parametrize("options", [{}, {"split_labels": True}, NO_NEGATIVES])
+@pytest.mark.parametrize("undirected", [False, True])
+def test_links_of_random_link_split_are_held_out(undirected: bool, options: dict[str, Any]) -> None:
+    pairs = torch.combinations(torch.arange(12))[::2].T
+    edge_index = torch.cat([pairs, pairs.flip(0)], 1) if undirected else pairs
+    train, val, test = split(pyg.Data(edge_index=edge_index, num_nodes=12), is_undirected=undirected, **options)
+    if options is NO_NEGATIVES:
+        graph = Graph.from_pyg(train, val=val, test=test)
+    else:
+        with pytest.warns(DataWarning, match="negative links of RandomLinkSplit are left out") as caught:
+            graph = Graph.from_pyg(train, val=val, test=test)
+        assert len(caught) == 1
+        if not options:
+            count = sum(int((part.edge_label == 0).sum()) for part in (train, val, test))
+            assert f"graph: {count} negative links" in str(caught[0].message)
+    assert graph.num_edges == train.edge_index.shape[1]
+    for links, part in ((graph.val_links, val), (graph.test_links, test)):
+        positive = part.edge_label_index[:, part.edge_label == 1] if "edge_label" in part else part.pos_edge_label_index
+        assert links is not None
+        assert torch.equal(links[:, :2], positive.T)
+    require_links(graph)  # warns if held-out links were edges
+
+
+def test_links_of_random_link_split_of_a_typed_graph() -> None:
+    data = hetero()
+    data["author", "writes", "paper"].edge_index = torch.cartesian_prod(torch.arange(2), torch.arange(3)).T
+    train, val, test = split(data, edge_types=[("author", "writes", "paper")], **NO_NEGATIVES)
+    graph = Graph.from_pyg(train, val=val, test=test)
+    pairs = test["author", "writes", "paper"].edge_label_index
+    assert graph.test_links is not None
+    assert graph.test_links.tolist() == [[3 + u, v, 0] for u, v in pairs.T.tolist()]
+    assert graph.val_links is not None
+    assert len(graph.val_links) == 1
+
+
+def test_errors_of_links_name_the_remedy() -> None:
+    data = pyg.Data(edge_index=torch.randint(0, 9, (2, 60)), num_nodes=9)
+    train, val, test = split(data, **NO_NEGATIVES)
+    disjoint = split(data, disjoint_train_ratio=0.5, **NO_NEGATIVES)[0]
+    several = test.clone()
+    several.edge_label = torch.arange(len(several.edge_label))
+    typed = train.clone()
+    typed.edge_type = torch.zeros(typed.edge_index.shape[1], dtype=torch.int64)
+    for graphs_of_split, parts in (
+        ((train, None, None), ["data has edge_label_index", "Graph.from_pyg(train, val=val, test=test)"]),
+        ((train, val, data), ["test has no edge_label_index"]),
+        ((disjoint, val, test), ["training links are no edges", "disjoint_train_ratio=0"]),
+        ((train, val, several), ["test.edge_label has other values than 0 and 1"]),
+        ((train, hetero(), test), ["val is of type HeteroData, data of type Data"]),
+        ((typed, val, test), ["data.edge_label_index has no relations"]),
+    ):
+        with pytest.raises(InputError) as error:
+            Graph.from_pyg(graphs_of_split[0], val=graphs_of_split[1], test=graphs_of_split[2])
+        assert_one_line(error, *parts)

@@ -19,6 +19,7 @@ from weft.data.fields import GraphFields
 from weft.data.io.graph_parts import gather_parts
 from weft.data.io.other_libraries import NODE, SOURCE, TARGET, dgl_fields, matrix_edges, network_tables
 from weft.data.io.pyg import PygGraph, from_pyg, to_pyg
+from weft.data.io.pyg_links import with_split_links
 from weft.data.rules import check_kinds, check_shapes, check_values
 from weft.data.splits import SHARES, random_split, split_by_time
 from weft.data.store.store import read_store, save
@@ -475,14 +476,18 @@ class Graph(GraphFields):
         return dataclasses.replace(self, **fields, trusted=True)
 
     @classmethod
-    def from_pyg(cls, data: PygGraph, *, name: str = "graph") -> Graph:
-        """Return a graph from a PyG Data or HeteroData.
+    def from_pyg(
+        cls, data: PygGraph, *, name: str = "graph", val: PygGraph | None = None, test: PygGraph | None = None
+    ) -> Graph:
+        """Return a graph from a PyG Data or HeteroData, or from the three that RandomLinkSplit returns.
 
         Args:
             data: The PyG graph; weft.data.io.pyg lists the attributes that are read.
             name: Name of the graph in messages.
+            val: Second result of RandomLinkSplit, whose positive links become val_links; `data` is the first.
+            test: Third result of RandomLinkSplit, whose positive links become test_links.
         """
-        return cls.of(from_pyg(data, name=name))
+        return cls.of(with_split_links(from_pyg(data, name=name), data, val, test))
 
     def to_pyg(self) -> PygGraph:
         """Return a PyG HeteroData if there are several vertex types, else a Data; see weft.data.io.pyg."""

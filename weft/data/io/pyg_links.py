@@ -1,0 +1,151 @@
+"""Held-out links from the three graphs that PyG's RandomLinkSplit returns."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from weft.data.fields import GraphFields
+from weft.data.io.pyg import PygGraph, read
+from weft.data.tensor_checks import DataWarning, vertex_ids
+from weft.data.vertex_types import type_range
+from weft.utils.errors import InputError, readable
+
+LABELLED, POSITIVE, NEGATIVE = "edge_label_index", "pos_edge_label_index", "neg_edge_label_index"
+"""Attributes in which RandomLinkSplit stores links, the last two with split_labels=True."""
+
+
+class SplitLinks(NamedTuple):
+    """Links of one of the graphs that RandomLinkSplit returns."""
+
+    links: Tensor
+    """int64 [m, 3]: links with label 1, as rows (source, target, relation)."""
+    num_negatives: int
+    """Number of links with label 0."""
+
+
+def with_split_links(fields: GraphFields, data: PygGraph, val: PygGraph | None, test: PygGraph | None) -> GraphFields:
+    """Return a graph with the held-out links of RandomLinkSplit; negative links are left out, with a DataWarning.
+
+    Args:
+        fields: The graph that was read from `data`.
+        data: First result of RandomLinkSplit, or any PyG graph without links.
+        val: Second result, whose links validate; None: there are none.
+        test: Third result, whose links test; None: there are none.
+
+    Raises:
+        InputError: If `data` has links although `val` and `test` are missing, or has links that are no edges. If `val`
+            or `test` has no links, or links that weft cannot represent.
+    """
+    held_out: dict[str, Any] = {}
+    with readable("data", "give the graphs that RandomLinkSplit returns"):
+        train_links = split_links(data, fields, "data")
+        num_negatives = 0 if train_links is None else train_links.num_negatives
+        for name, part in (("val", val), ("test", test)):
+            if part is None:
+                continue
+            if type(part) is not type(data):
+                raise InputError(
+                    f"{name} is of type {type(part).__name__}, data of type {type(data).__name__}: give one"
+                )
+            links = split_links(part, fields, name)
+            if links is None:
+                raise InputError(f"{name} has no {LABELLED}: give the graph that RandomLinkSplit returns for it")
+            held_out[f"{name}_links"] = links.links
+            num_negatives += links.num_negatives
+    if train_links is not None:
+        if not held_out:
+            raise InputError(
+                f"data has {LABELLED}, links of RandomLinkSplit that would be lost: use Graph.from_pyg(train, val=val, "
+                "test=test), or delete the attribute"
+            )
+        require_edges(fields, train_links.links)
+    if num_negatives:
+        warnings.warn(
+            f"{fields.name}: {num_negatives} negative links of RandomLinkSplit are left out, as weft draws its own: "
+            "split with add_negative_train_samples=False and neg_sampling_ratio=0",
+            DataWarning,
+            stacklevel=3,
+        )
+    return replace(fields, **held_out)
+
+
+def require_edges(fields: GraphFields, links: Tensor) -> None:
+    """Check that training links are edges in one direction at least.
+
+    Args:
+        fields: The graph.
+        links: int64 [m, 3].
+
+    Raises:
+        InputError: At the first link that is no edge.
+    """
+    size = fields.in_edges.num_targets
+    source, target = fields.in_edges.edges()
+    codes = torch.cat([source * size + target, target * size + source])
+    missing = ~torch.isin(links[:, 0] * size + links[:, 1], codes)
+    if missing.any():
+        raise InputError(
+            f"data.{LABELLED}: {int(missing.sum())} training links are no edges, but weft trains on the graph's edges: "
+            "use RandomLinkSplit with disjoint_train_ratio=0"
+        )
+
+
+def split_links(data: PygGraph, fields: GraphFields, place: str) -> SplitLinks | None:
+    """Return the links of one of the graphs that RandomLinkSplit returns; None if there are none.
+
+    Args:
+        data: The PyG graph.
+        fields: The graph that was read from the first of them.
+        place: Name of the PyG graph in errors.
+
+    Raises:
+        InputError: If links have other labels than 0 and 1, or do not say which of several relations they have.
+    """
+    if not hasattr(data, "edge_types"):
+        links = positive_links(data, place)
+        if links is not None and fields.relations:
+            raise InputError(f"{place}.{LABELLED} has no relations: give val_links and test_links of Graph.from_edges")
+        return links
+    parts, num_negatives = [], 0
+    for relation in data.edge_types:
+        name = "|".join(relation)
+        part = positive_links(data[relation], f"{place}[{', '.join(relation)}]")
+        if part is None:
+            continue
+        if name not in fields.relations:
+            raise InputError(f"{place} has links of {name}, which data does not have: give the same relations in all")
+        firsts = [type_range(fields, vertex_type).start for vertex_type in relation[::2]]
+        parts.append(part.links + torch.tensor([*firsts, fields.relations.index(name)]))
+        num_negatives += part.num_negatives
+    return SplitLinks(torch.cat(parts), num_negatives) if parts else None
+
+
+def positive_links(store: Any, place: str) -> SplitLinks | None:
+    """Return the links of a Data or of one relation, with relation 0; None if there are none.
+
+    Args:
+        store: The Data, or the store of a relation.
+        place: Name of the store in errors.
+
+    Raises:
+        InputError: If links have other labels than 0 and 1, or another shape.
+    """
+    name = POSITIVE if POSITIVE in store else LABELLED
+    pairs, label = read(store, name), read(store, "edge_label") if name == LABELLED else None
+    if pairs is None:
+        return None
+    if pairs.dim() != 2 or len(pairs) != 2 or (label is not None and label.shape != pairs.shape[1:]):
+        raise InputError(f"{place}.{name} has shape {list(pairs.shape)}: links are [2, m], with one edge_label each")
+    links = torch.stack([vertex_ids(f"{place}.{name}[{row}]", pairs[row]).long() for row in (0, 1)], 1)
+    positive = torch.ones(len(links), dtype=torch.bool) if label is None else label == 1
+    if label is not None and not (positive | (label == 0)).all():
+        raise InputError(f"{place}.edge_label has other values than 0 and 1: weft predicts links, not their classes")
+    negatives = read(store, NEGATIVE) if name == POSITIVE else None
+    num_negatives = int((~positive).sum()) if negatives is None else negatives.shape[1]
+    links = links[positive]
+    return SplitLinks(torch.cat([links, torch.zeros(len(links), 1, dtype=torch.int64)], 1), num_negatives)
