@@ -94,7 +94,8 @@ def test_edge_attr_of_several_columns_is_edge_features() -> None:
     assert graph.edge_features.tolist() == [[3.0, 30.0], [1.0, 10.0], [2.0, 20.0]]
     data = hetero()
     data["author", "writes", "paper"].edge_attr = attr
-    assert Graph.from_pyg(data).edge_features is None
+    with pytest.warns(DataWarning, match="edge_attr of 1 relations is left out: give all 2 relations the same number"):
+        assert Graph.from_pyg(data).edge_features is None
     data["paper", "by", "author"].edge_attr = attr[:1] + 6
     graph = Graph.from_pyg(data)
     assert graph.edge_features is not None
@@ -184,6 +185,12 @@ def test_hetero_data() -> None:
     assert torch.equal(back["paper"].x, hetero()["paper"].x)
     assert torch.equal(back["author", "writes", "paper"].edge_index, torch.tensor([[1, 0, 1], [0, 2, 2]]))
     same_graph(graph, Graph.from_pyg(back, name="h"))
+
+
+def test_negative_values_survive_a_conversion_to_pyg() -> None:
+    data = hetero()
+    data["paper"].y = torch.tensor([-0.5, -2.5, -1.5])
+    assert torch.equal(Graph.from_pyg(data).to_pyg()["paper"].y, data["paper"].y)
 
 
 def test_equal_widths_become_one_matrix() -> None:

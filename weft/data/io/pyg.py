@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -15,6 +16,7 @@ from weft.data.fields import GraphFields
 from weft.data.splits import Masks
 from weft.data.tensor_checks import (
     MASKS,
+    DataWarning,
     as_integers,
     as_labels,
     cast,
@@ -191,6 +193,13 @@ def merge_edges(data: HeteroData, types: Sequence[str], counts: Sequence[int], o
     present = [part for part in features if part is not None]
     one_width = len(present) == len(features) and len({part.shape[1] for part in present}) == 1
     edge_features = torch.cat(present) if one_width else None
+    if present and not one_width:
+        warnings.warn(
+            f"edge_attr of {len(present)} relations is left out: give all {len(features)} relations the same number of "
+            "columns, for example with zeros, or delete it",
+            DataWarning,
+            stacklevel=5,
+        )
     edge_type = torch.arange(len(sizes)).repeat_interleave(sizes) if len(sizes) else None
     return MergedEdges(torch.cat(sources), torch.cat(targets), weight, edge_features, edge_type)
 

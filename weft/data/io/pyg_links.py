@@ -49,9 +49,8 @@ def with_split_links(fields: GraphFields, data: PygGraph, val: PygGraph | None, 
             if part is None:
                 continue
             if type(part) is not type(data):
-                raise InputError(
-                    f"{name} is of type {type(part).__name__}, data of type {type(data).__name__}: give one"
-                )
+                kinds = f"{name} is of type {type(part).__name__}, data of type {type(data).__name__}"
+                raise InputError(f"{kinds}: give both of one type")
             links = split_links(part, fields, name)
             if links is None:
                 raise InputError(f"{name} has no {LABELLED}: give the graph that RandomLinkSplit returns for it")
