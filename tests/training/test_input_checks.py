@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.utils import parametrizations, weight_norm
 
 import weft
 from weft.config.config import Config
@@ -85,3 +86,30 @@ def test_a_gpu_without_triton_computes_only_sums(
     with pytest.raises(InputError, match=f"{cause}: attention, maxima, dropout and bfloat16 on a GPU need Triton"):
         weft.train(graph, device="cuda", out=tmp_path / "run", quiet=True, **{"dropout": 0.0, **options})
     assert not (tmp_path / "run").exists()
+
+
+class Conv(torch.nn.Module):
+    """Model with a linear layer of PyG and one of PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        pyg = pytest.importorskip("torch_geometric.nn")
+        self.conv, self.linear = pyg.SAGEConv(64, 16), torch.nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.linear(self.conv(x, edge_index).relu())
+        return y
+
+
+def test_a_parametrized_layer_is_restored_or_refused_before_the_run(tmp_path: Path) -> None:
+    model = Conv()
+    parametrizations.weight_norm(model.linear)
+    weft.train("digits", model, out=tmp_path / "run", quiet=True, epochs=1)
+    parametrizations.weight_norm(model.conv.lin_l)
+    with pytest.raises(InputError, match=r'Unexpected key.*"conv\.lin_l\.weight".*; PyG\'s Linear does not support it'):
+        weft.train("digits", model, out=tmp_path / "none", quiet=True)
+    with pytest.warns(FutureWarning):
+        layer = weight_norm(GCNConv(64, 10))
+    with pytest.raises(InputError, match=r"support the deepcopy protocol .* use torch\.nn\.utils\.parametrizations"):
+        weft.train("digits", Stack([layer]), out=tmp_path / "none", quiet=True)
+    assert not (tmp_path / "none").exists()

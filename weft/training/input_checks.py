@@ -33,7 +33,7 @@ from weft.training.tasks.losses import make_loss
 from weft.training.tasks.scores import make_metrics
 from weft.training.tasks.task import validation_score
 from weft.utils.dtypes import is_low_precision
-from weft.utils.errors import InputError
+from weft.utils.errors import InputError, cause
 
 
 def check(
@@ -92,6 +92,8 @@ def check_placing(config: Config, work: Workload, *, launched: bool, own_model: 
     """
     graph, model = work.graph, work.model
     require_device(config)
+    if own_model:
+        check_restorable(model)
     check_input(graph, model)
     check_returned_types(graph, model)
     plan = get_strategy(config.strategy)
@@ -159,6 +161,22 @@ def check_functions(config: Config, work: Workload, functions: OwnFunctions, val
     check_scheduler(
         config, optimizer, functions, lower_is_better=metric.lower_is_better, has_validation=validation is not None
     )
+
+
+def check_restorable(model: nn.Module) -> None:
+    """Check that a model can be copied for the ranks, and that the copy can load the weights.
+
+    Raises:
+        InputError: It cannot, for instance because of a parametrized layer.
+    """
+    try:
+        copy.deepcopy(model).load_state_dict(model.state_dict())
+    except Exception as error:
+        raise InputError(
+            f"a copy of the model cannot load its state_dict ({cause(error, 300)}), so the best weights could not be "
+            "restored. For parametrized layers, use torch.nn.utils.parametrizations on a torch.nn.Linear; PyG's Linear "
+            "does not support it"
+        ) from error
 
 
 def check_input(graph: Graph, model: nn.Module) -> None:
