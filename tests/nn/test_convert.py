@@ -313,9 +313,8 @@ def test_a_norm_that_couples_rows_is_refused(norm: str) -> None:
 
 
 def test_the_number_of_rows_cannot_be_used_after_an_aggregate() -> None:
-    converted = convert(Written(counting).double())
     with pytest.raises(InputError, match=r"a value of type int that was computed before this aggregate"):
-        Data.make().of_weft(converted)
+        convert(Written(counting).double())
 
 
 @pytest.mark.parametrize(
@@ -349,7 +348,7 @@ def test_a_planted_error_is_detected(error: str, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(GlobalNorm, "begin", lambda _self, _model, _view, x: x)
     else:
         monkeypatch.setattr(GraphView, "dropout", lambda _self, x, _p: 2 * x)
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, InputError)):
         test_equals_pyg(name, monkeypatch) if error != "no dropout" else same_without(name)
 
 

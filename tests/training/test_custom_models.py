@@ -109,7 +109,7 @@ def test_biases_without_effect_are_named(tmp_path: Path) -> None:
     pyg = pytest.importorskip("torch_geometric.nn")
     layers = [weft.nn.from_pyg(pyg.SAGEConv(64, 8)), weft.nn.from_pyg(pyg.SAGEConv(8, 10))]
     with pytest.warns(
-        UserWarning, match=r"^layers\.0\.conv\.lin_l\.bias: no effect, because a normalization"
+        UserWarning, match=r"^layers\.0\.lin_l\.bias: no effect, because a normalization"
     ) as caught:
         weft.train("digits", Stack(layers, norm="batch"), out=tmp_path / "run", epochs=1, quiet=True)
     assert caught[0].filename == __file__

@@ -93,6 +93,11 @@ class Config:
         "num_classes)",
         fixed=True,
     )
+    unchecked: bool = model_option(
+        False,
+        "PyG models: train without comparing the converted model's results with the original's on a small random graph",
+        fixed=True,
+    )
     decoupled: bool = model_option(
         False,
         "first all linear layers, then all propagation steps, as in SGC and APPNP (a different model)",

@@ -16,6 +16,8 @@ from weft.storage.unnamed_files import release
 
 BLOCK_ENTRIES = 1 << 22
 """Entries of a memory-mapped array that `Adjacency.fingerprint` reads at once."""
+LOOP_VERTICES = 1 << 16
+"""Number of targets whose edges `Adjacency.num_repeated_loops` reads at once."""
 RUNS, RUN_EDGES = 16, 1 << 14
 """Number of runs of consecutive edges that `Adjacency.fresh_share` looks at, and edges in each run."""
 
@@ -171,6 +173,17 @@ class Adjacency(CompressedRows):
     def has_loop(self) -> Tensor:
         """True for each target v that has an edge v -> v, bool [n]. Target ids must be the first n source ids."""
         return native.find_loops(self.indptr.cpu(), self.indices.cpu()).to(self.device)
+
+    @cached_property
+    def num_repeated_loops(self) -> int:
+        """Number of edges v -> v beyond the first of each target v. Target ids must be the first n source ids."""
+        vertices, count = self.has_loop.nonzero().view(-1), 0
+        for targets in vertices.split(LOOP_VERTICES):
+            degree = self.degree[targets]
+            first = self.indptr[targets] - degree.cumsum(0) + degree
+            position = torch.arange(int(degree.sum())) + first.repeat_interleave(degree)
+            count += int((self.indices[position] == targets.repeat_interleave(degree)).sum())
+        return count - len(vertices)
 
     @cached_property
     def fingerprint(self) -> str:

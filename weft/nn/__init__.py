@@ -6,7 +6,7 @@ from weft.nn.aggregate.kernel_memory import SUM_BYTES, KernelMemory, estimate_ke
 from weft.nn.aggregate.reduce import ByRelation, Max, Sum
 from weft.nn.aggregate.relations import OwnRelationRows, RelationIndex, RelationRows
 from weft.nn.aggregate.topology import EdgeSubset, SubTopology, Topology
-from weft.nn.convert import Converted, convert
+from weft.nn.convert import Converted, Unconverted, convert
 from weft.nn.graph_view import ONE_DEVICE, SPREAD, CostHints, GraphView, Inputs, ViewTraits
 from weft.nn.layers.conv import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv
 from weft.nn.layers.decoder import Decoder, DistMult, Dot, LinkModel, make_decoder
@@ -115,6 +115,7 @@ __all__ = [
     "Total",
     "TypedInput",
     "TypedRows",
+    "Unconverted",
     "View",
     "ViewTraits",
     "WholeLayer",

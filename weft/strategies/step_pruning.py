@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from weft.data import Graph
-from weft.nn import ONE_DEVICE, LinkModel, Total, ViewTraits, Workload, check_row_independence
+from weft.nn import ONE_DEVICE, LinkModel, Total, Unconverted, ViewTraits, Workload, check_row_independence
 from weft.partition import ReceptiveField
 from weft.utils.errors import InputError
 
@@ -31,6 +31,8 @@ def find_receptive_field(work: Workload, traits: ViewTraits, *, training: bool) 
     num_hops = max((op.hops.stop for op in work.outline(traits, training=training)), default=0)
     if isinstance(work.model, LinkModel):
         return "links may join any vertices"
+    if isinstance(work.model, Unconverted):
+        return "the model is not converted, so it reads all rows"
     vertices = labelled_vertices(work.graph, "train" if training else "train val test")
     field = ReceptiveField.of(work.graph.in_edges, vertices, num_hops)
     if not len(vertices) or sum(field.edges) >= (1 - MIN_SAVED_SHARE) * num_hops * work.graph.num_edges:

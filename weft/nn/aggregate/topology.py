@@ -103,11 +103,28 @@ class Topology:
 
     @cached_property
     def features_with_loops(self) -> EdgeFeatures | None:
-        """Features of the edges, and of added self-loops (the mean over the target's in-edges); None without any."""
-        if self.edge_features is None:
+        """Features of the edges and of added self-loops; None without any.
+
+        A self-loop, added or among the edges, has the mean features of the target's other in-edges, as in PyG.
+        """
+        features, loops = self.edge_features, self.is_loop
+        if features is None:
             return None
-        sums = torch.segment_reduce(self.edge_features, "sum", offsets=self.adjacency.indptr, initial=0)
-        return EdgeFeatures(self.edge_features, sums / self.adjacency.degree.clamp(min=1)[:, None])
+        count = self.adjacency.degree
+        if has_loops := bool(loops.any()):
+            features = features.masked_fill(loops[:, None], 0)
+            count = count - torch.segment_reduce(loops.double(), "sum", offsets=self.adjacency.indptr, initial=0).long()
+        sums = torch.segment_reduce(features, "sum", offsets=self.adjacency.indptr, initial=0)
+        means = sums / count.clamp(min=1)[:, None]
+        if has_loops:
+            features[loops] = means[self.adjacency.edges()[1][loops]]
+        return EdgeFeatures(features, means)
+
+    @property
+    def is_loop(self) -> Tensor:
+        """Mask of the edges from a vertex to itself, bool [E]."""
+        source, target = self.adjacency.edges()
+        return self.ids[source] == self.target_ids[target]
 
     @cached_property
     def edge_type(self) -> Tensor | None:

@@ -7,11 +7,15 @@ hetero           models on heterogeneous graphs: rows and edges by type, in dict
 fx_calls         turns torch.fx nodes into steps
 traced_steps     the steps, and the values that are live between them
 traced_model     runs the steps in phases, under views
+comparison       runs the original and the converted model side by side
+unconverted      runs the original as it is, under `single`
 source_location  the line of the user's code that an error names
 """
 
 from weft.nn.convert.convert import convert as convert
 from weft.nn.convert.convert import is_pyg as is_pyg
+from weft.nn.convert.convert import unwrapped as unwrapped
 from weft.nn.convert.hetero import RowsByType as RowsByType
 from weft.nn.convert.hetero import takes_types as takes_types
 from weft.nn.convert.traced_model import Converted as Converted
+from weft.nn.convert.unconverted import Unconverted as Unconverted

@@ -11,8 +11,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 
 from weft.data import GraphShape
+from weft.nn.convert.comparison import check_same_results
 from weft.nn.convert.hetero import INPUT, GraphTypes, RowsByType, takes_types
 from weft.nn.convert.native_layers import GlobalNorm, WithView
+from weft.nn.convert.source_location import first_line
 from weft.nn.convert.traced_model import Converted
 from weft.nn.convert.traced_steps import GraphStep, TracedProgram
 from weft.nn.convert.tracing import EDGES, parameters_of, trace
@@ -20,7 +22,13 @@ from weft.nn.layers.norm import BatchNorm
 from weft.utils.errors import InputError
 
 
-def convert(model: nn.Module, *, edge_inputs: Collection[str] = (), shape: GraphShape | None = None) -> Converted:
+def convert(
+    model: nn.Module,
+    *,
+    edge_inputs: Collection[str] = (),
+    shape: GraphShape | None = None,
+    unchecked: bool = False,
+) -> Converted:
     """Convert an unchanged PyG model to one that runs under weft's strategies, with the same results as on one device.
 
     The model's Python code runs twice, once in training and once in evaluation. Loops and branches on the model's
@@ -33,14 +41,19 @@ def convert(model: nn.Module, *, edge_inputs: Collection[str] = (), shape: Graph
             returns a row for each vertex. For a graph from HeteroData, it takes x_dict and edge_index_dict, and returns
             the rows of a vertex type, or a dict of rows by vertex type.
         edge_inputs: Optional arguments of forward, such as edge_weight, that the graph has.
-        shape: Shape of the graph from HeteroData (`GraphShape.of(graph.by_type())`); None for other models.
+        shape: Shape of the graph (`GraphShape.of(graph)`), by which the results are compared on a graph with the same
+            numbers of features. None: these are found from the model's parameters. A model on a graph from HeteroData
+            needs it (`GraphShape.of(graph.by_type())`).
+        unchecked: True to leave out the comparison of the converted model's results with the original's.
 
     Returns:
         A model that shares the parameters. It names them as before, so `state_dict` works in both directions.
 
     Raises:
-        InputError: The model cannot be converted. The message names file and line, and what to do.
+        InputError: The model cannot be converted, or computes other numbers than the original on a small random graph.
+            The message names file and line, and what to do.
     """
+    model = unwrapped(model)
     unknown = set(edge_inputs) - {*EDGES}
     if unknown:
         raise InputError(f"edge_inputs={sorted(unknown)}: the possible names are edge_weight, edge_attr, edge_type")
@@ -66,7 +79,10 @@ def convert(model: nn.Module, *, edge_inputs: Collection[str] = (), shape: Graph
         shadow.get_submodule(parent).add_module(name, part)
     if types is not None:
         shadow.add_module(INPUT, RowsByType(types.typed))
-    return Converted(shadow, training, evaluating).train(model.training)
+    converted = Converted(shadow, training, evaluating).train(model.training)
+    if not unchecked and types is None:
+        check_same_results(model, converted, frozenset(edge_inputs), shape)
+    return converted
 
 
 def _check_no_edge_values(model: nn.Module, shape: GraphShape) -> None:
@@ -80,6 +96,19 @@ def _check_no_edge_values(model: nn.Module, shape: GraphShape) -> None:
             )
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the module in wrappers of PyTorch that only change how it is called.
+
+    These are torch.compile, DataParallel, DistributedDataParallel and AveragedModel.
+    """
+    inner = {"OptimizedModule": "_orig_mod"} | dict.fromkeys(
+        ("DataParallel", "DistributedDataParallel", "AveragedModel"), "module"
+    )
+    while type(model).__name__ in inner and type(model).__module__.startswith("torch."):
+        model = getattr(model, inner[type(model).__name__])
+    return model
+
+
 def is_pyg(model: nn.Module) -> bool:
     """Return whether a module is written for PyG: its forward takes edges or `data`, and no views."""
     edge_names = {"data", "edge_index_dict", *(name for names in EDGES.values() for name in names)}
@@ -91,7 +120,13 @@ def is_pyg(model: nn.Module) -> bool:
 def _copy_sharing_tensors(model: nn.Module) -> nn.Module:
     """Return a copy of a model that shares its parameters and buffers."""
     tensors = [*model.parameters(), *model.buffers()]
-    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+    try:
+        return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+    except Exception as error:
+        raise InputError(
+            f"{type(model).__name__} cannot be copied ({first_line(error).rstrip('.')}): keep tensors as parameters or "
+            "buffers; for weight normalization, use torch.nn.utils.parametrizations"
+        ) from error
 
 
 def _graph_steps(program: TracedProgram) -> list[Any]:

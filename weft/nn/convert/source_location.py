@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -26,6 +28,12 @@ def line_of_error(error: Exception) -> str:
     """Return the line of the model's code that an error comes from."""
     frames = reversed(traceback.extract_tb(error.__traceback__))
     return _innermost((frame.filename, frame.lineno or 0, frame.name) for frame in frames)
+
+
+def line_of_code(function: Callable[..., Any]) -> str:
+    """Return the first line of a function, as "net.py:62 `def forward(self, x, edge_index):`"."""
+    code = inspect.unwrap(function).__code__
+    return _innermost([(code.co_filename, code.co_firstlineno, code.co_name)])
 
 
 def first_line(error: Exception) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from weft.nn.convert import hetero
@@ -45,14 +46,28 @@ def trace(model: nn.Module, edge_arguments: frozenset[str], types: hetero.GraphT
     """
     root: Root = Root(model, edge_arguments) if types is None else RootByType(model, types)
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), _attributes_restored(model):
             graph = Tracer(types).trace(root)
+        program = make_program(graph, root, training=model.training, num_relations=len(types.relations) if types else 0)
     except InputError:
         raise
     except Exception as error:
         raise InputError(f"{line_of_error(error)}: weft.nn.convert cannot trace it ({first_line(error)})") from error
-    program = make_program(graph, root, training=model.training, num_relations=len(types.relations) if types else 0)
     return replace(program, output_types=root.output_types) if isinstance(root, RootByType) else program
+
+
+@contextmanager
+def _attributes_restored(model: nn.Module) -> Iterator[None]:
+    """Restore the attributes of all modules that a forward pass on proxies has changed."""
+    before = [(part.__dict__, dict(part.__dict__), part._buffers, dict(part._buffers)) for part in model.modules()]
+    try:
+        yield
+    finally:
+        for attributes, old_attributes, buffers, old_buffers in before:
+            attributes.clear()
+            attributes.update(old_attributes)
+            buffers.clear()
+            buffers.update(old_buffers)
 
 
 def parameters_of(model: nn.Module) -> list[inspect.Parameter]:
@@ -69,11 +84,14 @@ class Root(nn.Module):
     Args:
         model: The model.
         edge_arguments: Optional arguments of the model's forward that the graph has.
+        make_data: Function that returns the argument of a model that takes `data`, from its attributes.
     """
 
-    def __init__(self, model: nn.Module, edge_arguments: frozenset[str]) -> None:
+    def __init__(
+        self, model: nn.Module, edge_arguments: frozenset[str], make_data: Callable[..., Any] = SimpleNamespace
+    ) -> None:
         super().__init__()
-        self.model, self.edge_arguments = model, edge_arguments
+        self.model, self.edge_arguments, self.make_data = model, edge_arguments, make_data
 
     def forward(self, x: Any, edge_index: Any, edge_weight: Any, edge_attr: Any, edge_type: Any) -> Any:
         edges = dict(zip(EDGES, (edge_index, edge_weight, edge_attr, edge_type), strict=True))
@@ -100,7 +118,22 @@ class Root(nn.Module):
                     f"{type(self.model).__name__}.forward needs {parameter.name}, but weft only passes x, edge_index, "
                     "edge_weight, edge_attr and edge_type: give it a default"
                 )
-        return self.model(SimpleNamespace(x=x, **edges) if first.name == "data" else x, **kwargs)
+        return self.model(self.make_data(x=x, **edges) if first.name == "data" else x, **kwargs)
+
+
+def call_pyg(model: nn.Module, edge_arguments: frozenset[str], x: Tensor, *edges: Tensor | None) -> Tensor:
+    """Call a PyG model, and return its result.
+
+    Args:
+        model: The model, which takes x and tensors of the edges, or `data` with these.
+        edge_arguments: Optional arguments of its forward that the graph has.
+        x: Rows [n, F].
+        *edges: edge_index, edge_weight, edge_attr and edge_type; None: the graph has none.
+    """
+    from torch_geometric.data import Data  # PyG is an optional dependency
+
+    result: Tensor = Root(model, edge_arguments, Data)(x, *edges)
+    return result
 
 
 class RootByType(Root):

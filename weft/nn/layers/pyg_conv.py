@@ -29,14 +29,22 @@ class PyGConv(nn.Module):
         reads_edge_attr: True if the model calls the convolution with edge features, which it then always gets.
     """
 
+    conv: Any
+    """The convolution."""
+
     def __init__(self, conv: Any, out_width: int, *, reads_edge_attr: bool = False) -> None:
         super().__init__()
-        self.conv, self.out_width = conv, out_width
+        self.__dict__["conv"] = conv
+        share_tensors(self, conv)
+        self.out_width = out_width
         self.needs_edge_attr = reads_edge_attr or requires_edge_attr(conv)
-        self.register_state_dict_post_hook(remove_conv_prefix)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_pre_hook(add_conv_prefix)  # type: ignore[no-untyped-call]
         self.takes_pair = takes_pair(conv)
         self.takes = frozenset(inspect.signature(conv.forward).parameters)
+
+    def train(self, mode: bool = True) -> PyGConv:
+        self.conv.train(mode)
+        self.training = self.conv.training
+        return self
 
     def forward(self, view: View, x: Tensor) -> Tensor:
         sources, edge_index, num_targets = view.block(x)
@@ -76,31 +84,17 @@ class PyGConv(nn.Module):
         return arguments
 
 
-def remove_conv_prefix(layer: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:  # noqa: ARG001
-    """Rename the convolution's tensors in a state dict as PyG does; a state-dict hook.
+def share_tensors(wrapper: nn.Module, module: nn.Module) -> None:
+    """Give a wrapper the parameters, buffers and parts of a module, under the same names in both.
+
+    The two share their dicts, so that moving one to another device or dtype moves the other.
 
     Args:
-        layer: The `PyGConv`.
-        state: The state dict, which is changed.
-        prefix: Path of the layer, with a dot.
-        metadata: Ignored.
+        wrapper: New module without tensors, which has the module as an attribute, but not as a part.
+        module: The module.
     """
-    for name in [key for key in state if key.startswith(prefix + "conv.")]:
-        state[prefix + name.removeprefix(prefix + "conv.")] = state.pop(name)
-
-
-def add_conv_prefix(layer: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Undo `remove_conv_prefix` in a state dict that is to be loaded.
-
-    Args:
-        layer: The `PyGConv`.
-        state: The state dict, which is changed.
-        prefix: Path of the layer, with a dot.
-        *_: Ignored.
-    """
-    for name in [name for name, _ in [*layer.conv.named_parameters(), *layer.conv.named_buffers()]]:
-        if prefix + name in state:
-            state[prefix + "conv." + name] = state.pop(prefix + name)
+    wrapper._parameters, wrapper._buffers, wrapper._modules = module._parameters, module._buffers, module._modules
+    wrapper._non_persistent_buffers_set = module._non_persistent_buffers_set
 
 
 def from_pyg(conv: Any, *, reads_edge_attr: bool = False) -> PyGConv:

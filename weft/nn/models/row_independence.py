@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from weft.data import Adjacency
 from weft.nn.aggregate.topology import Topology
+from weft.nn.convert import Unconverted
 from weft.nn.graph_view import SPREAD, GraphView
 from weft.nn.layers.norm import BatchNorm
 from weft.nn.models.probe_model import ProbeModel, random_topology, some_vertices
@@ -88,47 +89,65 @@ def check_row_independence(work: Workload, *, all_rows: bool) -> None:
     Raises:
         InputError: The model fails the check; the message names the innermost module that does.
     """
-    # 1. Run the model twice on a few vertices: a difference is random. 2. Run it on these and others, which no edge
-    # joins to them: a difference in their rows is a dependence outside of message passing.
-    vertices = some_vertices(work.graph, NUM_VERTICES)
+    # In evaluation and in training: 1. Run the model twice on a few vertices: a difference is random. 2. Run it on
+    # these and others, which no edge joins to them and which come before or after them: a difference in their rows is
+    # a dependence outside of message passing.
+    if isinstance(work.model, Unconverted):  # it runs on all rows, and its random numbers depend on the view
+        return
+    vertices, others = some_vertices(work.graph, NUM_VERTICES), some_vertices(work.graph, OTHER_VERTICES)
     topology = random_topology(work.graph, NUM_VERTICES, DEGREE, work.dtype)
-    totals: list[Tensor] = []
-    with torch.random.fork_rng(devices=[]):
-        probe = ProbeModel(work, topology, vertices)
-        run = probe.forward(ProbeView, recorded=totals, totals=None)
-        try:
-            calls, calls_again = _calls(probe.model, run), _calls(probe.model, run)
-        except ERRORS as error:
-            if all_rows:  # it may be able to run on all rows
-                return
-            raise InputError(
-                f"the model cannot run on a subset of the rows ({str(error).partition(chr(10))[0]}), but a rank stores "
-                "no others: use --strategy single"
-            ) from error
-        name = _first_difference(calls, calls_again, 0.0)
-        if name:
-            raise InputError(
-                f"{name} returns different results when it is called again (it is random, or changes its state), so a "
-                "run could not be reproduced: for dropout, call view.dropout(x, p), or give Stack dropout=p"
-            )
-        if all_rows:
-            return
-        others = some_vertices(work.graph, OTHER_VERTICES)
-        other_topology = random_topology(work.graph, OTHER_VERTICES, OTHER_DEGREE, work.dtype, seed=1)
-        probe = ProbeModel(work, _disjoint_union(other_topology, topology), torch.cat([others, vertices]))
-        run = probe.forward(ProbeView, recorded=[], totals=iter(totals))
-        tolerance = torch.finfo(work.row_dtype).eps ** 0.5  # sums may change by rounding with the number of rows
-        name = _first_difference(calls, _calls(probe.model, run), tolerance)
-    if name:
-        raise InputError(
-            f"{name} mixes vertices outside of message passing: its rows change when other rows are present, and a "
-            "rank stores only some. Use weft.nn.BatchNorm(width), called with the view, view.total(x) for other sums "
-            "over vertices, or --strategy single"
-        )
+    other_topology = random_topology(work.graph, OTHER_VERTICES, OTHER_DEGREE, work.dtype, seed=1)
+    before = ProbeModel(
+        work, _disjoint_union(other_topology, topology, first_ids=NUM_VERTICES), torch.cat([others, vertices])
+    )
+    after = ProbeModel(
+        work, _disjoint_union(topology, other_topology, second_ids=NUM_VERTICES), torch.cat([vertices, others])
+    )
+    alone = ProbeModel(work, topology, vertices)
+    tolerance = torch.finfo(work.row_dtype).eps ** 0.5  # sums may change by rounding with the number of rows
+    for training in (False, True):  # a training step changes the statistics that an evaluation uses
+        totals: list[Tensor] = []
+        for probe in (alone, before, after):
+            probe.model.train(training)
+        with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(training):
+            run = alone.forward(ProbeView, recorded=totals, totals=None)
+            try:
+                calls, calls_again = _calls(alone.model, run), _calls(alone.model, run)
+            except ERRORS as error:
+                if all_rows:  # it may be able to run on all rows
+                    return
+                raise InputError(
+                    f"the model cannot run on a subset of the rows ({str(error).partition(chr(10))[0]}), but a rank "
+                    "stores no others: use --strategy single"
+                ) from error
+            name = _first_difference(calls, calls_again, 0.0)
+            if name:
+                raise InputError(
+                    f"{name} returns different results when it is called again (it is random, or changes its state), "
+                    "so a run could not be reproduced: for dropout, call view.dropout(x, p), or give Stack dropout=p"
+                )
+            if all_rows:
+                continue
+            for probe, first in ((before, False), (after, True)):
+                run = probe.forward(ProbeView, recorded=[], totals=iter(totals))
+                name = _first_difference(calls, _calls(probe.model, run), tolerance, first=first)
+                if name:
+                    raise InputError(
+                        f"{name} mixes vertices outside of message passing: its rows change when other rows are "
+                        "present, and a rank stores only some. Use weft.nn.BatchNorm(width), called with the view, "
+                        "view.total(x) for other sums over vertices, or --strategy single"
+                    )
 
 
-def _disjoint_union(first: Topology, second: Topology) -> Topology:
-    """Return the disjoint union of two topologies; the second's vertices come last, and keep their original ids."""
+def _disjoint_union(first: Topology, second: Topology, *, first_ids: int = 0, second_ids: int = 0) -> Topology:
+    """Return the disjoint union of two topologies.
+
+    Args:
+        first: The topology whose vertices come first.
+        second: The other topology.
+        first_ids: Number added to the original ids of the first.
+        second_ids: Number added to the original ids of the second.
+    """
     a, b = first.adjacency, second.adjacency
     adjacency = Adjacency(
         indptr=torch.cat([a.indptr, b.indptr[1:] + a.num_edges]),
@@ -138,7 +157,7 @@ def _disjoint_union(first: Topology, second: Topology) -> Topology:
     )
     return Topology(
         adjacency,
-        ids=torch.cat([first.ids + b.num_targets, second.ids]),
+        ids=torch.cat([first.ids + first_ids, second.ids + second_ids]),
         edge_features=_concatenated(first.edge_features, second.edge_features),
         edge_type=_concatenated(first.edge_type, second.edge_type),
         num_relations=first.num_relations,
@@ -168,37 +187,42 @@ def _tensors(values: tuple[Any, ...]) -> list[Tensor]:
     return [value.detach().clone() for value in values if isinstance(value, Tensor)]
 
 
-def _first_difference(calls: list[Call], others: list[Call], tolerance: float) -> str | None:
+def _first_difference(calls: list[Call], others: list[Call], tolerance: float, *, first: bool = False) -> str | None:
     """Return the name of the first call whose results differ for equal inputs, or else the model if its results differ.
 
     Args:
         calls: Calls of the first run.
         others: Calls of the second run.
         tolerance: Largest difference, as a fraction of the largest number; 0: results must be equal.
+        first: True if further rows of the second run come after the rows of the first run, False if before.
     """
     for call, other in zip(calls, others, strict=False):
-        if _same(call.inputs, other.inputs, tolerance) and not _same(call.outputs, other.outputs, tolerance):
+        same_inputs = _same(call.inputs, other.inputs, tolerance, first)
+        if same_inputs and not _same(call.outputs, other.outputs, tolerance, first):
             return call.name
-    return None if _same(calls[-1].outputs, others[-1].outputs, tolerance) else calls[-1].name
+    return None if _same(calls[-1].outputs, others[-1].outputs, tolerance, first) else calls[-1].name
 
 
-def _same(tensors: list[Tensor], others: list[Tensor], tolerance: float) -> bool:
-    """Return whether tensors agree in their last rows; False if the shapes of these differ.
+def _same(tensors: list[Tensor], others: list[Tensor], tolerance: float, first: bool) -> bool:
+    """Return whether tensors agree in their common rows; False if the shapes of these differ.
 
     Args:
         tensors: Tensors of the first run.
-        others: Tensors of the second run, which may have more rows in front.
+        others: Tensors of the second run, which may have more rows.
         tolerance: Largest difference, as a fraction of the largest number.
+        first: True if the common rows are the first of the second run, False if the last.
     """
     for tensor, other in zip(tensors, others, strict=True):
-        last = other[len(other) - len(tensor) :] if tensor.dim() and len(other) > len(tensor) else other
-        if last.shape != tensor.shape:
+        common = other
+        if tensor.dim() and len(other) > len(tensor):
+            common = other[: len(tensor)] if first else other[len(other) - len(tensor) :]
+        if common.shape != tensor.shape:
             return False
         if tensor.is_floating_point():
             largest = tensor.nan_to_num(0.0, 0.0, 0.0).abs().max().item() if tensor.numel() else 0.0
-            if not torch.allclose(tensor, last, rtol=0, atol=tolerance * largest, equal_nan=True):
+            if not torch.allclose(tensor, common, rtol=0, atol=tolerance * largest, equal_nan=True):
                 return False
-        elif not torch.equal(tensor, last):
+        elif not torch.equal(tensor, common):
             return False
     return True
 

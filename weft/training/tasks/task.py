@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -21,10 +22,11 @@ from weft.data import (
     with_held_out_links,
     with_inverse_relations,
 )
-from weft.nn import LinkModel, convert, from_config, make_decoder, parameter_dtype
-from weft.nn.convert import is_pyg
+from weft.nn import LinkModel, Unconverted, convert, from_config, make_decoder, parameter_dtype
+from weft.nn.convert import is_pyg, takes_types, unwrapped
 from weft.strategies import Placed
 from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions
+from weft.training.launch.torchrun import is_main_process
 from weft.training.tasks.link_prediction import LinkTask
 from weft.training.tasks.losses import make_loss, num_logits
 from weft.training.tasks.metrics import NodeTask, Task
@@ -82,14 +84,41 @@ def task_model(model: nn.Module | str | None, shape: GraphShape, config: Config)
     elif not isinstance(model, nn.Module):
         config = config if model is None else replace(config, model=model)
         model = from_config(config, shape.num_features, width, shape.num_edge_features, shape.typed)
+    model = unwrapped(model)
     if is_pyg(model):
-        model = convert(model, edge_inputs=edge_inputs(shape), shape=shape)
+        model = converted_model(model, shape, width, config)
     if config.task == "node" or isinstance(model, LinkModel):
         return model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key(config.seed, DECODER) >> 1)
         decoder = make_decoder(config.decoder, max(shape.num_forward_relations, 1), config.hidden)
     return LinkModel(model, decoder.to(parameter_dtype(model)))
+
+
+def converted_model(model: nn.Module, shape: GraphShape, width: int, config: Config) -> nn.Module:
+    """Convert a PyG model; `single` runs one that cannot be converted as it is, with a warning.
+
+    Args:
+        model: The model.
+        shape: Shape of the graph.
+        width: Number of columns of its result.
+        config: The run's configuration.
+
+    Raises:
+        InputError: The model cannot be converted, and the strategy is another, or the graph is heterogeneous.
+    """
+    inputs = edge_inputs(shape)
+    try:
+        return convert(model, edge_inputs=inputs, shape=shape, unchecked=config.unchecked)
+    except InputError as error:
+        if config.strategy != "single" or takes_types(model):
+            raise
+        if is_main_process():
+            warnings.warn(
+                f"{type(model).__name__} runs as it is, without conversion. Other strategies need a change: {error}",
+                stacklevel=2,
+            )
+        return Unconverted(model, frozenset(inputs), width)
 
 
 def imported_model(name: str, shape: GraphShape, out_width: int, config: Config) -> nn.Module:

@@ -94,8 +94,11 @@ class SlotTopology(SubTopology):
         features = self.whole.features_with_loops
         if self.edge_positions is None or features is None or self.edge_features is None or features.loops is None:
             return super().features_with_loops
-        loops = features.loops[self.targets[self.whole.lacks_loop[self.targets]]]
-        return EdgeFeatures(spread(self.edge_features, self.edge_positions, loops.to(self.adjacency.device)))
+        means = features.loops[self.targets].to(self.adjacency.device)
+        merged = spread(self.edge_features, self.edge_positions, means[self.whole.lacks_loop[self.targets]])
+        loops = self.is_loop
+        merged[loops] = means[self.adjacency.edges()[1][loops]]
+        return EdgeFeatures(merged)
 
     def _scale(self, norm: Norm, weighted: bool, dtype: torch.dtype) -> Scale:
         scale = super()._scale(norm, weighted, dtype)
