@@ -180,6 +180,21 @@ def test_edges_alone_name_their_vertices(tmp_path: Path) -> None:
     assert graph.in_edges.weight.tolist() == [1.5, 1, 2, 1]
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"ann \xe9va 1\n", r"column '1': b'\\xe9va' is no UTF-8: save the file as UTF-8"),
+        ("ann bob 1\n".encode("utf-16"), "is text in UTF-16: save it as UTF-8"),
+        (b"ann bob 1\nbob eve 1_000\n", "column '2', row 1: '1_000' is no number"),
+        (b"ann bob 1 # first\nbob eve 1\n", "line 2 .* has 3 columns, not 5: .* each comment a line of its own"),
+    ],
+)
+def test_text_tables_that_are_refused(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "g.txt").write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        Graph.from_tables(None, tmp_path / "g.txt", source="0", target="1", weight="2")
+
+
 def test_texts_with_equal_hashes_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Texts, "keys", lambda self: np.ones(len(self), np.uint64))
     index = NameIndex(Texts.of(IDS), "id")
@@ -229,7 +244,10 @@ def changed(**columns: Any) -> dict[str, Any]:
         ({"a": [1, 2, 1e300, 4, 5, 6]}, {}, ["vertices: column 'a', row 2: is infinite"]),
         ({"a": list("uvwxyz")}, {}, ["vertices: column 'a', row 0: 'u' is no number: leave the column out"]),
         ({"w": [1, 2, None, 4, 5, 6, 7]}, {}, ["edges: column 'w', row 2: is missing"]),
-        ({"y": list("uvwxyz")}, {}, ["column 'y'", "give class numbers from 0 on"]),
+        ({"y": list("uvwxyz")}, {}, ["column 'y', row 0: 'u' is no number: give class numbers from 0, "]),
+        ({"a": [None] * 6}, {}, ["vertices: column 'a', row 0: None is no number"]),
+        ({"y": ["1", "0", "x", None, "1", "0"]}, {}, ["column 'y', row 2: 'x' is no number"]),
+        ({"y": np.arange(6).astype("M8[D]")}, {}, ["column 'y', row 0: datetime.datetime(1970, 1, 1, 0, 0) is no"]),
         ({"part": ["train", "tset", *SPLIT[2:]]}, {}, ["column 'part', row 1: 'tset' is not train, val, test"]),
         ({}, {"label": "why"}, ["vertices: unknown column of --label 'why'"]),
         ({}, {"target": "dts"}, ["edges: unknown column of --target 'dts': did you mean 'dst'?"]),

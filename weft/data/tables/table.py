@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.data.tables.text_table import COMMENT, MAX_SHOWN, SEPARATORS, bad_line, read_text
+from weft.data.tables.text_table import NUMBER as NUMBER_TEXT
 from weft.data.tensor_checks import Float32Rounding
 from weft.data.vertex_names import Ids, Texts
 from weft.utils.errors import InputError, readable, unknown
@@ -358,6 +359,8 @@ def column_from_lists(array: pyarrow.Array, missing: NDArray[np.bool_]) -> Colum
 
 def numbers_of_texts(texts: Sequence[str]) -> Any:
     """Return texts as float64 if all of them are numbers, else unchanged."""
+    if any("_" in text for text in texts):  # Python reads 1_000 as a number
+        return texts
     try:
         return np.array(texts).astype(np.float64)
     except ValueError:
@@ -408,12 +411,10 @@ def matrix_of(column: Column, place: str, first_row: int, rounding: Float32Round
     """
     remedy = "leave the column out, or turn it into numbers"
     values, missing = column
-    if isinstance(values, Texts):
-        words = values.take(np.zeros(min(len(values), 1), np.int64)).tolist()
-        raise InputError(f"{place}, row {first_row}: {words[0] if words else ''!r} is no number: {remedy}")
-    if values.dtype.kind == "O":
+    if isinstance(values, Texts) or values.dtype.kind == "O":
         row, text = odd_value(column)
-        raise InputError(f"{place}, row {first_row + row}: {text} is no number, or a list of another length: {remedy}")
+        length = "" if isinstance(values, Texts) else ", or a list of another length"
+        raise InputError(f"{place}, row {first_row + row}: {text} is no number{length}: {remedy}")
     if values.dtype.kind not in "biuf":
         raise InputError(f"{place}: contains {values.dtype}: {remedy}")
     raise_at_first(missing, place, first_row, "is missing: fill it in, or leave the column out")
@@ -431,20 +432,26 @@ def matrix_of(column: Column, place: str, first_row: int, rounding: Float32Round
 
 
 def odd_value(column: Column) -> tuple[int, str]:
-    """Return the row of the first value that is no number, or has another length than the first one, and its text.
+    """Return the row and the text of the first value that is no number, or is a list of another length than the first.
 
     Args:
-        column: Some rows of a column of Python objects, of which one at least is present.
+        column: Some rows of a column that are not all numbers.
     """
     values, missing = column
-    assert not isinstance(values, Texts)
-    rows = np.flatnonzero(~missing)
-    lengths = [len(value) if isinstance(value, list | tuple | np.ndarray) else -1 for value in values[rows]]
-    texts = [length < 0 and not isinstance(value, Number) for length, value in zip(lengths, values[rows], strict=True)]
-    other = np.flatnonzero(np.array(texts) | (np.array(lengths) != lengths[0]))
-    row = int(rows[other[0] if len(other) else 0])
-    text = repr(values[row])
-    return row, text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
+    rows = np.flatnonzero(~missing).tolist()
+    if not rows:
+        return 0, "None"
+    content = values.tolist() if isinstance(values, Texts) or values.dtype.kind != "O" else list(values)
+    lengths = [len(content[row]) if isinstance(content[row], list | tuple | np.ndarray) else -1 for row in rows]
+    for row, length in zip(rows, lengths, strict=True):
+        text = NUMBER_TEXT.fullmatch(content[row].encode()) if isinstance(content[row], str) else None
+        number = isinstance(content[row], Number) or text is not None
+        if length != lengths[0] or (length < 0 and not number):
+            break
+    else:
+        row = rows[0]
+    shown = repr(content[row])
+    return row, shown if len(shown) <= MAX_SHOWN else shown[: MAX_SHOWN - 3] + "..."
 
 
 def raise_at_first(wrong: NDArray[np.bool_], place: str, first_row: int, reason: str) -> None:

@@ -330,10 +330,10 @@ def label_part(column: Column, table: InputTable, name: str, first_row: int) -> 
     """
     values, missing = column
     if isinstance(values, Texts) or values.dtype.kind not in "biuf":
-        row, text = (0, "") if isinstance(values, Texts) or values.dtype.kind != "O" else odd_value(column)
+        row, text = odd_value(column)
         raise InputError(
-            f"{table.place}: column '{name}', row {first_row + row}: {text or 'it'} is no number: give class numbers "
-            "from 0 on, such as pandas.factorize(column)[0]"
+            f"{table.place}: column '{name}', row {first_row + row}: {text} is no number: give class numbers from 0, "
+            "such as pandas.factorize(column)[0]"
         )
     rows = values.reshape(len(values), -1).astype(np.float64)
     raise_at_first(any_of_row(np.isinf(rows)), f"{table.place}: column '{name}'", first_row, "is infinite: correct it")
