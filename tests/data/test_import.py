@@ -183,7 +183,7 @@ def test_edges_alone_name_their_vertices(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"ann \xe9va 1\n", r"column '1': b'\\xe9va' is no UTF-8: save the file as UTF-8"),
+        (b"ann \xe9va 1\n", r"column '1': b'\\xe9va' is no UTF-8: save text as UTF-8"),
         ("ann bob 1\n".encode("utf-16"), "is text in UTF-16: save it as UTF-8"),
         (b"ann bob 1\nbob eve 1_000\n", "column '2', row 1: '1_000' is no number"),
         (b"ann bob 1 # first\nbob eve 1\n", "line 2 .* has 3 columns, not 5: .* each comment a line of its own"),
@@ -235,6 +235,7 @@ def changed(**columns: Any) -> dict[str, Any]:
             {},
             ["column 'user', row 0: is above 2**53 in a column of floats", "give text"],
         ),
+        ({"user": [b"\xe9"] * 6}, {}, ["b'\\xe9' is no UTF-8: save text as UTF-8"]),
         ({"user": [["a"]] * 6}, {}, ["column 'user', row 0: is ['a'], but ids are"]),
         ({"a": [[1, 2]] * 5 + [[1]]}, {}, ["column 'a', row 5: [1] is no number, or a list of another length"]),
         ({"a": [["u"]] * 6}, {}, ["column 'a', row 0: ['u'] is no number"]),

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from weft.data.tables.text_table import COMMENT, MAX_SHOWN, SEPARATORS, bad_line, read_text
 from weft.data.tables.text_table import NUMBER as NUMBER_TEXT
-from weft.data.tensor_checks import Float32Rounding
+from weft.data.tensor_checks import Float32Rounding, located
 from weft.data.vertex_names import Ids, Texts
 from weft.utils.errors import InputError, readable, unknown
 from weft.utils.optional_packages import import_extra
@@ -185,16 +185,10 @@ class TextTable:
                     raise bad_line(self._path, first_line + number, b" ".join(line), reason)
             part = {}
             for name, kind in columns.items():
-                texts = [self._decode(line[int(name)], name) for line in words]
+                with located(f"{self.place}: column '{name}'"):
+                    texts = [decode(line[int(name)]) for line in words]
                 part[name] = column_of(numbers_of_texts(texts) if kind == NUMBER else texts)
             yield part
-
-    def _decode(self, word: bytes, column: str) -> str:
-        """Return a word of a column as text. Raises InputError if it is not in UTF-8."""
-        try:
-            return word.decode("utf-8")
-        except UnicodeDecodeError:
-            raise InputError(f"{self.place}: column '{column}': {word!r} is no UTF-8: save the file as UTF-8") from None
 
     def _lines(self) -> Iterator[tuple[list[list[bytes]], int]]:
         """Yield the words of nonempty lines in blocks, with the approximate number of a block's first line."""
@@ -245,6 +239,14 @@ def format_of(source: Any) -> str | None:
     return ARROW_FORMATS.get(suffix, "parquet" if path.is_dir() else None)
 
 
+def decode(text: bytes) -> str:
+    """Return bytes as text. Raises InputError if they are not in UTF-8."""
+    try:
+        return text.decode("utf-8")
+    except UnicodeDecodeError:
+        raise InputError(f"{text!r} is no UTF-8: save text as UTF-8") from None
+
+
 def column_of(values: Any) -> Column:
     """Convert some rows of a column: a NumPy array, which may be masked, a pandas series or a Python list."""
     if getattr(getattr(values, "dtype", None), "tz", None) is not None:
@@ -259,7 +261,7 @@ def column_of(values: Any) -> Column:
     missing = missing | masked
     present = [value for value, absent in zip(array.tolist(), missing, strict=True) if not absent]
     if all(isinstance(value, str | bytes) for value in present):
-        texts = [value.decode("utf-8", "replace") if isinstance(value, bytes) else value or "" for value in present]
+        texts = [decode(value) if isinstance(value, bytes) else value or "" for value in present]
         rows = iter(texts)
         return Column(Texts.of(["" if absent else next(rows) for absent in missing]), missing)
     if any(isinstance(value, str) for value in present):
