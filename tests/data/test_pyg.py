@@ -75,7 +75,7 @@ def test_number_of_vertices() -> None:
     assert torch.equal(graph.x, torch.eye(5))
 
 
-def test_edge_weight_is_read_and_a_single_edge_attr_is_not() -> None:
+def test_edge_weight_is_read_and_a_single_edge_attr_is_a_feature() -> None:
     weight = torch.tensor([1.0, 2.0, 3.0])
     column = Graph.from_pyg(pyg.Data(edge_index=edges(), edge_weight=weight[:, None]))
     same_graph(column, Graph.from_pyg(pyg.Data(edge_index=edges(), edge_weight=weight)))
@@ -84,7 +84,8 @@ def test_edge_weight_is_read_and_a_single_edge_attr_is_not() -> None:
     for attr in (weight, weight[:, None]):
         graph = Graph.from_pyg(pyg.Data(edge_index=edges(), edge_attr=attr))
         assert graph.in_edges.weight is None
-        assert graph.edge_features is None
+        assert graph.edge_features is not None
+        assert graph.edge_features.tolist() == [[3.0], [1.0], [2.0]]
 
 
 def test_edge_attr_of_several_columns_is_edge_features() -> None:

@@ -212,6 +212,42 @@ class ReadsSourceDegreesIfWeighted(TwoLayers):
         return y
 
 
+class LastRow(TwoLayers):
+    """Uses the last row as a virtual node."""
+
+    def between(self, h: Tensor) -> Tensor:
+        return h + h[-1]
+
+
+class MixedInEvaluation(TwoLayers):
+    def between(self, h: Tensor) -> Tensor:
+        return h if self.training else h - h.mean(0)
+
+
+class OtherConvolution(TwoLayers):
+    """Calls another convolution in evaluation than in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv3 = pyg.TransformerConv(8, NUM_CLASSES)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        rows = self.conv1(x, edge_index)
+        y: Tensor = (self.conv2 if self.training else self.conv3)(rows, edge_index)
+        return y
+
+
+class NumberedRows(TwoLayers):
+    """Has an embedding for each vertex of a graph of 40 vertices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(40, 8)
+
+    def between(self, h: Tensor) -> Tensor:
+        return h + self.embedding.weight
+
+
 def with_hook(kind: str) -> nn.Module:
     """Return a model with a hook of a kind: on a parameter, or on the gradients of a module."""
     model = TwoLayers()
@@ -253,6 +289,8 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "other signs in evaluation": OtherInEvaluation,
     "source degrees": ReadsSourceDegrees,
     "source degrees if weighted": ReadsSourceDegreesIfWeighted,
+    "other convolution in evaluation": OtherConvolution,
+    "embedding by vertex": NumberedRows,
     "parameter hook": partial(with_hook, "parameter"),
     "module hook": partial(with_hook, "module"),
     "replaced method": with_replaced_method,
@@ -280,6 +318,53 @@ def test_each_kind_is_correct_or_refused_by_its_line(kind: str) -> None:
         assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("make", [LastRow, MixedInEvaluation])
+@pytest.mark.parametrize("order", ["none", "bfs"])
+def test_vertices_that_interact_outside_of_layers_are_refused_but_in_single(
+    make: type[nn.Module], order: str, tmp_path: Path
+) -> None:
+    graph = without_loops(make_graph(40))
+    options: dict[str, Any] = {"epochs": 1, "quiet": True, "order": order}
+    with pytest.raises(InputError, match="mixes vertices outside of message passing"):
+        weft.train(graph, make(), strategy="communicated", workers=2, out=tmp_path / "two", **options)
+    if order == "none":
+        weft.train(graph, make(), out=tmp_path / "one", **options)
+    else:
+        with pytest.raises(InputError, match="mixes vertices outside of message passing"):
+            weft.train(graph, make(), out=tmp_path / "one", **options)
+
+
+def test_a_model_that_runs_as_it_is_refuses_another_order(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"Without --order, --strategy single"):
+        weft.train(without_loops(make_graph(40)), NumberedRows(), order="bfs", out=tmp_path / "run", quiet=True)
+
+
+def test_wrappers_are_removed() -> None:
+    model = TwoLayers()
+    for wrapper in (torch.compile(model), nn.DataParallel(model), torch.optim.swa_utils.AveragedModel(model)):
+        assert isinstance(convert(wrapper, shape=SHAPE), Converted)
+
+
+def test_unnamed_arguments_are_refused(tmp_path: Path) -> None:
+    class Unnamed(TwoLayers):
+        def forward(self, *args: Tensor) -> Tensor:
+            return super().forward(*args)
+
+    with pytest.raises(InputError, match=r"Unnamed\.forward\(\*args\) does not name what it takes"):
+        weft.train(make_graph(40), Unnamed(), out=tmp_path / "run", quiet=True)
+
+
+def test_several_aggregations_are_read() -> None:
+    model = pyg.Sequential(
+        "x, edge_index", [(pyg.SAGEConv(NUM_FEATURES, NUM_CLASSES, ["mean", "max"]), "x, edge_index -> x")]
+    )
+    assert isinstance(convert(model, shape=SHAPE), Converted)
+
+
+FOUND = r"would compute other numbers|fails where the original|cannot trace|cannot be compared|calls other convolutions"
+"""Messages of the comparison, and of the tracing before it."""
+
+
 def without_rules(patch: pytest.MonkeyPatch) -> None:
     """Switch off every special rule that refuses a kind of model before the comparison."""
     patch.setattr(fx_calls, "_check_supported", lambda _: None)
@@ -292,7 +377,7 @@ def without_rules(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - CORRECT))
 def test_the_comparison_alone_finds_each_kind(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     without_rules(monkeypatch)
-    with pytest.raises(InputError, match=r"would compute other numbers|fails where the original does not|cannot trace"):
+    with pytest.raises(InputError, match=FOUND):
         convert(KINDS[kind](), **inputs_of(kind))
     assert isinstance(convert(TwoLayers(), shape=SHAPE), Converted)
 

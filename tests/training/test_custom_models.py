@@ -108,9 +108,7 @@ def test_rows_that_depend_on_each_other_need_all_rows(strategy: str, tmp_path: P
 def test_biases_without_effect_are_named(tmp_path: Path) -> None:
     pyg = pytest.importorskip("torch_geometric.nn")
     layers = [weft.nn.from_pyg(pyg.SAGEConv(64, 8)), weft.nn.from_pyg(pyg.SAGEConv(8, 10))]
-    with pytest.warns(
-        UserWarning, match=r"^layers\.0\.lin_l\.bias: no effect, because a normalization"
-    ) as caught:
+    with pytest.warns(UserWarning, match=r"^layers\.0\.lin_l\.bias: no effect, because a normalization") as caught:
         weft.train("digits", Stack(layers, norm="batch"), out=tmp_path / "run", epochs=1, quiet=True)
     assert caught[0].filename == __file__
     torch.manual_seed(0)

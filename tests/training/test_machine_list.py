@@ -141,7 +141,7 @@ def test_memory_decides_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     estimates = rows(PAPERS, "4xT4@10gbit")
     whole = estimates["4xT4@10gbit", "communicated"]
     assert not whole.fits
-    assert "of a device's 16.64 GB" in whole.reason
+    assert "16.64 GB available" in whole.reason
     chunked = estimates["4xT4@10gbit", "offload"]
     assert chunked.options["chunks"] > 1
     assert chunked.device_bytes < 17.2e9

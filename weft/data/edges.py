@@ -137,7 +137,8 @@ def both_ways(source: Tensor, target: Tensor, values: Sequence[Tensor] = ()) -> 
         group = new.cumsum(0) - 1
         differs = torch.zeros_like(new)
         for rows in values:
-            differs |= (rows[order % num_edges] != rows[first[group] % num_edges]).reshape(len(order), -1).any(1)
+            unequal = rows[order % num_edges] != rows[first[group] % num_edges]
+            differs |= unequal.any(1) if unequal.dim() > 1 else unequal
         # The edges of two vertices form two groups, one for each direction: count one of them.
         warn_merged(len(group[differs & (sources[order] <= targets[order])].unique()))
     first = first.sort().values

@@ -301,7 +301,7 @@ def requested_part(model: nn.Module, what: str, layer: int | None) -> nn.Module:
     if not isinstance(model, Converted) and not (isinstance(model, Stack) and model.is_plain):
         raise InputError(
             f"--what embeddings: weft cannot find the layers of a {type(model).__name__}, which is neither a "
-            "weft.nn.Stack nor a PyG model: use --what logits"
+            "weft.nn.Stack nor a converted PyG model: use --what logits"
         )
     if not model.num_layers:
         raise InputError(

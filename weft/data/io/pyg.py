@@ -44,9 +44,9 @@ def from_pyg(data: PygGraph, *, name: str = "graph") -> GraphFields:
     """Return the fields of a PyG Data or HeteroData.
 
     Reads `edge_index` (or `adj_t` as a torch.sparse matrix), `edge_weight` [E] or [E, 1], `edge_type`, `x` (dense or
-    sparse), `y` and the three masks. `edge_attr` of two or more columns becomes edge features; in a HeteroData all
-    relations must have the same number of columns. `edge_attr` of one column is ignored, never taken for a weight: call
-    it `edge_weight` if it is one. In a HeteroData in which only some relations have weights, other edges weigh 1.
+    sparse), `y` and the three masks. `edge_attr`, [E, K] or [E], becomes edge features, and is never taken for a
+    weight; in a HeteroData all relations must have the same number of columns. In a HeteroData in which only some
+    relations have weights, other edges weigh 1.
 
     Args:
         data: The PyG graph.
@@ -315,10 +315,9 @@ def read_edges(store: Any, place: str) -> tuple[Tensor, Tensor, Tensor | None]:
 
 
 def read_edge_features(store: Any) -> Tensor | None:
-    """Return `edge_attr` [E, K] of a Data or of one relation, in the order of edge_index; None if K is below 2."""
-    attribute = store["edge_attr"] if "edge_index" in store and "edge_attr" in store else None
-    columns = attribute.shape[1] if isinstance(attribute, Tensor) and attribute.dim() == 2 else 0
-    return read(store, "edge_attr") if columns > 1 else None
+    """Return `edge_attr` of a Data or of one relation, [E, K] in the order of edge_index; None without any."""
+    features = read(store, "edge_attr") if "edge_index" in store and "edge_attr" in store else None
+    return features[:, None] if features is not None and features.dim() == 1 else features
 
 
 def read_size(store: Any) -> int | None:

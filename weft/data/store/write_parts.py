@@ -197,7 +197,8 @@ def first_of_runs(records: Records) -> tuple[Records, int]:
     first = records[order[np.flatnonzero(new)]]
     differs = np.zeros(len(records), bool)
     for name in {"weight", "features"}.intersection(records.dtype.names or ()):
-        differs |= (records[name] != first[name][run]).reshape(len(records), -1).any(1)
+        unequal = records[name] != first[name][run]
+        differs |= unequal.any(1) if unequal.ndim > 1 else unequal
     # The edges of two vertices form two runs, one for each direction: count one of them.
     return first, len(np.unique(run[differs & (records["row"] <= records["col"])]))
 

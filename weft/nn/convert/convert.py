@@ -14,7 +14,7 @@ from weft.data import GraphShape
 from weft.nn.convert.comparison import check_same_results
 from weft.nn.convert.hetero import INPUT, GraphTypes, RowsByType, takes_types
 from weft.nn.convert.native_layers import GlobalNorm, WithView
-from weft.nn.convert.source_location import first_line
+from weft.nn.convert.source_location import first_line, line_of_code
 from weft.nn.convert.traced_model import Converted
 from weft.nn.convert.traced_steps import GraphStep, TracedProgram
 from weft.nn.convert.tracing import EDGES, parameters_of, trace
@@ -72,7 +72,8 @@ def convert(
         type(step.operation) for step in _graph_steps(evaluating)
     ]:
         raise InputError(
-            f"{type(model).__name__} calls other convolutions in training than in evaluation: call the same"
+            f"{line_of_code(type(model).forward)}: {type(model).__name__} calls other convolutions in training than in "
+            "evaluation: call the same"
         )
     for path, part in _replacements(shadow, training).items():
         parent, _, name = path.rpartition(".")
@@ -138,7 +139,10 @@ def _replacements(model: nn.Module, program: TracedProgram) -> dict[str, nn.Modu
     replaced: dict[str, nn.Module] = {}
     for step in _graph_steps(program):
         if isinstance(step.operation, WithView):
-            replaced[step.operation.path] = step.operation.make(model.get_submodule(step.operation.path))
+            try:
+                replaced[step.operation.path] = step.operation.make(model.get_submodule(step.operation.path))
+            except InputError as error:
+                raise InputError(f"{step.line}: {error}") from error
         elif isinstance(step.operation, GlobalNorm):
             norm = model.get_submodule(step.operation.path)
             assert isinstance(norm, _BatchNorm)

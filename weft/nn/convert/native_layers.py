@@ -195,6 +195,8 @@ def reduction(conv: Any, *, weighted: bool) -> Aggregate | None:
         conv: The convolution.
         weighted: True if messages are multiplied by edge weights.
     """
+    if not isinstance(conv.aggr, str):  # several aggregations, whose results are concatenated
+        return None
     aggregates = {"add": Sum(weighted=weighted), "sum": Sum(weighted=weighted), "mean": Sum("mean", weighted=weighted)}
     if conv.aggr == "max" and not weighted:
         return Max()

@@ -101,8 +101,8 @@ class Root(nn.Module):
         names = {parameter.name for parameter in others}
         if "edge_attr" in names - self.edge_arguments and "edge_weight" in self.edge_arguments - names:
             raise InputError(
-                f"{type(self.model).__name__}.forward takes edge_attr, but the graph has edge weights instead (an "
-                "edge_attr with one column becomes weights): take edge_weight, or give the graph edge_features"
+                f"{type(self.model).__name__}.forward takes edge_attr, but the graph has edge weights instead: take "
+                "edge_weight, or give the graph edge_features"
             )
         for parameter in others:
             optional = parameter.default is not parameter.empty or parameter.kind in (

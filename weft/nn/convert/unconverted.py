@@ -25,7 +25,6 @@ class Unconverted(PhasedModel):
     """
 
     num_stages = 1
-    num_layers = 0  # `weft predict` can return the rows of none
     layer: WholeModel
     """The layer that calls the model."""
 

@@ -118,16 +118,16 @@ def from_pyg(conv: Any, *, reads_edge_attr: bool = False) -> PyGConv:
     tried = None if takes_pair(conv) and out_width_of(conv) else Trial.of(conv, needs_edge_attr=needs_edge_attr)
     if not takes_pair(conv) and not (tried and tried.reads_sources_alone):
         raise InputError(
-            f"{name} uses vertex degrees or self-loops, which cannot be computed on a partition: convert the whole "
-            "model with weft.nn.convert (it supports GCNConv, GCN2Conv, APPNP, SGConv), or let message() depend on "
-            "x_i, x_j and edge_attr only"
+            f"{name}{_options_of(conv)} reads more of the graph than the in-edges of a vertex, such as the degrees of "
+            "its neighbours, which a rank does not store: let message() depend on x_i, x_j and edge_attr only; in a "
+            "model for weft.nn.convert, use GCNConv, GCN2Conv, APPNP or SGConv with their default options"
         )
     for part in conv.modules():
         p = dropout_of(part)
         if p:
             raise InputError(
-                f"{name} has dropout={p}, whose masks would differ between ranks: use dropout between layers. For "
-                "attention dropout, convert a model of GATConv or GATv2Conv with weft.nn.convert, or use weft.nn.GAT"
+                f"{name} has dropout={p}, whose masks would differ between ranks: use dropout between layers; for "
+                "attention dropout, GATConv or GATv2Conv in a model for weft.nn.convert, or weft.nn.GAT"
             )
     padded = [type(part).__name__ for part in conv.modules() if type(part).__name__ in PADDED]
     if padded:
@@ -143,6 +143,15 @@ def from_pyg(conv: Any, *, reads_edge_attr: bool = False) -> PyGConv:
     if not width:
         raise InputError(f"{name} has no attribute out_channels: use weft.nn.PyGConv(conv, out_width)")
     return PyGConv(conv, width, reads_edge_attr=reads_edge_attr)
+
+
+def _options_of(conv: Any) -> str:
+    """Return the options of a convolution from which its native form differs, as " with improved=True", or ''."""
+    defaults = {"improved": False, "add_self_loops": True, "normalize": True, "cached": False}
+    changed = [
+        f"{name}={getattr(conv, name)}" for name, value in defaults.items() if getattr(conv, name, value) != value
+    ]
+    return f" with {' and '.join(changed)}" if changed else ""
 
 
 def out_width_of(conv: Any) -> int:

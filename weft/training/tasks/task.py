@@ -23,7 +23,7 @@ from weft.data import (
     with_inverse_relations,
 )
 from weft.nn import LinkModel, Unconverted, convert, from_config, make_decoder, parameter_dtype
-from weft.nn.convert import is_pyg, takes_types, unwrapped
+from weft.nn.convert import is_pyg, parameters_of, takes_types, unwrapped
 from weft.strategies import Placed
 from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions
 from weft.training.launch.torchrun import is_main_process
@@ -85,6 +85,11 @@ def task_model(model: nn.Module | str | None, shape: GraphShape, config: Config)
         config = config if model is None else replace(config, model=model)
         model = from_config(config, shape.num_features, width, shape.num_edge_features, shape.typed)
     model = unwrapped(model)
+    if is_called_with_any(model):
+        raise InputError(
+            f"{type(model).__name__}.forward(*{parameters_of(model)[0].name}) does not name what it takes: name its "
+            "arguments, such as x and edge_index"
+        )
     if is_pyg(model):
         model = converted_model(model, shape, width, config)
     if config.task == "node" or isinstance(model, LinkModel):
@@ -93,6 +98,12 @@ def task_model(model: nn.Module | str | None, shape: GraphShape, config: Config)
         torch.manual_seed(key(config.seed, DECODER) >> 1)
         decoder = make_decoder(config.decoder, max(shape.num_forward_relations, 1), config.hidden)
     return LinkModel(model, decoder.to(parameter_dtype(model)))
+
+
+def is_called_with_any(model: nn.Module) -> bool:
+    """Return whether a module without views takes any arguments, as in `forward(self, *args)`."""
+    kinds = [parameter.kind for parameter in parameters_of(model)]
+    return not hasattr(model, "num_stages") and bool(kinds) and kinds[0] is inspect.Parameter.VAR_POSITIONAL
 
 
 def converted_model(model: nn.Module, shape: GraphShape, width: int, config: Config) -> nn.Module:
@@ -113,6 +124,8 @@ def converted_model(model: nn.Module, shape: GraphShape, width: int, config: Con
     except InputError as error:
         if config.strategy != "single" or takes_types(model):
             raise
+        if config.order != "none":  # it may read the ids of vertices, which are the positions of rows
+            raise InputError(f"{error}. Without --order, --strategy single can run it as it is") from error
         if is_main_process():
             warnings.warn(
                 f"{type(model).__name__} runs as it is, without conversion. Other strategies need a change: {error}",
