@@ -20,7 +20,7 @@ import weft
 from tests.lib.graphs import NUM_CLASSES, NUM_FEATURES, make_graph
 from weft.data import Adjacency, Graph, GraphShape
 from weft.nn import Converted, Unconverted, convert
-from weft.nn.convert import comparison, fx_calls, tracing
+from weft.nn.convert import fx_calls, random_graph, tracing
 from weft.nn.graph_view import GraphView
 from weft.nn.layers import pyg_conv
 from weft.utils.errors import InputError
@@ -384,7 +384,7 @@ def test_the_comparison_alone_finds_each_kind(kind: str, monkeypatch: pytest.Mon
 
 def test_the_first_differing_convolution_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        comparison.ComparisonView, "aggregate", lambda self, *args: 2 * GraphView.aggregate(self, *args)
+        random_graph.ComparisonView, "aggregate", lambda self, *args: 2 * GraphView.aggregate(self, *args)
     )
     with pytest.raises(
         InputError, match=r"test_comparison\.py:\d+ `.*self\.conv1\(x, edge_index\).*logits in the first"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -14,6 +15,7 @@ from weft.data import GraphShape
 from weft.nn.convert.comparison import check_same_results
 from weft.nn.convert.hetero import INPUT, GraphTypes, RowsByType, takes_types
 from weft.nn.convert.native_layers import GlobalNorm, WithView
+from weft.nn.convert.random_graph import RandomGraph, RandomTypedGraph
 from weft.nn.convert.source_location import first_line, line_of_code
 from weft.nn.convert.traced_model import Converted
 from weft.nn.convert.traced_steps import GraphStep, TracedProgram
@@ -81,8 +83,9 @@ def convert(
     if types is not None:
         shadow.add_module(INPUT, RowsByType(types.typed))
     converted = Converted(shadow, training, evaluating).train(model.training)
-    if not unchecked and types is None:
-        check_same_results(model, converted, frozenset(edge_inputs), shape)
+    if not unchecked:
+        make_graph = partial(RandomGraph.of, model, frozenset(edge_inputs), shape)
+        check_same_results(model, converted, partial(RandomTypedGraph.of_types, types) if types else make_graph)
     return converted
 
 
