@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import statistics
+import struct
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -22,6 +25,7 @@ from tests.lib.running import train
 from tests.reporting.folders import Elements, Line, make_run, rank_line, tables, text
 from weft.cli.main import main
 from weft.reporting import page as page_module
+from weft.reporting import serve
 from weft.reporting.records import KINDS, REQUIRED_FIELDS
 from weft.reporting.serve import HOST, ReportServer
 from weft.reporting.write import read_runs, report_page
@@ -432,6 +436,64 @@ def test_a_served_report_is_only_for_this_machine(server: ReportServer) -> None:
     assert get(server, "metrics.jsonl")[0] == 404
     with pytest.raises(InputError, match=f"--port {server.server_port}: Address already in use"):
         ReportServer(server.folders, server.server_port)
+
+
+def test_a_served_report_needs_the_token_of_its_address(server: ReportServer) -> None:
+    assert len(server.path) > 40
+    origin = server.url.removesuffix(server.path)
+    for path in ("/", server.path[:-1], server.path.swapcase(), "/%C3%BC"):
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(origin + path)
+
+
+def test_headers_of_a_served_report(server: ReportServer) -> None:
+    """Other sites must not show the page in a frame, browsers not guess its type, links not pass on its address."""
+    with urllib.request.urlopen(server.url) as answer:
+        headers = answer.headers
+    assert headers["Content-Security-Policy"] == "frame-ancestors 'none'"
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Referrer-Policy"] == "no-referrer"
+
+
+def test_browsers_leave_out_port_80(server: ReportServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert get(server, Host=HOST)[0] == 403
+    monkeypatch.setattr(serve, "HTTP_PORT", server.server_port)
+    assert [get(server, Host=name)[0] for name in (HOST, "localhost", "evil.example")] == [200, 200, 403]
+
+
+def test_clients_that_disconnect_cause_no_traceback(server: ReportServer, capfd: pytest.CaptureFixture[str]) -> None:
+    request = f"GET {server.path} HTTP/1.1\r\nHost: {HOST}:{server.server_port}\r\n\r\n".encode()
+    handled: list[Any] = []
+    server.handle_error = lambda *arguments: handled.append(ReportServer.handle_error(server, *arguments))  # type: ignore[method-assign]
+    deadline = time.monotonic() + 30
+    while not handled and time.monotonic() < deadline:
+        with socket.create_connection((HOST, server.server_port)) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # reset when closed
+            client.sendall(request)
+        time.sleep(0.05)
+    assert handled
+    assert capfd.readouterr().err == ""
+
+
+def test_idle_connections_end(server: ReportServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "MAX_SECONDS", 0.1)
+    with (
+        socket.create_connection((HOST, server.server_port)) as silent,
+        socket.create_connection((HOST, server.server_port)) as slow,
+    ):
+        slow.sendall(b"GET / HT")
+        for client in (silent, slow):
+            client.settimeout(20)
+            assert client.recv(1) == b""
+
+
+def test_an_unexpected_error_of_the_server_is_one_line(
+    server: ReportServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(server, "state", lambda: 1 // 0)
+    with pytest.raises(OSError, match="closed connection"):
+        get(server)
+    assert capfd.readouterr().err.startswith("weft: error: unexpected error (ZeroDivisionError")
 
 
 def test_serving_prints_the_address_and_ends_with_ctrl_c(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@
 
   async function follow(state) {
     try {
-      const answer = await fetch("/", { headers: { "If-None-Match": state }, cache: "no-store" });
+      const answer = await fetch(location.pathname, { headers: { "If-None-Match": state }, cache: "no-store" });
       if (answer.status === 200) {
         await renew(await answer.text());
         state = answer.headers.get("ETag") ?? "";
