@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -137,6 +138,14 @@ def test_one_door_to_the_network() -> None:
         place = path.relative_to(ROOT)
         if any(name.startswith("torch.distributed") for name in imports(path)):
             assert place.parts[0] in NETWORK or str(place) in NETWORK, f"{path} imports torch.distributed"
+
+
+def test_one_way_to_print() -> None:
+    """Text that may be foreign is printed by `print_line` alone. All else is JSON, TOML and fixed text."""
+    allowed = {"utils/terminal.py": 1, "cli/main.py": 4, "reporting/serve.py": 1}
+    for path in ROOT.rglob("*.py"):
+        calls = re.findall(r"(?<![\w.])print\(.*", path.read_text())
+        assert len(calls) <= allowed.get(str(path.relative_to(ROOT)), 0), f"{path}: use print_line instead of {calls}"
 
 
 def test_nothing_is_unpickled() -> None:

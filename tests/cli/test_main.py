@@ -206,6 +206,23 @@ def test_import_and_info(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     assert weft.Graph.open(tmp_path / "graph").name == "digits"
 
 
+def test_foreign_names_are_printed_as_text(capsys: pytest.CaptureFixture[str], store: Path) -> None:
+    graph = store.rename(store.with_name("a\x1b[31m\n\u202eb"))
+    edges = store.with_name("edges\n\x1b.csv")
+    edges.write_text("source,target\n0,1\n", encoding="utf-8")
+    for arguments in (
+        ["import", str(graph), "--out", f"{graph}2"],
+        ["import", str(edges), "--out", f"{graph}3"],
+        ["import", "--edges", str(edges), "--out", f"{graph}4"],
+        ["info", f"{graph}3"],
+    ):
+        assert main(["data", *arguments]) == 0
+        printed = capsys.readouterr()
+        assert all(line.isprintable() for line in (printed.out + printed.err).splitlines())
+        assert r"\n" in printed.out
+        assert r"\x1b" in printed.out
+
+
 def test_a_book_that_does_not_fit(capsys: pytest.CaptureFixture[str], store: Path, tmp_path: Path) -> None:
     book = tmp_path / "book.safetensors"
     assert main(["partition", "digits", "--parts", "2", "--out", str(book)]) == 0

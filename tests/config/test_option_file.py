@@ -29,14 +29,16 @@ def other(spec: dataclasses.Field[Any]) -> Any:
     if isinstance(spec.default, float):
         return spec.default / 2 if spec.default else 0.25
     names = spec.metadata["several"] or spec.metadata["choices"]
-    return names[-1] if names else 'a "name"\\ of # some kind'
+    return names[-1] if names else 'a "name"\\ of # some\nkind \u202e\x9b\U000e0001'
 
 
 @pytest.mark.parametrize("name", FIELDS)
 @pytest.mark.parametrize("explained", [False, True])
 def test_every_option_survives(name: str, explained: bool, tmp_path: Path) -> None:
     path, options = tmp_path / "run.toml", {"graph": "digits", name: other(FIELDS[name])}
-    path.write_text(options_text(Config, options, explained=explained))
+    text = options_text(Config, options, explained=explained)
+    path.write_text(text)
+    assert text.replace("\n", "").isprintable()
     assert read_options(path, Config) == options
     assert Config.read(path) == Config(**options)
 

@@ -62,6 +62,19 @@ def test_the_card_of_objects_has_a_call(tmp_path: Path) -> None:
     assert "hidden" not in rows(run.folder)
 
 
+def test_the_card_shows_names_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "./a|b\n# <img src=x>![y](z)`\u202e&#x202e;"
+    make_graph(40).save(name)
+    weft.train(name, epochs=1, out="run", quiet=True)
+    text = Path("run/card.md").read_text()
+    assert text.replace("\n", "").isprintable()
+    assert rows(Path("run"))["graph"] == r"./a\|b\\n# \<img src=x\>!\[y\](z)\`\\u202e\&#x202e;"
+    call = text.partition("```python\n")[2].partition("\n```\n")[0]
+    exec(call.replace("weft.train(", "weft.train(out='again', quiet=True, graph="), {"weft": weft})
+    assert Run.open("again").config == Run.open("run").config
+
+
 def test_a_run_that_has_not_ended_has_no_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> str:
         raise OSError(28, "No space left on device")

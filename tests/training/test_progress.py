@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from weft.reporting.print_table import fitting_tables, natural_width, print_table
+from weft.reporting.run_table import sweep_table
 from weft.training import progress
 from weft.training.progress import EpochLine, ProgressShow, fit_parts, format_seconds, waiting
 
@@ -152,6 +153,18 @@ def test_a_table_is_divided_where_it_is_too_wide(width: int, parts: int) -> None
         assert natural_width(table, console) <= width or len(table.columns) == 2
 
 
+def test_a_table_shows_foreign_text_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    numbers = {name: {"mean": 1.0, "std": None} for name in ("loss", "epochs", "epoch_seconds")}
+    options = {"graph": "[/x] [red]:smile:", "model": "\x1b[31m\u202e\nx"}
+    print_table(sweep_table([{"options": options, "numbers": numbers, "ended": 1, "runs": [None]}]))
+    assert r"graph=[/x] [red]:smile:, model=\x1b[31m\u202e\nx" in capsys.readouterr().out
+
+
+def test_a_live_line_shows_foreign_text_as_it_is() -> None:
+    assert r"[/x] \x1b[31m" in rendered(EpochLine(0, 2, "[/x] \x1b[31m"), 80)
+
+
 def test_a_table_of_one_column_stays() -> None:
     table = small_table(1)
-    assert fitting_tables(table, Console(width=3)) == [table]
+    (part,) = fitting_tables(table, Console(width=3))
+    assert [list(column.cells) for column in part.columns] == [["cell 0", "x"]]

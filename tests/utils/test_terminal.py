@@ -1,4 +1,4 @@
-"""A notebook cell is not a terminal."""
+"""Lines contain no control characters, and a notebook cell is not a terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ import pty
 
 import pytest
 
-from weft.utils.terminal import is_terminal
+from weft.utils.terminal import is_terminal, print_line, print_message
+
+
+def test_control_characters_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    foreign = "a\x1b[31m\nb\u202ec\udc80é"
+    print_line(foreign)
+    print_message(foreign)
+    shown = r"a\x1b[31m\nb\u202ec\udc80é"
+    assert capsys.readouterr() == (f"{shown}\n", f"weft: {shown}\n")
 
 
 @pytest.mark.parametrize(

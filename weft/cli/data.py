@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weft.cli.parser import add_options, given_fields, real
 from weft.config.config import Config
 from weft.utils.errors import InputError, readable
+from weft.utils.terminal import print_line, print_message
 
 if TYPE_CHECKING:
     from weft.data import Graph
@@ -105,12 +105,12 @@ def import_graph(options: argparse.Namespace) -> int:
         parts = open_parts(options, kind, config, shares, column)
         if not any(getattr(config, name) != getattr(Config(), name) for name in IN_MEMORY):
             _describe(import_parts(parts, options.out, throttled_printer(), overwrite=options.overwrite))
-            print(f"saved in {options.out}")
+            print_line(f"saved in {options.out}")
             return 0
         graph = as_asked(Graph.of(gather_parts(parts)), **memory_options)
     graph.save(options.out, overwrite=options.overwrite)
     _describe(graph)
-    print(f"saved in {options.out}")
+    print_line(f"saved in {options.out}")
     return 0
 
 
@@ -261,7 +261,7 @@ def throttled_printer() -> Callable[[str], None]:
         nonlocal last_time
         if time.monotonic() - last_time >= SECONDS_BETWEEN_LINES:
             last_time = time.monotonic()
-            print(f"weft: {text}", file=sys.stderr, flush=True)
+            print_message(text)
 
     return say
 
@@ -275,7 +275,7 @@ def _info(options: argparse.Namespace) -> int:
         raise InputError(f"--verify has no effect on {options.graph}, which is not a graph folder: leave it out")
     _describe(graph)
     if options.verify:
-        print(f"{'checksums':17} all correct")
+        print_line(f"{'checksums':17} all correct")
     return 0
 
 
@@ -305,4 +305,4 @@ def _describe(graph: Graph) -> None:
         links = getattr(graph, f"{split}_links")
         facts[f"{split} links"] = "none" if links is None else f"{len(links):,}"
     for name, value in facts.items():
-        print(f"{name:17} {value}")
+        print_line(f"{name:17} {value}")

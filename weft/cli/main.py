@@ -25,7 +25,8 @@ from weft.runtime.forkserver import start_forkserver
 from weft.runtime.memory import restart_with_heap
 from weft.runtime.stop_request import SIGNALS, handle_signals
 from weft.utils.error_line import explain_error, print_error
-from weft.utils.errors import InputError, RunError, Stopped, printable
+from weft.utils.errors import InputError, RunError, Stopped
+from weft.utils.terminal import print_line, print_message
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -79,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Stopped as stop:  # a signal that arrives while `_main` returns
         if arguments is None:
             handle_signals(signal.SIG_IGN)
-        print(f"weft: {stop}", file=sys.stderr, flush=True)
+        print_message(str(stop))
         return 128 + stop.signal
 
 
@@ -102,7 +103,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of the output has closed it
         return 1
     except Stopped as stop:
-        print(f"weft: {stop}", file=sys.stderr, flush=True)
+        print_message(str(stop))
         return 128 + stop.signal
     except Exception as error:
         code, text = 1, explain_error(error)
@@ -139,7 +140,7 @@ def _handle_signals() -> None:
 def _warn_in_a_line() -> None:
     """Print each warning in one line, and ignore warnings of arithmetic, which do not help users."""
     warnings.simplefilter("ignore", RuntimeWarning)
-    warnings.showwarning = lambda text, *_: print(f"weft: warning: {printable(str(text))}", file=sys.stderr, flush=True)
+    warnings.showwarning = lambda text, *_: print_message(f"warning: {text}")
 
 
 def _prepare_process(options: argparse.Namespace) -> None:
@@ -436,7 +437,7 @@ def _print_result(options: argparse.Namespace, tables: Sequence[Table], last_lin
         return
     for table in tables if not options.quiet else ():
         reporting.print_table(table)
-    print(last_line)
+    print_line(last_line)
 
 
 def _print_config(options: argparse.Namespace) -> int:
@@ -503,11 +504,11 @@ def _plan(options: argparse.Namespace) -> int:
     else:
         reporting.print_table(reporting.plan_table([dataclasses.asdict(estimate) for estimate in estimates]))
         if values["learned"]:
-            print(reporting.calibration_line(values["learned"]))
+            print_line(reporting.calibration_line(values["learned"]))
         for estimate in [estimate for estimate in estimates if estimate.fits][:3]:
-            print(estimate.command)
+            print_line(estimate.command)
         for note in values["notes"]:
-            print(note)
+            print_line(note)
     return 0 if any(estimate.fits for estimate in estimates) else 1
 
 
@@ -521,7 +522,7 @@ def _probe(options: argparse.Namespace) -> int:
     if os.environ.get("LOCAL_RANK", "0") == "0":  # one rank on each host
         save_profile(profile, path)
     if is_main_process():
-        print(f"profile in {path}")
+        print_line(f"profile in {path}")
     return 0
 
 
@@ -550,7 +551,7 @@ def _predict(options: argparse.Namespace) -> int:
         **{name: value for name, value in vars(options).items() if name in PLACEMENT_FIELDS},
     )
     if is_main_process():
-        print(f"{options.what} {list(rows.shape)} in {options.out}")
+        print_line(f"{options.what} {list(rows.shape)} in {options.out}")
     return 0
 
 
@@ -566,7 +567,7 @@ def _report(options: argparse.Namespace) -> int:
     if options.port is not None:
         raise InputError("--port has no effect without --serve: leave it out")
     write_report(read_runs(options.runs), options.out, overwrite=options.overwrite)
-    print(f"report in {options.out}")
+    print_line(f"report in {options.out}")
     return 0
 
 
@@ -588,7 +589,7 @@ def _partition(options: argparse.Namespace) -> int:
         book = make_book(graph, options.parts, method=options.method, options=method)
     book.save(out)
     reporting.print_table(reporting.partition_table(book.quality.record()))
-    print(f"book in {out}")
+    print_line(f"book in {out}")
     return 0
 
 

@@ -132,6 +132,7 @@ def options_text(schema: type, values: Mapping[str, Any], *, explained: bool = F
         if explained:
             lines += [f"# {line}" for line in textwrap.wrap(help_text(spec), WIDTH, break_on_hyphens=False)]
         line = tomli_w.dumps({spec.name: values.get(spec.name, spec.default)}).strip()
+        line = "".join(c if c.isprintable() or c == "\n" else f"\\U{ord(c):08x}" for c in line)
         lines.append(line if spec.name in values else f"#{line}")
     version = f"version = {migrate.VERSIONS['options']}  # of this file's format\n"
     return "\n".join([version, *("\n".join([f"[{section}]", *lines, ""]) for section, lines in sections.items())])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from weft.training.launch.torchrun import under_torchrun
 from weft.training.run import run
 from weft.utils.errors import InputError, RunError, Stopped
 from weft.utils.jsonl import Recorder
+from weft.utils.terminal import print_message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ def sweep(values: Mapping[str, Any], out: Path, *, quiet: bool = False) -> list[
                 run(config, None, None, out=folder.path, resume=resume, quiet=quiet, name=shown, in_subprocess=True)
             runs.append(SweepRun(varied=varied, folder=folder.path, summary=folder.summary()))
         except (InputError, RunError) as error:
-            print(f"weft: {name}: {error}", file=sys.stderr, flush=True)
+            print_message(f"{name}: {error}")
             runs.append(SweepRun(varied=varied, folder=folder.path, summary={}, error=str(error)))
         except Stopped as stop:
             raise Stopped(

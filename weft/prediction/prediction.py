@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -43,6 +42,7 @@ from weft.training.tasks.row_batching import row_blocks
 from weft.training.tasks.task import graph_for_task
 from weft.utils.errors import InputError, RunError, Stopped, unknown
 from weft.utils.optional_packages import check_extra
+from weft.utils.terminal import print_message
 
 WHAT = ("logits", "classes", "embeddings")
 """Values of `--what`."""
@@ -352,7 +352,7 @@ def find_graph(saved: SavedModel, config: Config, graph: Graph | str | Path | No
     if graph is None:
         recorded = description.graph.get("data")
         if recorded is None and is_main_process():
-            print(NO_DIGESTS.format(path), file=sys.stderr)
+            print_message(NO_DIGESTS.format(path))
         if recorded is not None and (changed := changed_data(loaded, recorded)):
             raise InputError(
                 f"{config.graph} has changed since {path} was trained ({', '.join(changed)}). To predict on the new "

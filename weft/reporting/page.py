@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from weft.reporting.page_parts import Code, Figure, PageTable, Runs, Section
 from weft.reporting.records import RunRecords
 from weft.reporting.time_costs import balance, seconds, timelines
 from weft.reporting.volumes import memory, traffic
+from weft.utils.notebook import html_text
 from weft.utils.optional_packages import import_extra
 
 SECTIONS: tuple[Callable[[Runs], Section], ...] = (
@@ -74,17 +74,17 @@ def make_page(runs: Sequence[RunRecords], *, follow: str | None = None) -> str:
     all_sections = [make_section(runs) for make_section in SECTIONS]
     shown = [section for section in all_sections if section.parts]
     title = f"weft: {', '.join(run.name for run in runs)}"
-    contents = "".join(f'<li><a href="#{section.name}">{escape(section.title)}</a></li>' for section in shown)
-    follow_attribute = "" if follow is None else f' data-follow="{escape(follow)}"'
+    contents = "".join(f'<li><a href="#{section.name}">{html_text(section.title)}</a></li>' for section in shown)
+    follow_attribute = "" if follow is None else f' data-follow="{html_text(follow)}"'
     figures = [part for section in shown for part in section.parts if isinstance(part, Figure)]
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         '<link rel="icon" href="data:,">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{_file('page.css')}</style>\n</head>\n<body{follow_attribute}>\n"
+        f"<title>{html_text(title)}</title>\n<style>\n{_file('page.css')}</style>\n</head>\n<body{follow_attribute}>\n"
         '<a class="skip" href="#main">Skip to the report</a>\n'
-        f"<header><h1>{escape(title)}</h1>\n"
+        f"<header><h1>{html_text(title)}</h1>\n"
         f'<nav aria-label="Contents"><ul>{contents}</ul></nav></header>\n'
         f'<main id="main" tabindex="-1">\n{"".join(map(_section, shown))}{_not_shown(all_sections)}'
         f'<script type="application/json" id="records">{_json(_records(figures))}</script>\n</main>\n'
@@ -121,8 +121,8 @@ def _records(figures: Iterable[Figure]) -> dict[str, list[dict[str, Any]]]:
 def _section(section: Section) -> str:
     parts = "".join(_part(part) for part in section.parts)
     missing = "; ".join(f"{', '.join(runs)}: {reason}" for reason, runs in _by_reason(section).items())
-    notes = f'<p class="soft">Not shown: {escape(missing)}.</p>\n' if missing else ""
-    head = f'<h2 id="{section.name}-title">{escape(section.title)}</h2>'
+    notes = f'<p class="soft">Not shown: {html_text(missing)}.</p>\n' if missing else ""
+    head = f'<h2 id="{section.name}-title">{html_text(section.title)}</h2>'
     return f'<section id="{section.name}" aria-labelledby="{section.name}-title">\n{head}\n{parts}{notes}</section>\n'
 
 
@@ -141,7 +141,7 @@ def _part(part: Figure | PageTable | Code) -> str:
         case PageTable():
             return _table(part)
         case Code():
-            return f"<h3>{escape(part.title)}</h3>\n<pre><code>{escape(part.text)}</code></pre>\n"
+            return f"<h3>{html_text(part.title)}</h3>\n<pre><code>{html_text(part.text)}</code></pre>\n"
 
 
 def _figure(figure: Figure) -> str:
@@ -152,7 +152,7 @@ def _figure(figure: Figure) -> str:
         "description": f"{figure.title}. {figure.caption}",
     }
     buttons = "".join(
-        f'<button type="button" id="{name}-{move}" data-zoom="{move}" aria-label="{text}: {escape(figure.title)}">'
+        f'<button type="button" id="{name}-{move}" data-zoom="{move}" aria-label="{text}: {html_text(figure.title)}">'
         f"{text}</button>"
         for move, text in ZOOMS.items()
     )
@@ -162,25 +162,25 @@ def _figure(figure: Figure) -> str:
     # Without a table, the page's script fills it from the figure's data when the reader opens it.
     data_table = "" if figure.table else f' data-table="{figure.data.name}"'
     return (
-        f"<h3>{escape(figure.title)}</h3>\n"
+        f"<h3>{html_text(figure.title)}</h3>\n"
         f'<figure id="{name}" data-table="{figure.data.name}" data-zoom="{figure.zoom}" '
         f'aria-labelledby="{name}-caption">\n'
-        f'<figcaption id="{name}-caption">{escape(figure.caption)}</figcaption>\n'
+        f'<figcaption id="{name}-caption">{html_text(figure.caption)}</figcaption>\n'
         f'{tools}<div class="chart"></div>\n<script type="application/json">{_json(spec)}</script>\n</figure>\n'
-        f'<details id="{name}-table"{data_table}><summary>Table: {escape(figure.title)}</summary>{table}</details>\n'
+        f'<details id="{name}-table"{data_table}><summary>Table: {html_text(figure.title)}</summary>{table}</details>\n'
     )
 
 
 def _table(table: PageTable) -> str:
-    head = "".join(f'<th scope="col">{escape(cell)}</th>' if cell else "<td></td>" for cell in table.head)
+    head = "".join(f'<th scope="col">{html_text(cell)}</th>' if cell else "<td></td>" for cell in table.head)
     rows = "".join(
-        f'<tr><th scope="row">{escape(first)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in rest)}</tr>\n'
+        f'<tr><th scope="row">{html_text(first)}</th>{"".join(f"<td>{html_text(cell)}</td>" for cell in rest)}</tr>\n'
         for first, *rest in table.rows
     )
     code = ' class="code"' if table.code else ""
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.caption)}"><table{code}>'
-        f"<caption>{escape(table.caption)}</caption><thead>{f'<tr>{head}</tr>' if head else ''}</thead>"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{html_text(table.caption)}"><table{code}>'
+        f"<caption>{html_text(table.caption)}</caption><thead>{f'<tr>{head}</tr>' if head else ''}</thead>"
         f"<tbody>{rows}</tbody></table></div>\n"
     )
 
@@ -188,7 +188,7 @@ def _table(table: PageTable) -> str:
 def _not_shown(all_sections: Sequence[Section]) -> str:
     """Return the list of sections that no run has data for, with the reasons."""
     lines = "".join(
-        f"<li>{escape(section.title)}: {escape('; '.join(_by_reason(section)))}.</li>"
+        f"<li>{html_text(section.title)}: {html_text('; '.join(_by_reason(section)))}.</li>"
         for section in all_sections
         if not section.parts
     )

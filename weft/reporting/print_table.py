@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from weft.utils.errors import printable
 from weft.utils.terminal import is_terminal
 
 MAX_WIDTH = 10_000
@@ -16,11 +17,13 @@ MAX_WIDTH = 10_000
 
 def print_table(table: Table) -> None:
     """Print a table to standard output; on a terminal, as several tables if the columns do not fit in one."""
-    console = Console(force_terminal=is_terminal(sys.stdout), soft_wrap=False)
+    console = Console(
+        force_terminal=is_terminal(sys.stdout), soft_wrap=False, markup=False, emoji=False, highlight=False
+    )
     if not is_terminal(sys.stdout):
         console.width = MAX_WIDTH
     if table.title:
-        console.print(table.title, highlight=False)
+        console.print("\n".join(map(printable, str(table.title).split("\n"))))
         table.title = None
     for part in fitting_tables(table, console):
         console.print(part)
@@ -42,11 +45,11 @@ def fitting_tables(table: Table, console: Console) -> list[Table]:
             number -= 1
         parts.append(with_columns(table, [0, *rest[:number]]))
         rest = rest[number:]
-    return parts or [table]
+    return parts or [with_columns(table, [0])]
 
 
 def with_columns(table: Table, numbers: Sequence[int]) -> Table:
-    """Return a table with some of its columns.
+    """Return a table with some of its columns, and with control characters escaped.
 
     Args:
         table: The table.
@@ -55,9 +58,9 @@ def with_columns(table: Table, numbers: Sequence[int]) -> Table:
     part = Table(box=table.box, pad_edge=table.pad_edge)
     selected = [table.columns[number] for number in numbers]
     for column in selected:
-        part.add_column(column.header, justify=column.justify, no_wrap=column.no_wrap)
+        part.add_column(printable(str(column.header)), justify=column.justify, no_wrap=column.no_wrap)
     for row, cells in zip(table.rows, zip(*(column.cells for column in selected), strict=True), strict=True):
-        part.add_row(*cells, end_section=row.end_section)
+        part.add_row(*(printable(str(cell)) for cell in cells), end_section=row.end_section)
     return part
 
 

@@ -19,6 +19,8 @@ def changed_fields(config: Config) -> dict[str, Any]:
 def rerun_command(config: Config, fields: dict[str, Any], *, own_model: str, own_graph: bool) -> tuple[str, str]:
     """Return the command that repeats a run, or a Python call if the command line cannot name the graph or the model.
 
+    A Python call also replaces a command with control characters, which it contains as escapes.
+
     Args:
         config: Configuration of the run.
         fields: Fields to set, by name.
@@ -29,13 +31,13 @@ def rerun_command(config: Config, fields: dict[str, Any], *, own_model: str, own
         The language, "sh" or "python", and the command or the call.
     """
     is_object = bool(own_model) and ":" not in config.model  # "module:Class" names a custom module on the command line
-    if is_object or own_graph:
+    command = shlex.join(["weft", "train", config.graph, f"--model={config.model}", *map("=".join, flags(fields))])
+    if is_object or own_graph or not command.isprintable():
         graph = "graph" if own_graph else repr(config.graph)
         model = f"model=model,  # a {own_model}" if is_object else f"model={config.model!r},"
         options = "".join(f"    {name}={value!r},\n" for name, value in fields.items())
         return "python", f"weft.train(\n    {graph},\n    {model}\n{options})"
-    words = ["weft", "train", config.graph, f"--model={config.model}"]
-    return "sh", shlex.join([*words, *map("=".join, flags(fields))])
+    return "sh", command
 
 
 def flags(fields: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:

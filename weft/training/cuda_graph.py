@@ -6,7 +6,6 @@ launches all of them at once.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -23,6 +22,7 @@ from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions
 from weft.training.tasks.metrics import Task
 from weft.training.tasks.row_batching import block_bytes
 from weft.utils.random import KeyTable
+from weft.utils.terminal import print_message
 
 MAX_EDGES = 1_000_000
 """Largest number of edges of a graph whose pass is captured. For larger graphs, launch time does not matter, but the
@@ -120,11 +120,7 @@ class CapturedPass(TrainingPass):
             captured, loss = capture(lambda: super(CapturedPass, self).__call__(replace(step, masks=self._masks)))
         except RuntimeError as error:
             line = str(error).splitlines()[0]
-            print(
-                f"weft: warning: could not capture the step as a CUDA graph; it runs without ({line})",
-                file=sys.stderr,
-                flush=True,
-            )
+            print_message(f"warning: could not capture the step as a CUDA graph; it runs without ({line})")
             for parameter in self.parameters:
                 parameter.grad = None
             return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import torch
@@ -23,6 +22,7 @@ from weft.training.launch.torchrun import on_one_host, under_torchrun
 from weft.training.planning.probe_command import load_profile
 from weft.utils import migrate
 from weft.utils.errors import InputError
+from weft.utils.terminal import print_message
 
 
 def local_cluster(config: Config) -> Cluster | None:
@@ -147,9 +147,7 @@ def kernels_for_run(config: Config, resumed: RunFolder | None = None) -> KernelS
     if config.device == "cuda" and not triton_backend():
         available = available.replaced("sum", "triton", "torch_sparse")
     if available != requested and begun:
-        print(
-            f"weft: {begun.path} used kernels that this machine lacks: results may differ by rounding", file=sys.stderr
-        )
+        print_message(f"{begun.path} used kernels that this machine lacks: results may differ by rounding")
     return available
 
 
@@ -168,7 +166,7 @@ def recorded_kernels(folder: RunFolder) -> KernelSelection:
     except migrate.NewerFile:
         raise
     except InputError:
-        print(f"weft: {folder.choices} is damaged: using the default kernels", file=sys.stderr)
+        print_message(f"{folder.choices} is damaged: using the default kernels")
         return DEFAULT
 
 

@@ -19,7 +19,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from weft.utils.terminal import is_terminal
+from weft.utils.errors import printable
+from weft.utils.terminal import is_terminal, print_line, print_message
 from weft.utils.units import format_bytes
 
 SECONDS_BETWEEN_LINES = 2.0
@@ -64,9 +65,9 @@ class ProgressShow:
     def say(self, text: str) -> None:
         """Print one line above the progress."""
         if self._live:
-            self._live.console.print(f"weft: {text}", highlight=False)
+            self._live.console.print(Text(f"weft: {printable(text)}"))
         elif not self._quiet:
-            print(f"weft: {text}", file=sys.stderr, flush=True)
+            print_message(text)
 
     def epoch(self, epoch: int, loss: float, scores: dict[str, float | None], memory_bytes: int) -> None:
         """Show that an epoch has ended.
@@ -83,7 +84,7 @@ class ProgressShow:
             now = time.monotonic()
             if now - self._last_line >= SECONDS_BETWEEN_LINES or line.done == line.epochs:
                 self._last_line = now
-                print("  ".join([line.head, *line.parts()]), file=sys.stderr, flush=True)
+                print_line("  ".join([line.head, *line.parts()]), sys.stderr)
 
 
 class EpochLine:
@@ -96,7 +97,7 @@ class EpochLine:
     """
 
     def __init__(self, start: int, epochs: int, name: str = "") -> None:
-        self.done, self.epochs, self._name = start, epochs, name
+        self.done, self.epochs, self._name = start, epochs, printable(name)
         self._results: list[str] = []
         self._memory = ""
         self._start = time.monotonic()
@@ -154,7 +155,7 @@ class WaitLine:
     """
 
     def __init__(self, text: str) -> None:
-        self._text, self._start = text, time.monotonic()
+        self._text, self._start = printable(text), time.monotonic()
 
     def __rich__(self) -> Text:
         return Text(f"{self._text}  {format_seconds(time.monotonic() - self._start)}", no_wrap=True)
@@ -183,7 +184,7 @@ def waiting(text: str, *, quiet: bool, until: Callable[[], bool] = bool) -> Iter
             if shown:
                 shown.start()
             else:
-                print(f"weft: {text}", file=sys.stderr, flush=True)
+                print_message(text)
         if shown:
             shown.stop()
 

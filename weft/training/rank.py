@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -37,9 +36,10 @@ from weft.training.planning.calibration import Estimate
 from weft.training.progress import ProgressShow, waiting
 from weft.training.tasks.losses import num_logits
 from weft.training.tasks.task import make_task
+from weft.utils.terminal import print_message
 
 SHARED_GPU_WARNING = (
-    "weft: warning: ranks share a GPU, which NCCL does not support: they exchange data through host memory and gloo, "
+    "warning: ranks share a GPU, which NCCL does not support: they exchange data through host memory and gloo, "
     "which is meant for tests: use fewer --workers"
 )
 
@@ -166,7 +166,7 @@ def _run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, stop: StopR
     use_local_gpu(config)
     choices = use_kernels_of_rank_zero(job.choices, group)
     if group.shares_gpu and group.rank == 0:
-        print(SHARED_GPU_WARNING, file=sys.stderr, flush=True)
+        print_message(SHARED_GPU_WARNING)
     measured: tuple[str, ...] = ()
     measure_seconds = 0.0
     if config.measure and group.size > 1:

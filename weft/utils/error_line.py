@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 import time
 import traceback
 from contextlib import suppress
 
 from weft.utils.errors import cause, printable
+from weft.utils.terminal import print_message
 from weft.utils.units import format_bytes
 
 OUT_OF_MEMORY = re.compile(
@@ -34,12 +34,12 @@ def print_error(text: str, *, shared: bool) -> None:
         shared: True if all ranks have this error. Under torchrun, only the first rank of each host then prints it, also
             to torchrun's summary.
     """
-    line = f"weft: error: {printable(text)}"
     if shared and os.environ.get("LOCAL_RANK", "0") != "0":
         time.sleep(SECONDS_BEHIND)
         return
-    print(line, file=sys.stderr, flush=True)
+    print_message(f"error: {text}")
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        line = f"weft: error: {printable(text)}"
         summary = {"message": line, "extraInfo": {"py_callstack": line, "timestamp": str(int(time.time()))}}
         with suppress(OSError), open(path, "w") as file:
             json.dump({"message": summary}, file)

@@ -52,7 +52,7 @@ class Stopped(KeyboardInterrupt):
     """
 
     def __init__(self, text: str, signal: int) -> None:
-        super().__init__(text)
+        super().__init__(printable(text))
         self.signal = signal
 
     def _render_traceback_(self) -> list[str]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from weft.utils.errors import InputError
+from weft.utils.terminal import print_message
 
 VERSIONS = {
     "options": 2,  # config.toml, and any file for --config or of a sweep; 2: no optimisation "intra", no option "probe"
@@ -122,7 +122,7 @@ def _is_profile(path: Any) -> bool:
 def _print_once(text: str) -> None:
     """Print a line to standard error, of torchrun's ranks on rank 0 alone, unless this process has printed it."""
     if os.environ.get("RANK", "0") == "0":
-        print(f"weft: {text}", file=sys.stderr, flush=True)
+        print_message(text)
 
 
 def _optimisations(value: Any) -> Any:

@@ -1,11 +1,18 @@
-"""HTML that notebooks show for an object."""
+"""HTML of text, and of an object in a notebook."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from html import escape
 
+from weft.utils.errors import printable
+
 LEFT = 'style="text-align: left"'
+
+
+def html_text(text: str) -> str:
+    """Return HTML that shows text as it is, with control characters escaped, except line breaks."""
+    return escape("\n".join(map(printable, text.split("\n"))))
 
 
 def facts_table(caption: str, facts: Mapping[str, str]) -> str:
@@ -16,7 +23,7 @@ def facts_table(caption: str, facts: Mapping[str, str]) -> str:
         facts: Texts by name.
     """
     rows = "".join(
-        f'<tr><th scope="row" {LEFT}>{escape(name)}</th><td {LEFT}>{escape(text)}</td></tr>'
+        f'<tr><th scope="row" {LEFT}>{html_text(name)}</th><td {LEFT}>{html_text(text)}</td></tr>'
         for name, text in facts.items()
     )
-    return f"<table><caption {LEFT}>{escape(caption)}</caption><tbody>{rows}</tbody></table>"
+    return f"<table><caption {LEFT}>{html_text(caption)}</caption><tbody>{rows}</tbody></table>"

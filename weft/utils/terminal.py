@@ -1,9 +1,29 @@
-"""Detection of terminals."""
+"""Lines for people on standard output and standard error, and detection of terminals."""
 
 from __future__ import annotations
 
 import os
+import sys
 from typing import TextIO
+
+from weft.utils.errors import printable
+
+
+def print_line(text: str, stream: TextIO | None = None) -> None:
+    """Print text in one line, with control characters escaped.
+
+    Names of graphs, columns and files come from others. Unescaped, they could change what a terminal shows.
+
+    Args:
+        text: The text.
+        stream: Stream to print to. Default: standard output.
+    """
+    print(printable(text), file=stream or sys.stdout, flush=True)
+
+
+def print_message(text: str) -> None:
+    """Print a message in one line to standard error, after `weft: `."""
+    print_line(f"weft: {text}", sys.stderr)
 
 
 def is_terminal(stream: TextIO) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Collection
 from typing import Any
 
@@ -10,6 +11,10 @@ import torch
 
 from weft.reporting.rerun import changed_fields, rerun_command
 from weft.training.artifacts.saved_model import Description
+from weft.utils.errors import printable
+
+SPECIAL = re.compile(r"[\\`*\[\]<>|&]")
+"""Characters with a meaning in Markdown. An underscore within a word has none."""
 
 
 def make_card(
@@ -53,7 +58,7 @@ def make_card(
     }
     versions = {"weft": description.weft, "torch": torch.__version__, "Python": platform.python_version()}
     parts = [
-        f"# {model['model']} on {config.graph}",
+        f"# {as_text(model['model'])} on {as_text(config.graph)}",
         table("Data", data),
         table("Model", model),
         table("Configuration, where it differs from the defaults", changed),
@@ -71,8 +76,13 @@ def table(title: str, rows: dict[str, Any]) -> str:
         title: Title of the section.
         rows: Second column by first column.
     """
-    lines = (f"| {name} | {str(value).replace('|', chr(92) + '|')} |" for name, value in rows.items())
+    lines = (f"| {as_text(name)} | {as_text(value)} |" for name, value in rows.items())
     return "\n".join([f"## {title}\n", "| | |", "|---|---|", *lines])
+
+
+def as_text(value: Any) -> str:
+    """Return Markdown that shows a value as it is, in one line, without HTML, links or control characters."""
+    return SPECIAL.sub(r"\\\g<0>", printable(str(value)))
 
 
 def _to_repeat(description: Description, changed: dict[str, Any]) -> str:

@@ -6,7 +6,6 @@ the end of the run also model.safetensors and card.md; and while it lives, a loc
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -25,12 +24,12 @@ from weft.utils import jsonl
 from weft.utils.errors import InputError
 from weft.utils.jsonl import FilePosition
 from weft.utils.migrate import NewerFile
+from weft.utils.terminal import print_message
 
 FRAME = ("kind", "version")
 """Keys that begin every line of a record."""
 NO_DIGESTS = (
-    "weft: {} was written by an earlier version of weft, without digests of the data: only its edges are checked for "
-    "changes"
+    "{} was written by an earlier version of weft, without digests of the data: only its edges are checked for changes"
 )
 """Message for a run without digests, whose data may have changed unnoticed."""
 UNBEGUN = (LOCK, CHOICES, "choices.tmp", "config.tmp")
@@ -206,15 +205,14 @@ class RunFolder:
             resumed_from: The checkpoint; None: the run starts again from the beginning.
         """
         if resumed_from and not resumed_from.data:
-            print(NO_DIGESTS.format(self.path), file=sys.stderr)
+            print_message(NO_DIGESTS.format(self.path))
         with self._usable():
             checkpoint.drop_after(self.checkpoints, resumed_from.progress.epoch if resumed_from else 0)
             damaged_copy = jsonl.restore(self.metrics, resumed_from.record if resumed_from else FilePosition())
         if damaged_copy:
-            print(
-                f"weft: {self.metrics} is damaged: its epochs are repeated from the checkpoint, and "
-                f"the damaged file is kept as {damaged_copy.name}",
-                file=sys.stderr,
+            print_message(
+                f"{self.metrics} is damaged: its epochs are repeated from the checkpoint, and the damaged file is kept "
+                f"as {damaged_copy.name}"
             )
 
     def discard(self) -> None:

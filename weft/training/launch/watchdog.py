@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 
 from weft.runtime.meter import Meter
+from weft.utils.terminal import print_message
 
 
 class Watchdog:
@@ -39,9 +39,7 @@ class Watchdog:
             operation, since = self._meter.status
             if since != reported and time.monotonic() - since > self._seconds:
                 reported = since
-                print(
-                    f"weft: rank {self._rank} has been in {operation} for {self._seconds:.0f} s; "
-                    f"kill -USR1 {os.getpid()} prints its stack trace",
-                    file=sys.stderr,
-                    flush=True,
+                print_message(
+                    f"rank {self._rank} has been in {operation} for {self._seconds:.0f} s; "
+                    f"kill -USR1 {os.getpid()} prints its stack trace"
                 )
