@@ -112,3 +112,34 @@ def test_code_that_the_user_names_is_run(folder: Path) -> None:
     predicted = ["predict", str(folder / "run"), "--out", str(folder / "logits.npy")]
     assert main(predicted) == 2
     assert main([*predicted, "--model", FOREIGN]) == 0
+
+
+LEAVING = """
+import inspect, sys
+from weft.nn import GCNConv, Stack
+
+class Layer(GCNConv):
+    def begin(self, *arguments, **options):
+        if "training" == PLACE and any(frame.function == "run_rank" for frame in inspect.stack()):
+            sys.exit(0)
+        return super().begin(*arguments, **options)
+
+def Net(num_features, num_classes):
+    if PLACE == "call":
+        sys.exit(0)
+    return Stack([Layer(num_features, num_classes)])
+
+if PLACE == "import":
+    sys.exit(0)
+"""
+
+
+@pytest.mark.parametrize(("place", "line"), [("import", 17), ("call", 13), ("training", 8)])
+def test_code_of_the_user_does_not_end_a_run(
+    place: str, line: int, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / "foreign_module.py"
+    path.write_text(f"PLACE = {place!r}{LEAVING}")
+    assert main(["train", "digits", "--model", FOREIGN, "--epochs", "1", "--out", str(folder / "run"), "--quiet"]) == 2
+    assert f"foreign_module.py:{line} calls sys.exit(0), which would end weft" in capsys.readouterr().err
+    assert not (folder / "run").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import errno
 import faulthandler
 import gc
 import json
@@ -17,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from weft.cli.data import add_data_commands
+from weft.cli.data import add_data_commands, import_graph
 from weft.cli.parser import Parser, add_options, given_fields, integer, integers, parse_strategies
 from weft.config.config import PLACEMENT_FIELDS, Config, PartitionOptions, is_imported
 from weft.config.files import named_by, options_text, read_options, with_choices
@@ -25,7 +26,8 @@ from weft.runtime.forkserver import start_forkserver
 from weft.runtime.memory import restart_with_heap
 from weft.runtime.stop_request import SIGNALS, handle_signals
 from weft.utils.error_line import explain_error, print_error
-from weft.utils.errors import InputError, RunError, Stopped
+from weft.utils.errors import InputError, RunError, Stopped, refusing_exit
+from weft.utils.standard_streams import STDERR, LossyStream, guard_standard_streams
 from weft.utils.terminal import print_line, print_message
 
 if TYPE_CHECKING:
@@ -64,6 +66,9 @@ COMPARE_EXAMPLES = """examples:
   weft compare --config run.toml --strategies split,split:sampling=labor --until val_accuracy=0.78
   weft compare cora --ablate --workers 2"""
 
+SECONDS_AFTER_DESTRUCTOR = 0.01
+"""Delay of a signal that arrived in a destructor."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
@@ -88,20 +93,19 @@ def _main(arguments: Sequence[str] | None) -> int:
     """Run a command, and turn errors into a line and an exit code."""
     try:
         if arguments is None:
+            guard_standard_streams()
             _handle_signals()
             _warn_in_a_line()
         options = _parser().parse_args(arguments)
         _require_ranks(options)
         if arguments is None and options.command in STARTING_RANKS:
             _prepare_process(options)
-        return int(options.command(options))
+        with refusing_exit():
+            return int(options.command(options)) or _report_lost_output(options)
     except InputError as error:
         code, text = 2, str(error)
     except RunError as error:
         code, text = 1, str(error)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of the output has closed it
-        return 1
     except Stopped as stop:
         print_message(str(stop))
         return 128 + stop.signal
@@ -125,14 +129,41 @@ def _require_ranks(options: argparse.Namespace) -> None:
         raise InputError(f"--workers {options.workers}: torchrun has started {size} ranks: leave it out")
 
 
+def _report_lost_output(options: argparse.Namespace) -> int:
+    """Print a warning if standard output could not be written.
+
+    Nothing is printed if its reader has ended, as in `weft plan ... | head -1`.
+
+    Returns:
+        Exit code: 1 if the output is all that the command makes, 0 if the result is in files.
+    """
+    sys.stdout.flush()
+    error = sys.stdout.error if isinstance(sys.stdout, LossyStream) else None
+    if error is None:
+        return 0
+    if error.errno != errno.EPIPE:
+        print_message(f"warning: standard output could not be written ({error.strerror}), and is incomplete")
+    return int(options.command not in WRITING_FILES)
+
+
 def _handle_signals() -> None:
     """Let signals end this process with a line and an exit code, except while a run handles them."""
 
     def stop(number: int, _frame: object) -> NoReturn:
         raise Stopped(f"stopped by {signal.Signals(number).name}", number)
 
+    def raise_again(unraisable: Any) -> None:
+        # Python drops exceptions of destructors, also that of a signal: send the signal again, a moment later. An alarm
+        # needs no lock, unlike a thread: the destructor may run anywhere.
+        error = unraisable.exc_value
+        if not isinstance(error, Stopped):
+            return sys.__unraisablehook__(unraisable)
+        signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(error.signal))
+        signal.setitimer(signal.ITIMER_REAL, SECONDS_AFTER_DESTRUCTOR)
+
+    sys.unraisablehook = raise_again
     # Stack traces go to a copy of stderr, because stderr is redirected while gloo prints.
-    faulthandler.register(signal.SIGUSR1, file=os.dup(sys.stderr.fileno()))
+    faulthandler.register(signal.SIGUSR1, file=os.dup(STDERR))
     handle_signals(stop)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # see restart_with_heap
 
@@ -595,3 +626,5 @@ def _partition(options: argparse.Namespace) -> int:
 
 STARTING_RANKS = (_train, _compare, _sweep, _predict, _probe)
 """Commands that start ranks, or run on those of torchrun."""
+WRITING_FILES = (*STARTING_RANKS, _report, _partition, import_graph)
+"""Commands whose result is in files, so that they succeed even if nothing can be printed."""

@@ -36,6 +36,7 @@ from weft.training.planning.calibration import Estimate
 from weft.training.progress import ProgressShow, waiting
 from weft.training.tasks.losses import num_logits
 from weft.training.tasks.task import make_task
+from weft.utils.errors import refusing_exit
 from weft.utils.terminal import print_message
 
 SHARED_GPU_WARNING = (
@@ -153,7 +154,8 @@ def run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, *, impatient
         group: The ranks.
         impatient: See StopRequest.
     """
-    with Watchdog(group.meter, group.rank, job.config.timeout), StopRequest(impatient=impatient) as stop:
+    watchdog = Watchdog(group.meter, group.rank, job.config.timeout)
+    with watchdog, StopRequest(impatient=impatient) as stop, refusing_exit():
         return _run_rank(job, folder, plan, group, stop)
 
 

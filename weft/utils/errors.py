@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,6 +59,23 @@ class Stopped(KeyboardInterrupt):
     def _render_traceback_(self) -> list[str]:
         """Return the lines that IPython shows instead of a traceback."""
         return [f"weft: {self}"]
+
+
+@contextmanager
+def refusing_exit() -> Iterator[None]:
+    """Turn `sys.exit` in a user's code, run in the `with` block, into an error, since the run would have no result.
+
+    Raises:
+        InputError: The code called `sys.exit`. The message names the line.
+    """
+    try:
+        yield
+    except SystemExit as error:
+        place = [entry for entry in traceback.extract_tb(error.__traceback__) if not entry.filename.startswith("<")][-1]
+        raise InputError(
+            f"{place.filename}:{place.lineno} calls sys.exit({error.code!r}), which would end weft without a result: "
+            "remove the call, or move it under if __name__ == '__main__'"
+        ) from error
 
 
 def unknown(what: str, name: str, names: Iterable[str]) -> InputError:

@@ -31,7 +31,7 @@ from weft.training.tasks.link_prediction import LinkTask
 from weft.training.tasks.losses import make_loss, num_logits
 from weft.training.tasks.metrics import NodeTask, Task
 from weft.training.tasks.scores import make_metrics, metric_names
-from weft.utils.errors import InputError
+from weft.utils.errors import InputError, refusing_exit
 from weft.utils.random import key
 
 
@@ -134,6 +134,7 @@ def converted_model(model: nn.Module, shape: GraphShape, width: int, config: Con
         return Unconverted(model, frozenset(inputs), width)
 
 
+@refusing_exit()
 def imported_model(name: str, shape: GraphShape, out_width: int, config: Config) -> nn.Module:
     """Import a class or function, and create a module with it from the seed, in the configured dtype.
 
