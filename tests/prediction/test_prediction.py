@@ -40,6 +40,7 @@ from weft.strategies.offload.plan import OffloadPlan
 from weft.training.flag_checks import make_options
 from weft.training.run import Run
 from weft.training.tasks import row_batching
+from weft.utils.file_writing import is_draft
 from weft.utils.units import parse_bytes
 
 OPTIONS: dict[str, Any] = {"epochs": 3, "dtype": "float64", "hidden": 8, "layers": 3, "dropout": 0.2, "quiet": True}
@@ -511,7 +512,7 @@ def test_a_signal(workers: int, number: signal.Signals, run: Run, tmp_path: Path
         assert time.monotonic() < deadline
         assert process.returncode is None
         time.sleep(0.05)
-    assert [draft.name for draft in drafts] == [f".rows.npy.{process.pid}.tmp"]
+    assert [is_draft(draft.name) for draft in drafts] == [True]
     time.sleep(0.5)
     os.kill(process.pid, number)
     code, errors = finish(process)

@@ -17,11 +17,15 @@ import torch
 
 import weft
 from tests.lib.running import finish, losses, start, wait_for_epoch
+from weft.config.config import Config
 from weft.training.artifacts import checkpoint
 from weft.training.artifacts.folder_lock import FolderLock
 from weft.training.artifacts.run_folder import RunFolder
+from weft.training.artifacts.run_writer import replaced
+from weft.utils import jsonl
 from weft.utils.errors import InputError
 
+DRAFT = ".weft-0123456789abcdef.tmp"
 OPTIONS: dict[str, Any] = {"hidden": 8, "checkpoint_every": 2, "quiet": True}
 
 
@@ -81,8 +85,50 @@ def test_a_damaged_record_is_repeated(
         assert not errors
     else:
         assert errors.count("\n") == 1
-        assert "metrics.jsonl is damaged: its epochs are repeated from the checkpoint" in errors
+        assert "metrics.jsonl is damaged: its epochs are restored from epochs.jsonl" in errors
         assert (folder / "metrics.damaged.jsonl").exists()
+
+
+@pytest.mark.parametrize("damage", RECORDS, ids=["cut", "double", "change", "lines", "json", "empty", "delete"])
+def test_a_damaged_copy_of_the_record_is_repaired(
+    damage: Callable[[Path], Any], folder: Path, whole: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = folder / "epochs.jsonl"
+    damage(copy)
+    resume(folder)
+    assert losses(folder) == pytest.approx(whole, abs=0)
+    epochs = [line for line in (folder / "metrics.jsonl").read_bytes().splitlines() if b'"kind": "epoch"' in line]
+    assert copy.read_bytes().splitlines() == epochs
+    assert not capsys.readouterr().err
+
+
+def test_a_record_without_an_intact_copy_is_refused(folder: Path) -> None:
+    (folder / "metrics.jsonl").unlink()
+    change_a_loss(folder / "epochs.jsonl")
+    files = contents(folder)
+    with pytest.raises(InputError, match=r"metrics\.jsonl and its copy epochs\.jsonl are damaged or missing: restore"):
+        resume(folder)
+    assert contents(folder) == files
+
+
+def test_a_checkpoint_does_not_grow_with_the_number_of_epochs(tmp_path: Path) -> None:
+    sizes = []
+    recorder = jsonl.Recorder(tmp_path / "metrics.jsonl")
+    for epoch in range(300):
+        recorder.write("epoch", epoch=epoch, loss=0.5, seconds=0.25)
+        if epoch % 100 == 99:
+            progress = checkpoint.Progress(epoch=epoch + 1)
+            state = checkpoint.Checkpoint(
+                config=Config(), fingerprint="", progress=progress, tensors={}, record=recorder.mark()
+            )
+            checkpoint.save(tmp_path / "checkpoints", state)
+            sizes.append((tmp_path / "checkpoints" / f"epoch-{epoch + 1:08d}" / "state.json").stat().st_size)
+    recorder.close()
+    assert max(sizes) - min(sizes) < 10
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_swapped_checkpoints_are_not_taken(folder: Path) -> None:
@@ -132,13 +178,13 @@ def hold(folder: Path, ready: Any, end: Any) -> None:
     lock.release()
 
 
-@pytest.mark.parametrize("left", [["choices.json"], ["choices.tmp"], ["choices.json", "config.tmp"]])
+@pytest.mark.parametrize("left", [["choices.json"], [DRAFT], ["choices.json", DRAFT]])
 def test_a_run_killed_before_its_begin_leaves_the_folder_usable(left: list[str], tmp_path: Path) -> None:
     for name in left:
         (tmp_path / name).write_text("half of")
     RunFolder(tmp_path).require_empty()
     weft.train("digits", out=tmp_path, epochs=1, **OPTIONS)
-    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".tmp") == []
+    assert not (tmp_path / DRAFT).exists()
     with pytest.raises(InputError, match="contains another run"):
         RunFolder(tmp_path).require_empty()
 
@@ -168,6 +214,40 @@ def test_one_run_at_a_time(tmp_path: Path, folder: Path) -> None:
     end.set()
     other.join()
     resume(folder)
+
+
+@pytest.mark.parametrize("name", ["lock", "metrics.jsonl", "checkpoints"])
+def test_links_in_a_run_folder_are_refused(name: str, folder: Path, tmp_path: Path) -> None:
+    """What a link leads to stays as it is, also if another check refuses the run."""
+    target = tmp_path / "target"
+    if (folder / name).exists():
+        shutil.move(folder / name, target)
+    else:
+        target.write_text("mine")
+    (folder / name).symlink_to(target)
+    files = contents(tmp_path)
+    for resumed in (True, False):
+        with pytest.raises(InputError, match=rf"{name}: it is a symbolic link|contains another run"):
+            weft.train("digits", out=folder, epochs=8, resume=resumed, **OPTIONS)
+    assert contents(tmp_path) == files
+    assert (folder / name).is_symlink()
+
+
+def test_links_in_a_run_folder_are_replaced(tmp_path: Path) -> None:
+    """A run replaces links with the names of its files by files, and never writes to their targets."""
+    target, out = tmp_path / "target", tmp_path / "run"
+    target.write_text("mine")
+    out.mkdir()
+    for name in ("config.tmp", "choices.json", "card.tmp", "model.tmp", "timeline.tmp", DRAFT):
+        (out / name).symlink_to(target)
+    folder = RunFolder(out)
+    folder.lock()
+    folder.begin(Config())
+    with replaced(folder.card, "the card") as draft:
+        draft.write_text("card")
+    folder.release()
+    assert target.read_text() == "mine"
+    assert not any(path.is_symlink() for path in (folder.config, folder.choices, folder.card, out / DRAFT))
 
 
 def test_impossible_folders_are_refused(tmp_path: Path) -> None:

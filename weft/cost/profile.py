@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,6 +16,7 @@ from weft.cost.prices import REMEDY, Network, Prices, PriceTable
 from weft.runtime.kernel_selection import DEFAULT, KernelSelection
 from weft.utils import migrate
 from weft.utils.errors import InputError, readable
+from weft.utils.file_writing import write_text
 
 KINDS = ("compute", "network")
 """Kinds of seconds that are calibrated separately, whatever the strategy."""
@@ -165,12 +165,7 @@ class Profile:
     def save(self, path: Path) -> None:
         """Write the profile to a JSON file atomically: readers find either the old or the new content."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(f".{os.getpid()}.tmp")
-        try:
-            draft.write_text(json.dumps(migrate.versioned("profile", self.record()), indent=1) + "\n")
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
+        write_text(path, json.dumps(migrate.versioned("profile", self.record()), indent=1) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Self:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,11 +15,11 @@ from torch import Tensor
 
 from weft.config.config import PartitionOptions
 from weft.data import Graph
-from weft.data.store.store import sync
 from weft.partition.assign import METHODS
 from weft.partition.quality import Quality
 from weft.utils import migrate
 from weft.utils.errors import InputError, readable, unknown
+from weft.utils.file_writing import new_file
 from weft.utils.tensor_file import save_tensors
 
 FORMAT = "weft-book"
@@ -68,15 +67,8 @@ class PartitionBook:
         version = str(migrate.VERSIONS["book"])
         metadata = {"format": FORMAT, "version": version, "about": about, "sha256": checksum(about, self.part)}
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-        try:
-            save_tensors({"part": self.part}, partial, metadata)
-            sync(partial)
-            partial.replace(path)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
-        sync(path.parent)
+        with new_file(path, flush=True) as draft:
+            save_tensors({"part": self.part}, draft, metadata)
 
     @classmethod
     def open(cls, path: str | Path, graph: Graph) -> PartitionBook:

@@ -41,6 +41,7 @@ from weft.training.tasks.losses import num_logits, output_kind
 from weft.training.tasks.row_batching import row_blocks
 from weft.training.tasks.task import graph_for_task
 from weft.utils.errors import InputError, RunError, Stopped, unknown
+from weft.utils.file_writing import draft_in, new_file, sync
 from weft.utils.optional_packages import check_extra
 from weft.utils.terminal import print_message
 
@@ -419,7 +420,7 @@ def draft_of(path: Path | None) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="weft-", dir=temporary_folder()) as folder:
             yield Path(folder) / "table"
         return
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    draft = draft_in(path.parent)
     try:
         yield draft
     finally:
@@ -442,9 +443,10 @@ def publish(rows: Tensor, what: str, names: VertexNames | None, draft: Path, pat
     try:
         if path.suffix not in HEADERS:
             draft.unlink()  # rows stay readable, since they are mapped
-            write_parquet(rows, what, names, draft)
-        with draft.open("rb") as file:
-            os.fsync(file.fileno())
+            with new_file(path, flush=True) as parquet:
+                write_parquet(rows, what, names, parquet)
+            return
+        sync(draft)
         draft.replace(path)
     except OSError as error:
         raise RunError(f"{path}: {error.strerror}: choose a folder with enough space") from error

@@ -8,6 +8,7 @@ from pathlib import Path
 from weft.reporting.page import make_page
 from weft.reporting.records import RunRecords
 from weft.utils.errors import InputError, readable
+from weft.utils.file_writing import write_text
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunRecords]:
@@ -56,10 +57,8 @@ def write_report(runs: Sequence[RunRecords], out: Path, *, overwrite: bool = Fal
         raise InputError(f"--out {out}: the name of the file must end with .html")
     if out.exists() and not overwrite:
         raise InputError(f"--out {out} exists already: choose another name, or add --overwrite")
-    text, draft = report_page(runs), out.with_name(f".{out.name}.tmp")
+    text = report_page(runs)
     try:
-        draft.write_text(text)
-        draft.replace(out)
+        write_text(out, text)
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise InputError(f"--out {out}: {error.strerror}: choose a file that can be written") from error

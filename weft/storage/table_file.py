@@ -47,7 +47,7 @@ class TableFile:
         """
         kind = torch.empty(0, dtype=dtype).numpy().dtype
         header = HEADERS[suffix](name, shape, kind)
-        with path.open("wb") as file:
+        with path.open("xb") as file:
             file.write(header)
             file.flush()
             num_bytes = prod(shape) * kind.itemsize

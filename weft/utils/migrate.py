@@ -6,6 +6,7 @@ checks that the content is complete. A file without a version has version 0.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ VERSIONS = {
     "options": 2,  # config.toml, and any file for --config or of a sweep; 2: no optimisation "intra", no option "probe"
     "choices": 1,  # choices.json
     "record": 1,  # each line of metrics.jsonl
-    "checkpoint": 2,  # state.json of a checkpoint; 2: digests of the graph's data
+    "checkpoint": 3,  # state.json of a checkpoint; 2: digests of the graph's data; 3: no lines of the record
     "model": 1,  # metadata of model.safetensors
     "timeline": 1,  # timeline.json
     "profile": 1,  # machine.json of weft probe
@@ -160,12 +161,15 @@ def checkpoint(state: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return the state in a checkpoint.
 
     Args:
-        state: Content of state.json. Version 0 has only tensors of the optimizer, since it was always Adam.
+        state: Content of state.json. Version 0 has only tensors of the optimizer, since it was always Adam. Before
+            version 3, `record` has the lines of all epochs, since epochs.jsonl did not exist.
         path: The file, for messages.
     """
     version = _version("checkpoint", state, path)
     if version < 1:
         state = _with(state, updates={"groups": [], "values": {}})
+    if version < 3:
+        state = state | {"record": _with(state["record"], epochs_size=0, epochs_sha256=hashlib.sha256().hexdigest())}
     state = state | {"config": config(state["config"], path)}
     return state if version > 1 else _with(state, data={})
 

@@ -33,7 +33,7 @@ class RecordFile:
 
     def __init__(self, folder: Path, name: str, dtype: DTypeLike) -> None:
         self.dtype, self.num_records = np.dtype(dtype), 0
-        self._file = (folder / name).open("w+b")
+        self._file = (folder / name).open("x+b")
         (folder / name).unlink()
 
     def add(self, records: Records) -> None:

@@ -27,7 +27,7 @@ class ArrayWriter:
     def __init__(self, path: Path, dtype: DTypeLike, columns: tuple[int, ...] = ()) -> None:
         self.path, self.dtype, self.num_rows = path, np.dtype(dtype), 0
         self._columns, self._digest = columns, hashlib.sha256()
-        self._file = path.open("wb")
+        self._file = path.open("xb")
         self._header_bytes = self._write_header()
 
     def __enter__(self) -> ArrayWriter:

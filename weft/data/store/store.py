@@ -33,6 +33,7 @@ from weft.data.store.npy_writer import write_array
 from weft.data.vertex_names import NUMBER_COLUMN, OFFSET_COLUMN, TEXT_COLUMN, VertexNames
 from weft.storage.unnamed_files import note_mapped
 from weft.utils.errors import InputError
+from weft.utils.file_writing import sync
 from weft.utils.migrate import versioned
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
@@ -182,7 +183,7 @@ def write_manifest(described: dict[str, Any], files: dict[str, Any], folder: Pat
         folder: The graph folder.
     """
     manifest = {"format": FORMAT, **versioned("graph", described), "files": files}
-    with (folder / MANIFEST).open("w", encoding="utf-8") as file:
+    with (folder / MANIFEST).open("x", encoding="utf-8") as file:
         json.dump(manifest, file, indent=2)
         file.flush()
         os.fsync(file.fileno())
@@ -197,15 +198,6 @@ def feature_key(vertex_types: tuple[str, ...], name: str) -> str:
         name: Name of the type.
     """
     return f"features_{vertex_types.index(name)}"
-
-
-def sync(folder: Path) -> None:
-    """Flush a file, or the entries of a folder, to disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 class StoreContents(NamedTuple):

@@ -22,6 +22,7 @@ from weft.comm import Group
 from weft.config.config import Config
 from weft.utils import migrate
 from weft.utils.errors import InputError, RunError, readable
+from weft.utils.file_writing import sync
 from weft.utils.jsonl import FilePosition
 from weft.utils.tensor_file import save_tensors
 
@@ -99,12 +100,12 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     draft = folder / f".{name}"
     try:
         for leftover in folder.glob(".epoch-*"):
-            shutil.rmtree(leftover)
+            _remove(leftover)
         draft.mkdir(parents=True)
         _write(draft, checkpoint)
         _remove(folder / name)
         os.rename(draft, folder / name)
-        _sync(folder)
+        sync(folder)
         for obsolete in _newest_first(folder)[MAX_CHECKPOINTS:]:
             _remove(obsolete)
     except OSError as error:
@@ -128,7 +129,7 @@ def _write(draft: Path, checkpoint: Checkpoint) -> None:
     text = json.dumps(migrate.versioned("checkpoint", state))
     (draft / "state.json").write_text(f'{{"sha256": "{_digest(text)}", "state": {text}}}')
     for path in (*draft.iterdir(), draft):
-        _sync(path)
+        sync(path)
 
 
 def newest(folder: Path) -> Checkpoint | None:
@@ -241,8 +242,8 @@ def _epoch_of(path: Path) -> int:
 
 
 def _remove(path: Path) -> None:
-    """Remove the folder of a checkpoint, or a file that somebody put in its place."""
-    if path.is_dir():
+    """Remove the folder of a checkpoint, or a file or link that somebody put in its place."""
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
@@ -255,11 +256,3 @@ def _digest(text: str) -> str:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

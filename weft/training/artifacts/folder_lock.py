@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.utils.errors import InputError
+from weft.utils.file_writing import open_in_place
 
 NAME = "lock"
 """Name of the lock file, which exists while the run lives and contains the process that locked it."""
@@ -29,11 +30,12 @@ class FolderLock:
 
     Raises:
         InputError: Another run has the lock.
+        OSError: The lock file is a symbolic link, or cannot be created.
     """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / NAME
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+        self._file = open_in_place(self._path, os.O_RDWR)
         if not self._acquire():
             holder = os.pread(self._file, 200, 0).decode(errors="replace").strip() or "another process"
             os.close(self._file)
@@ -48,7 +50,7 @@ class FolderLock:
         """Take the lock. Return False if another process has it, or removed the file that was just opened."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return os.path.samestat(os.fstat(self._file), self._path.stat())
+            return os.path.samestat(os.fstat(self._file), self._path.lstat())
         except (BlockingIOError, FileNotFoundError):
             return False
         except OSError:  # a file system without locks

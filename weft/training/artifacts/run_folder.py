@@ -1,6 +1,6 @@
 """Folder of a run.
 
-It contains config.toml, choices.json, metrics.jsonl, checkpoints/, and if requested timeline.json; after
+It contains config.toml, choices.json, metrics.jsonl, epochs.jsonl, checkpoints/, and if requested timeline.json; after
 the end of the run also model.safetensors and card.md; and while it lives, a lock. Only rank 0 reads or writes it.
 """
 
@@ -22,6 +22,7 @@ from weft.training.artifacts.folder_lock import NAME as LOCK
 from weft.training.artifacts.folder_lock import FolderLock, require_unlocked
 from weft.utils import jsonl
 from weft.utils.errors import InputError
+from weft.utils.file_writing import is_draft, refuse_link, remove_drafts, write_text
 from weft.utils.jsonl import FilePosition
 from weft.utils.migrate import NewerFile
 from weft.utils.terminal import print_message
@@ -32,8 +33,8 @@ NO_DIGESTS = (
     "{} was written by an earlier version of weft, without digests of the data: only its edges are checked for changes"
 )
 """Message for a run without digests, whose data may have changed unnoticed."""
-UNBEGUN = (LOCK, CHOICES, "choices.tmp", "config.tmp")
-"""Files that a run leaves if it is killed before it has written config.toml. A new run may overwrite them."""
+UNBEGUN = (LOCK, CHOICES)
+"""Files, next to drafts, that a run leaves if it is killed before it writes config.toml. A new run replaces them."""
 
 
 class RunFolder:
@@ -47,6 +48,7 @@ class RunFolder:
         self.path = path
         self.config = path / "config.toml"
         self.metrics = path / "metrics.jsonl"
+        self.epochs = path / jsonl.EPOCHS
         self.choices = path / CHOICES
         self.timeline = path / "timeline.json"
         self.checkpoints = path / "checkpoints"
@@ -62,7 +64,8 @@ class RunFolder:
         """
         with self._usable():
             if self.path.exists() and not (
-                self.path.is_dir() and {entry.name for entry in self.path.iterdir()}.issubset(UNBEGUN)
+                self.path.is_dir()
+                and all(entry.name in UNBEGUN or is_draft(entry.name) for entry in self.path.iterdir())
             ):
                 raise InputError(
                     f"--out {self.path} contains another run: give another folder, or --resume to continue it"
@@ -167,11 +170,13 @@ class RunFolder:
         """Create the folder, and keep other runs out until `release`.
 
         Raises:
-            InputError: Another run uses the folder.
+            InputError: Another run uses the folder, or its lock or checkpoints are a symbolic link.
         """
         with self._usable():
             self.path.mkdir(parents=True, exist_ok=True)
+            refuse_link(self.checkpoints)
             self._lock = FolderLock(self.path)
+            remove_drafts(self.path)
 
     def release(self) -> None:
         """Let other runs use the folder."""
@@ -189,14 +194,8 @@ class RunFolder:
         """
         config_text = replace(config, choices="").to_toml(idle)  # choices.json contains them
         with self._usable():
-            for path, text in ((self.choices, choices.text()), (self.config, config_text)):
-                draft = path.with_suffix(".tmp")
-                try:
-                    draft.write_text(text)
-                    draft.replace(path)
-                except OSError:
-                    draft.unlink(missing_ok=True)
-                    raise
+            write_text(self.choices, choices.text())
+            write_text(self.config, config_text)
 
     def take_back(self, resumed_from: Checkpoint | None) -> None:
         """Remove what a stopped run wrote after the checkpoint from which it continues.
@@ -207,11 +206,11 @@ class RunFolder:
         if resumed_from and not resumed_from.data:
             print_message(NO_DIGESTS.format(self.path))
         with self._usable():
-            checkpoint.drop_after(self.checkpoints, resumed_from.progress.epoch if resumed_from else 0)
             damaged_copy = jsonl.restore(self.metrics, resumed_from.record if resumed_from else FilePosition())
+            checkpoint.drop_after(self.checkpoints, resumed_from.progress.epoch if resumed_from else 0)
         if damaged_copy:
             print_message(
-                f"{self.metrics} is damaged: its epochs are repeated from the checkpoint, and the damaged file is kept "
+                f"{self.metrics} is damaged: its epochs are restored from {jsonl.EPOCHS}, and the damaged file is kept "
                 f"as {damaged_copy.name}"
             )
 
@@ -219,7 +218,7 @@ class RunFolder:
         """Remove the files of a run that failed before it recorded an epoch. Keep the folder if it has other files."""
         if any(line["kind"] == "epoch" for line in jsonl.read(self.metrics)):
             return
-        for path in (self.config, self.choices, self.metrics, self.path / LOCK):
+        for path in (self.config, self.choices, self.metrics, self.epochs, self.path / LOCK):
             path.unlink(missing_ok=True)
         with suppress(OSError):  # the folder has other files
             self.path.rmdir()

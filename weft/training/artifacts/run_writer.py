@@ -24,6 +24,7 @@ from weft.training.planning.calibration import Estimate
 from weft.training.progress import ProgressShow
 from weft.utils import jsonl
 from weft.utils.errors import RunError
+from weft.utils.file_writing import new_file
 from weft.utils.jsonl import Recorder
 from weft.utils.tensor_file import save_tensors
 
@@ -114,7 +115,7 @@ class RunWriter:
 
     def checkpoint(self, state: Checkpoint) -> None:
         """Write a checkpoint, and a record of it."""
-        checkpoint.save(self.folder.checkpoints, replace(state, record=self.recorder.mark))
+        checkpoint.save(self.folder.checkpoints, replace(state, record=self.recorder.mark()))
         self.recorder.write("event", event="checkpoint", epoch=state.progress.epoch - 1)
 
     def stopped(self, epoch: int, signal: int) -> None:
@@ -162,12 +163,10 @@ def replaced(path: Path, content: str) -> Iterator[Path]:
     Raises:
         RunError: The file cannot be written.
     """
-    draft = path.with_suffix(".tmp")
     try:
-        yield draft
-        draft.replace(path)
+        with new_file(path) as draft:
+            yield draft
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise RunError(f"{path}: cannot write {content} ({error.strerror})") from error
 
 
