@@ -339,6 +339,30 @@ def test_signal_at_the_end(number: signal.Signals) -> None:
     assert errors == f"weft: stopped by {number.name}\n"
 
 
+class StopsInDestructor:
+    """Object whose destructor is interrupted by a signal."""
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def stop_in_a_destructor() -> None:
+    """Send a signal to this process within a destructor, before it runs its command."""
+
+    def run_late(_options: Any) -> int:
+        StopsInDestructor()
+        time.sleep(100)
+        return 0
+
+    main_module._doctor = run_late
+
+
+def test_signal_in_a_destructor() -> None:
+    """Python discards exceptions of destructors, also that of a signal, after printing a traceback."""
+    code, errors = finish(start("doctor", prepare=stop_in_a_destructor), 20)
+    assert (code, errors) == (128 + signal.SIGTERM, "weft: stopped by SIGTERM\n")
+
+
 @pytest.mark.parametrize("seconds", [pytest.param(0.0, marks=SLOW), 0.2, pytest.param(0.5, marks=SLOW)])
 def test_signal_before_training(seconds: float, tmp_path: Path) -> None:
     options = "train rmat:20k,200k --random-features 8 --random-classes 3 --epochs 100000 --strategy hybrid --workers 2"

@@ -156,10 +156,11 @@ def _handle_signals() -> None:
         # Python drops exceptions of destructors, also that of a signal: send the signal again, a moment later. An alarm
         # needs no lock, unlike a thread: the destructor may run anywhere.
         error = unraisable.exc_value
-        if not isinstance(error, Stopped):
-            return sys.__unraisablehook__(unraisable)
-        signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(error.signal))
-        signal.setitimer(signal.ITIMER_REAL, SECONDS_AFTER_DESTRUCTOR)
+        if isinstance(error, Stopped):
+            signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(error.signal))
+            signal.setitimer(signal.ITIMER_REAL, SECONDS_AFTER_DESTRUCTOR)
+        else:
+            sys.__unraisablehook__(unraisable)
 
     sys.unraisablehook = raise_again
     # Stack traces go to a copy of stderr, because stderr is redirected while gloo prints.

@@ -5,24 +5,31 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
+from contextlib import ExitStack, closing, contextmanager, redirect_stderr, suppress
 from datetime import timedelta
 
 import torch.distributed as dist
 
-STDERR = 2
-"""File descriptor of standard error."""
+from weft.utils.standard_streams import STDERR, lossy
 
 
 @contextmanager
 def without_native_stderr() -> Iterator[None]:
     """Discard what C++ code writes to standard error in the `with` block; Python still writes to it."""
-    sys.stderr.flush()
-    original = os.dup(STDERR)
+    lossy(sys.stderr).flush()
+    try:
+        original = os.dup(STDERR)
+    except OSError:  # standard error is closed
+        yield
+        return
     with open(os.devnull, "wb") as devnull:
         os.dup2(devnull.fileno(), STDERR)
     try:
-        with open(original, "w", buffering=1, closefd=False) as python_stderr, redirect_stderr(python_stderr):
+        with (
+            open(original, "w", buffering=1, closefd=False) as stream,
+            closing(lossy(stream)) as python_stderr,
+            redirect_stderr(python_stderr),
+        ):
             yield
     finally:
         os.dup2(original, STDERR)

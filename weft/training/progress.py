@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from weft.utils.errors import printable
+from weft.utils.standard_streams import lossy
 from weft.utils.terminal import is_terminal, print_line, print_message
 from weft.utils.units import format_bytes
 
@@ -84,7 +85,7 @@ class ProgressShow:
             now = time.monotonic()
             if now - self._last_line >= SECONDS_BETWEEN_LINES or line.done == line.epochs:
                 self._last_line = now
-                print_line("  ".join([line.head, *line.parts()]), sys.stderr)
+                print_line("  ".join([line.head, *line.parts()]), lossy(sys.stderr))
 
 
 class EpochLine:
@@ -206,7 +207,7 @@ def live_display(line: EpochLine | WaitLine, *, transient: bool = False) -> Live
     """
     if not is_terminal(sys.stderr):
         return None
-    console = Console(file=sys.stderr)
+    console = Console(file=lossy(sys.stderr))
     if not console.is_terminal or console.is_dumb_terminal:
         return None
     return Live(line, console=console, refresh_per_second=REFRESHES_PER_SECOND, transient=transient)

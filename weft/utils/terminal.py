@@ -7,10 +7,11 @@ import sys
 from typing import TextIO
 
 from weft.utils.errors import printable
+from weft.utils.standard_streams import lossy
 
 
 def print_line(text: str, stream: TextIO | None = None) -> None:
-    """Print text in one line, with control characters escaped.
+    """Print text in one line, with control characters escaped. What cannot be written is discarded.
 
     Names of graphs, columns and files come from others. Unescaped, they could change what a terminal shows.
 
@@ -18,19 +19,19 @@ def print_line(text: str, stream: TextIO | None = None) -> None:
         text: The text.
         stream: Stream to print to. Default: standard output.
     """
-    print(printable(text), file=stream or sys.stdout, flush=True)
+    print(printable(text), file=lossy(stream or sys.stdout), flush=True)
 
 
 def print_message(text: str) -> None:
     """Print a message in one line to standard error, after `weft: `."""
-    print_line(f"weft: {text}", sys.stderr)
+    print_line(f"weft: {text}", lossy(sys.stderr))
 
 
-def is_terminal(stream: TextIO) -> bool:
+def is_terminal(stream: TextIO | None) -> bool:
     """Return True if a stream writes to a terminal, where lines can change and have colours.
 
     A notebook cell is not a terminal, although a command in it (`!weft train ...`) gets a terminal of its own; the
     environment variables of Jupyter or IPython's kernel reveal it.
     """
     in_cell = "JPY_PARENT_PID" in os.environ or "inline" in os.environ.get("MPLBACKEND", "")
-    return stream.isatty() and not in_cell
+    return lossy(stream).isatty() and not in_cell

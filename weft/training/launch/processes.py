@@ -26,6 +26,7 @@ from weft.runtime.stop_request import SIGNALS, blocked_signals, handle_signals
 from weft.training.launch.payload import Received, Sent
 from weft.utils.error_line import explain_error
 from weft.utils.errors import InputError, RunError
+from weft.utils.standard_streams import STDERR, guard_standard_streams
 
 RANK = "weft rank"
 """Name of the processes of local ranks."""
@@ -281,7 +282,8 @@ def _run_rank(
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     # Stack traces go to a copy of stderr, because stderr is redirected while gloo prints.
-    faulthandler.register(signal.SIGUSR1, file=os.dup(sys.stderr.fileno()))
+    guard_standard_streams()
+    faulthandler.register(signal.SIGUSR1, file=os.dup(STDERR))
     threading.Thread(target=_end_with_parent, args=(meeting,), daemon=True).start()
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(workers), LOCAL_WORLD_SIZE=str(workers))
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # ranks of one host accept no connections from others
