@@ -6,6 +6,8 @@ The quick tests contain each pair of properties at least once (tests/lib/matrix.
 from __future__ import annotations
 
 import tempfile
+import warnings
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -29,7 +31,7 @@ from tests.lib.session import (
     reference,
 )
 from weft.comm import Group
-from weft.nn import MODELS, Linear, RowLayer, Stack, View, Workload
+from weft.nn import MODELS, GINConv, Linear, RowLayer, Stack, View, Workload
 from weft.partition import METHODS
 from weft.strategies import STRATEGIES, Step
 from weft.utils.errors import InputError
@@ -181,6 +183,30 @@ def check_model_without_aggregates(group: Group) -> None:
     for name in EXACT:
         placed = Given(machine=MACHINE).plan(name, work, group.size).place(group)
         check_close(placed.forward(step), whole[placed.rows], name)
+
+
+def check_extreme_shapes(group: Group) -> None:
+    """Check a graph whose feature rows have no columns, and one with fewer vertices than there are ranks."""
+    for num_vertices, width, options in ((23, 0, Given(chunks=3)), (2, NUM_FEATURES, Given(chunks=1))):
+        case = Case(model="gin", num_vertices=num_vertices)
+        graph, _ = case.build()
+        graph = replace(graph, x=graph.x[:, :width])
+        for name in EXACT:
+            torch.manual_seed(1)
+            with warnings.catch_warnings(action="ignore"):  # PyTorch initializes no empty weights
+                model = Stack([GINConv(width, 4), GINConv(4, NUM_CLASSES)]).double()
+            work = Workload(model, graph)
+            step = Step(epoch=0, training=True)
+            whole = NOTHING.plan("single", work).place(Group()).forward(step).detach()
+            part = torch.arange(graph.num_vertices, dtype=torch.int32) % group.size
+            placed = Given(machine=MACHINE, partition=part, **options).plan(name, work, group.size).place(group)
+            logits = placed.forward(step)
+            placed.backward(logits, torch.ones_like(logits))
+            check_close(logits.detach(), whole[placed.rows], f"{name}, {num_vertices} rows of width {width}")
+
+
+def test_rows_without_columns_and_more_ranks_than_vertices() -> None:
+    on_ranks(4, check_extreme_shapes)
 
 
 def test_layers_that_need_every_row() -> None:

@@ -46,12 +46,13 @@ class RowsInTransit:
     def __init__(
         self, rows: Tensor, sent: Sequence[int], received: Sequence[int], group: Group, *, key: Key, ring: bool
     ) -> None:
-        self._width = width = rows.shape[1]
-        counts = ([num_rows * width for num_rows in by_rank] for by_rank in (sent, received))
+        self._received, self._width = received, rows.shape[1]
+        counts = ([num_rows * self._width for num_rows in by_rank] for by_rank in (sent, received))
         self._exchange = PendingExchange(group, rows.reshape(-1), *counts, tag="halo", key=key, ring=ring)
 
     def wait(self, rank: int | None = None) -> Tensor:
-        return self._exchange.wait(rank).view(-1, self._width)
+        num_rows = sum(self._received) if rank is None else self._received[rank]
+        return self._exchange.wait(rank).view(num_rows, self._width)
 
 
 class Halo:

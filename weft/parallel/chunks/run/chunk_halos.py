@@ -87,9 +87,9 @@ class HaloFlow:
         for rank in range(group.size if group.size > 1 else 0):
             for step, width in widths.items():
                 for chunk in range(plan.num_chunks):
-                    if (count := self._num_rows(rank, chunk) * width) > 0:
-                        expected.setdefault(rank, []).append(Expected(self._key(step, chunk), count))
-                        self._received[step] += count
+                    if num_rows := self._num_rows(rank, chunk):  # also of width 0, since they are sent
+                        expected.setdefault(rank, []).append(Expected(self._key(step, chunk), num_rows * width))
+                        self._received[step] += num_rows * width
         self.messages = Messages(group, expected, dtype, tag="halo")
         self._pending: list[tuple[int, Key, Tensor]] = []
 
@@ -139,7 +139,7 @@ class HaloFlow:
             self._pending.clear()
 
     def _receive(self, rank: int, step: StepId, chunk: int) -> Tensor:
-        return self.messages.take(rank, self._key(step, chunk)).view(-1, self.widths[step])
+        return self.messages.take(rank, self._key(step, chunk)).view(self._num_rows(rank, chunk), self.widths[step])
 
 
 class RowFlow(HaloFlow):

@@ -85,9 +85,8 @@ class SlotExchange:
         tensors.clear()
         width, key = rows.shape[1], self.runtime.group.next_key(f"halo {self.hop} {content}")
         counts = ([number * width for number in numbers] for numbers in (sent, received))
-        return (
-            self.runtime.group.all_to_all_async(rows.reshape(-1), *counts, tag="halo", key=key).wait().view(-1, width)
-        )
+        pending = self.runtime.group.all_to_all_async(rows.reshape(-1), *counts, tag="halo", key=key)
+        return pending.wait().view(sum(received), width)
 
     def return_grads(self, round_: PlacedRound, index: dict[str, Tensor], sources: Sequence[Source]) -> None:
         """Send the gradients of rows that leave the buffer to their owners, and add those of local rows on the host.
