@@ -507,3 +507,17 @@ def test_serving_prints_the_address_and_ends_with_ctrl_c(tmp_path: Path) -> None
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=30) == ("", "")
     assert process.returncode == 0
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("rank", [10**9, 10**30])
+def test_a_rank_of_any_number_ends(rank: int, tmp_path: Path) -> None:
+    """A report has a part for each rank with records, not for each number below the largest."""
+    folder = make_run(tmp_path / "run", ended=False)
+    recorder = Recorder(folder / "metrics.jsonl")
+    recorder.write("rank", **rank_line(2, rank))
+    recorder.close()
+    runs = read_runs([folder])
+    assert runs[0].ranks == sorted([0, 1, rank])
+    page = report_page(runs)
+    assert {row["label"] for row in tables(page)["ranks"]} == {"rank 0", "rank 1", f"rank {rank}"}

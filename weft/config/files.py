@@ -16,6 +16,7 @@ import tomli_w
 from weft.config.option import checked, help_text, unknown_option
 from weft.utils import migrate
 from weft.utils.errors import InputError, readable, unknown
+from weft.utils.files import MAX_OPTIONS_BYTES, read_text
 
 WIDTH = 100
 """Width of help texts in files."""
@@ -50,7 +51,7 @@ def read_options(path: Path, schema: type, *, several: bool = False) -> dict[str
             is not valid. The message is one line.
     """
     with readable(path, "correct it, or give another file"):
-        tables = migrate.options(tomllib.loads(path.read_text()), path)
+        tables = migrate.options(tomllib.loads(read_text(path, MAX_OPTIONS_BYTES)), path)
     specs = {spec.name: spec for spec in dataclasses.fields(schema)}
     options: dict[str, Any] = {}
     for section, name, value in _entries(path, tables, {spec.metadata["section"] for spec in specs.values()}):

@@ -17,6 +17,7 @@ from weft.runtime.kernel_selection import DEFAULT, KernelSelection
 from weft.utils import migrate
 from weft.utils.errors import InputError, readable
 from weft.utils.file_writing import write_text
+from weft.utils.files import MAX_JSON_BYTES, read_text
 
 KINDS = ("compute", "network")
 """Kinds of seconds that are calibrated separately, whatever the strategy."""
@@ -175,7 +176,7 @@ class Profile:
             InputError: The file has no valid profile.
         """
         with readable(path, REMEDY):
-            record = migrate.profile(json.loads(path.read_text()), path)
+            record = migrate.profile(json.loads(read_text(path, MAX_JSON_BYTES)), path)
             return cls(
                 host=_host(record["host"]),
                 prices=[Prices(**_price_fields(entry)) for entry in record["prices"]],
@@ -196,7 +197,7 @@ def holds_profile(path: Path, remedy: str = REMEDY) -> bool:
         InputError: The file cannot be read.
     """
     with readable(path, remedy):
-        content = json.loads(path.read_text())
+        content = json.loads(read_text(path, MAX_JSON_BYTES))
         return isinstance(content, dict) and "prices" in content
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from weft.config.config import PartitionOptions
@@ -20,7 +19,7 @@ from weft.partition.quality import Quality
 from weft.utils import migrate
 from weft.utils.errors import InputError, readable, unknown
 from weft.utils.file_writing import new_file
-from weft.utils.tensor_file import save_tensors
+from weft.utils.tensor_file import open_tensors, save_tensors
 
 FORMAT = "weft-book"
 REMEDY = "make it again with 'weft partition'"
@@ -167,7 +166,7 @@ def read(path: Path) -> tuple[dict[str, str], Tensor]:
     Raises:
         InputError: If it is no complete safetensors file with parts.
     """
-    with readable(path, REMEDY), safe_open(path, framework="pt") as file:
+    with readable(path, REMEDY), open_tensors(path) as file:
         return file.metadata() or {}, file.get_tensor("part")
 
 

@@ -101,9 +101,9 @@ class RunRecords:
         return [line for line in newest_start(self.lines) if line["kind"] == "rank"]
 
     @property
-    def num_ranks(self) -> int:
-        """Number of ranks for which `rank_lines` has lines."""
-        return 1 + max((line["rank"] for line in self.rank_lines), default=-1)
+    def ranks(self) -> list[int]:
+        """Ranks for which `rank_lines` has lines, ascending."""
+        return sorted({line["rank"] for line in self.rank_lines})
 
 
 def read_lines(path: Path) -> list[RecordLine]:

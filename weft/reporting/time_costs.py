@@ -86,7 +86,7 @@ def seconds(runs: Runs) -> Section:
     curves = [
         FigureGroup(shared={"label": rank_name(run, rank, runs)}, columns=_seconds_by_epoch(run, rank))
         for run in shown
-        for rank in range(run.num_ranks)
+        for rank in run.ranks
     ]
     if curves:
         data = Data(name="ranks", groups=curves)
@@ -195,10 +195,10 @@ LOADS: dict[str, tuple[Callable[[RecordLine], float], Callable[[float], str]]] =
 def balance(runs: Runs) -> Section:
     """Return the section with the balance of the ranks' loads."""
     shown, missing = runs_with_ranks(runs)
-    for run in [run for run in shown if run.num_ranks == 1]:
+    for run in [run for run in shown if len(run.ranks) == 1]:
         missing[run.name] = "the run has only one rank"
     groups, rows = [], []
-    for run in (run for run in shown if run.num_ranks > 1):
+    for run in (run for run in shown if len(run.ranks) > 1):
         ranks = rank_summaries(run.rank_lines)
         for load, (read, text) in LOADS.items():
             values = [read(rank) for rank in ranks]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from weft.utils import migrate
 from weft.utils.errors import readable
+from weft.utils.files import MAX_RECORD_BYTES, read_text
 
 MICROSECONDS = 1e3
 """Microseconds per millisecond."""
@@ -47,7 +48,8 @@ def read_spans(path: Path) -> list[TimelineSpan]:
         InputError: The file is damaged.
     """
     with readable(path, "remove it, or train again with --timeline"):
-        events: list[dict[str, Any]] = migrate.timeline(json.loads(path.read_text()), path)["traceEvents"]
+        content = json.loads(read_text(path, MAX_RECORD_BYTES))
+        events: list[dict[str, Any]] = migrate.timeline(content, path)["traceEvents"]
         streams = {
             (event["pid"], event["tid"]): str(event["args"]["name"])
             for event in events

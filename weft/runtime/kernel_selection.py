@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from weft.utils import migrate
 from weft.utils.errors import readable
+from weft.utils.files import MAX_OPTIONS_BYTES, read_text
 
 IMPLEMENTATIONS = {
     "map": ("torch", "mkl", "onednn"),
@@ -136,7 +137,7 @@ class KernelSelection:
             InputError: The file contains no valid selection.
         """
         with readable(path, REMEDY):
-            return cls.from_record(migrate.choices(json.loads(path.read_text()), path))
+            return cls.from_record(migrate.choices(json.loads(read_text(path, MAX_OPTIONS_BYTES)), path))
 
 
 DEFAULT = KernelSelection(

@@ -18,6 +18,7 @@ from typing import Any
 from weft.utils import migrate
 from weft.utils.errors import InputError, RunError
 from weft.utils.file_writing import open_in_place, refuse_link, write_bytes
+from weft.utils.files import MAX_RECORD_BYTES, read_bytes
 
 EPOCHS = "epochs.jsonl"
 """Name of the copy, next to the record file."""
@@ -150,7 +151,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def _content(path: Path) -> bytes:
     """Return the content of a record file; nothing if there is no file."""
-    return path.read_bytes() if path.exists() else b""
+    return read_bytes(path, MAX_RECORD_BYTES) if path.exists() else b""
 
 
 def _parsed(data: bytes, path: Path) -> list[dict[str, Any]]:

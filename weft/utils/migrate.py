@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.utils.errors import InputError
+from weft.utils.files import MAX_JSON_BYTES, read_text
 from weft.utils.terminal import print_message
 
 VERSIONS = {
@@ -114,7 +115,7 @@ def _renamed(values: Mapping[str, Any], names: Mapping[str, str], place: str) ->
 def _is_profile(path: Any) -> bool:
     """Return whether a path is that of a file which holds a profile of weft probe."""
     try:
-        return "prices" in json.loads(Path(path).read_text())
+        return "prices" in json.loads(read_text(Path(path), MAX_JSON_BYTES))
     except (OSError, TypeError, ValueError, RecursionError):
         return False
 

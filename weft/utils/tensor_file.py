@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+from weft.utils.files import check_regular
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
@@ -32,3 +36,25 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, 
     mask = os.umask(0o077)
     os.umask(mask)
     path.chmod(0o666 & ~mask)
+
+
+@contextmanager
+def open_tensors(path: Path) -> Iterator[Any]:
+    """Open a file of tensors for reading, as `safetensors.safe_open` does.
+
+    Args:
+        path: The file.
+
+    Raises:
+        OSError, InputError: It is no regular file; see `check_regular`.
+        SafetensorError: It is damaged.
+    """
+    check_regular(path)
+    with safe_open(path, "pt") as file:
+        yield file
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Return all tensors of a file by name. Raises the same errors as `open_tensors`."""
+    with open_tensors(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # the file is not a mapping

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from weft.data.store.npy import as_tensor, parsing, read_header
 from weft.data.tensor_checks import cast, check_ids, check_pointers, vertex_ids
 from weft.runtime.memory import check_fits_memory
 from weft.utils.errors import InputError
+from weft.utils.files import open_regular
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -25,16 +27,20 @@ CSR_PARTS = ("data", "indices", "indptr", "shape")
 """Suffixes of the keys of features in CSR form."""
 
 
-def read_all(path: Path) -> Arrays:
-    """Return every array of a file.
+def read_all(path: Path, keys: Collection[str] | None = None) -> Arrays:
+    """Return the arrays of a file by key.
+
+    Args:
+        path: The file.
+        keys: Keys of the arrays to read. None: every array.
 
     Raises:
         InputError: If it is no .npz file, contains pickled objects, or does not fit in memory.
     """
     if not path.is_file():
         raise InputError(f"{path}: no such file: check the path")
-    with parsing(path, REMEDY), zipfile.ZipFile(path) as archive:
-        members = archive.infolist()
+    with parsing(path, REMEDY), open_regular(path) as file, zipfile.ZipFile(file) as archive:
+        members = [info for info in archive.infolist() if keys is None or info.filename.removesuffix(".npy") in keys]
         packed, unpacked = sum(info.compress_size for info in members), sum(info.file_size for info in members)
         if packed > path.stat().st_size or unpacked > MAX_RATIO * packed:
             raise ValueError(f"it cannot contain the {unpacked} bytes that its header states")

@@ -22,6 +22,7 @@ from weft.data.tables.table_graph import labels_of
 from weft.data.tables.text_table import read_blocks
 from weft.data.tensor_checks import Float32Rounding, check_finite, check_ids, located
 from weft.utils.errors import InputError
+from weft.utils.files import open_regular
 
 EDGES, BINARY = "edge.csv.gz", "data.npz"
 SPLITS = ("train", "valid", "test")
@@ -220,7 +221,7 @@ def binary(raw: Path, key: str, name: str = BINARY, row: int | None = None) -> R
 @contextmanager
 def opened(path: Path) -> Iterator[zipfile.ZipFile]:
     """Open an .npz file. Raises InputError if the file is damaged or of another format."""
-    with parsing(path, REMEDY), zipfile.ZipFile(path) as archive:
+    with parsing(path, REMEDY), open_regular(path) as file, zipfile.ZipFile(file) as archive:
         yield archive
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from weft.data.tensor_checks import dense_cpu_tensor
 from weft.storage.unnamed_files import note_mapped
 from weft.utils.errors import InputError, readable
+from weft.utils.files import open_regular
 
 REMEDY = "save numbers by numpy.save, or fetch the file again"
 
@@ -84,7 +85,7 @@ def map_array(path: Path, remedy: str = REMEDY) -> NDArray[Any]:
     """
     if not path.is_file():
         raise InputError(f"{path}: no such file: check the path")
-    with parsing(path, remedy), path.open("rb") as file:
+    with parsing(path, remedy), open_regular(path) as file:
         header = read_header(file, path.stat().st_size)
         order: Any = "F" if header.fortran_order else "C"
         return np.memmap(path, dtype=header.dtype, mode="c", offset=file.tell(), shape=header.shape, order=order)

@@ -20,7 +20,9 @@ from weft.data.tables.text_table import NUMBER as NUMBER_TEXT
 from weft.data.tensor_checks import Float32Rounding, located
 from weft.data.vertex_names import Ids, Texts
 from weft.utils.errors import InputError, readable, unknown
+from weft.utils.files import check_regular
 from weft.utils.optional_packages import import_extra
+from weft.utils.user_folders import expand_user
 
 if TYPE_CHECKING:
     import pyarrow
@@ -212,9 +214,12 @@ def open_table(source: Any, place: str) -> InputTable:
         InputError: If it is no table.
     """
     if isinstance(source, str | Path):
-        path = Path(source).expanduser()
+        path = expand_user(source)
         if not path.exists():
             raise InputError(f"{path}: no such file or folder: check the path")
+        for file in path.rglob("*") if path.is_dir() else [path]:
+            if not file.is_dir():
+                check_regular(file)
         if path.is_dir() or format_of(path):
             return ArrowTable(str(path), str(path))
         if path.name.removesuffix(".gz").endswith(".txt"):

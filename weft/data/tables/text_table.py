@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from weft.runtime.memory import check_fits_memory
 from weft.utils.errors import InputError
+from weft.utils.files import open_regular
 
 BLOCK_BYTES = 1 << 24
 MAX_LINE_BYTES = 1 << 24
@@ -145,7 +146,7 @@ def open_binary(path: Path) -> IO[bytes]:
     """Open a file, unpacked if its name ends in .gz. Raises InputError if there is none."""
     if not path.is_file():
         raise InputError(f"{path}: no such file: check the path")
-    return cast(IO[bytes], gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+    return cast(IO[bytes], gzip.open(path, "rb")) if path.suffix == ".gz" else open_regular(path)
 
 
 def drop_header(text: bytes) -> tuple[bytes, int]:

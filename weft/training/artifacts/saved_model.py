@@ -8,7 +8,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
 from torch import Tensor, nn
 
 from weft.config.config import Config, is_imported
@@ -21,6 +20,7 @@ from weft.training.tasks.task import task_model
 from weft.utils import jsonl, migrate
 from weft.utils.dtypes import dtype_name
 from weft.utils.errors import InputError, readable
+from weft.utils.tensor_file import open_tensors
 
 METADATA = "weft"
 """Key of the description in the metadata of model.safetensors."""
@@ -116,7 +116,7 @@ class SavedModel:
         if not folder.config.exists():
             raise no_run(folder)
         if folder.summary():
-            with readable(folder.model, "train again, in a new folder"), safe_open(folder.model, "pt") as file:
+            with readable(folder.model, "train again, in a new folder"), open_tensors(folder.model) as file:
                 record = migrate.model(json.loads((file.metadata() or {}).get(METADATA, "{}")), folder.model)
                 weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # the file is not a mapping
         else:

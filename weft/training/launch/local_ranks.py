@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from weft.comm import Group, join
@@ -34,7 +33,7 @@ from weft.training.launch.processes import NO_SPACE, STOPPED, Meeting, launch
 from weft.training.progress import waiting
 from weft.training.rank import Ended, named_tensors, prepare_process
 from weft.utils.errors import InputError, RunError
-from weft.utils.tensor_file import save_tensors
+from weft.utils.tensor_file import load_tensors, save_tensors
 
 RankWork = Callable[[Plan, Group], Ended]
 """Work of a rank on a plan. Returns the number of the signal that stopped it, or JSON values, of which those of rank 0
@@ -151,12 +150,12 @@ def local_rank(
         torch.set_num_threads(cores_per_rank(config.workers))
     graph = Graph.open(store, verify=False)
     model = skeleton.to_empty(device="cpu")
-    values = load_file(weights)
+    values = load_tensors(weights)
     with torch.no_grad():
         for name, tensor in named_tensors(model):
             tensor.copy_(values[name])
     parts = weights.with_name("part.safetensors")
-    plan = planned.plan(config, graph, model, load_file(parts)["part"] if parts.exists() else None)
+    plan = planned.plan(config, graph, model, load_tensors(parts)["part"] if parts.exists() else None)
     group = join(
         timeout_seconds=config.timeout, meter=meter, device=rows_device(config), init_method=meeting.init_method
     )

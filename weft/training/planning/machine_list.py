@@ -15,6 +15,7 @@ from weft.cost import GPUS, Network, Profile, nominal_network, nominal_prices
 from weft.cost.datasheets import GIB
 from weft.runtime.memory import memory_limit_bytes
 from weft.utils.errors import InputError, readable, unknown
+from weft.utils.files import MAX_OPTIONS_BYTES, read_text
 from weft.utils.units import parse_bytes
 
 FLAG = "--machines"
@@ -82,7 +83,7 @@ def _parse(words: str) -> Machines:
 def _read_file(path: Path) -> list[Machines]:
     """Return the machines in the tables [[machines]] of a TOML file."""
     with readable(path, "give a TOML file with tables [[machines]]"):
-        tables = tomllib.loads(path.read_text()).get("machines", [])
+        tables = tomllib.loads(read_text(path, MAX_OPTIONS_BYTES)).get("machines", [])
     specs = {spec.name: spec for spec in dataclasses.fields(Machines)}
     if not tables or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise InputError(f"{path} has no table [[machines]]: write one for each alternative, with {', '.join(specs)}")

@@ -15,6 +15,7 @@ from weft.training.planning.calibration import Epoch, Estimate
 from weft.training.planning.search import StrategyEstimate
 from weft.utils import migrate
 from weft.utils.errors import InputError, readable
+from weft.utils.files import MAX_JSON_BYTES, read_text
 
 PLANNED_FIELDS = {spec.name for spec in dataclasses.fields(Config)} - {"graph", "model"}
 """Fields of a configuration that a plan may set."""
@@ -65,7 +66,7 @@ def planned_options(path: Path, fingerprint: str) -> tuple[dict[str, Any], Epoch
         InputError: The file is damaged, is about another graph, or has no plan that fits.
     """
     with readable(path, "write it again: weft plan GRAPH --json > FILE"):
-        content = migrate.plan(json.loads(path.read_text()), path)
+        content = migrate.plan(json.loads(read_text(path, MAX_JSON_BYTES)), path)
         planned_graph, fitting = content["fingerprint"], [plan for plan in content["plans"] if plan["fits"]]
         best = [
             ({"strategy": plan["strategy"], "workers": plan["workers"], **plan["options"]}, Epoch.of(plan))

@@ -1,0 +1,91 @@
+"""Files that somebody else wrote: only regular ones are read, and only as large as their kind can be."""
+
+from __future__ import annotations
+
+import ast
+import os
+from pathlib import Path
+
+import pytest
+
+from weft.utils.errors import InputError
+from weft.utils.files import open_regular, read_bytes, read_text
+
+ROOT = Path(__file__).parents[2]
+LIBRARIES = ("ZipFile", "fromfile", "from_file", "load_file", "memmap", "safe_open")
+"""Functions of libraries that open a file; those that get a path need a check of `weft.utils.files` before."""
+READERS = {
+    "data/io/npz_arrays.py": 1,  # open_regular, then ZipFile of the file
+    "data/io/ogb.py": 1,  # the same
+    "data/store/external_sort.py": 1,  # an unnamed file of this process
+    "data/store/npy.py": 1,  # memmap after open_regular
+    "data/store/write_parts.py": 2,  # a draft of this process
+    "data/tables/text_table.py": 1,  # gzip.open after is_file
+    "reporting/page.py": 1,  # a file of the package
+    "runtime/cores.py": 1,  # /sys
+    "runtime/memory.py": 3,  # /proc and /sys
+    "runtime/meter.py": 1,  # a file of the launcher, in its private folder
+    "runtime/process_memory.py": 3,  # /proc
+    "storage/table_file.py": 1,  # a draft of this process
+    "storage/unnamed_files.py": 1,  # an unnamed file of this process
+    "training/launch/local_ranks.py": 1,  # a file in the launcher's private folder
+    "training/planning/probe_command.py": 1,  # /proc
+    "utils/tensor_file.py": 1,  # safe_open after check_regular
+}
+"""Number of calls in each file of weft that read a file without `weft.utils.files`, and why they may."""
+
+
+def test_every_reader_is_known() -> None:
+    """A new place that reads a file uses weft.utils.files, or is listed with the reason why it need not."""
+    counts: dict[str, int] = {}
+    for path in sorted((ROOT / "weft").rglob("*.py")):
+        nodes = ast.walk(ast.parse(path.read_text()))
+        if number := sum(isinstance(node, ast.Call) and reads(node) for node in nodes):
+            counts[path.relative_to(ROOT / "weft").as_posix()] = number
+    assert counts == READERS
+
+
+def reads(call: ast.Call) -> bool:
+    """Return True if a call reads a file by its path, or opens one for reading."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if name in ("read_text", "read_bytes"):
+        return isinstance(call.func, ast.Attribute) and getattr(call.func.value, "id", "") not in ("native", "_native")
+    modes = [value.value for value in call.args if isinstance(value, ast.Constant) and isinstance(value.value, str)]
+    return name in LIBRARIES or (name == "open" and any(mode in ("r", "rb") for mode in modes))
+
+
+def test_a_regular_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("\u00e9", encoding="utf-8")
+    assert read_text(path, 2) == "\u00e9"
+    assert read_bytes(path, 2) == "\u00e9".encode()
+    with pytest.raises(InputError, match=r"file: has 2 B, but such a file has at most 1 B"):
+        read_bytes(path, 1)
+
+
+@pytest.mark.timeout(10)
+def test_other_kinds_of_files_are_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    for name, kind in (("fifo", "a FIFO"), ("link", "a device")):
+        with pytest.raises(InputError, match=f"{name}: is {kind}, which weft does not read: give a regular file"):
+            open_regular(tmp_path / name)
+    with pytest.raises(IsADirectoryError):
+        open_regular(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        open_regular(tmp_path / "none")
+
+
+@pytest.mark.timeout(10)
+def test_a_file_that_becomes_a_fifo_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    monkeypatch.setattr("weft.utils.files.check_regular", lambda _: None)
+    with pytest.raises(InputError, match="is a FIFO"):
+        open_regular(tmp_path / "fifo")
+
+
+def test_a_sparse_file_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "big").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(InputError, match="has at most"):
+        read_bytes(tmp_path / "big", 1 << 24)
