@@ -15,7 +15,7 @@ PACKAGES := $(shell find weft -name __init__.py)
 # Also where the environment says not to, since each of many processes would compile all sources again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all coverage test-docs docs browser wheel gpu campaign lint clean
+.PHONY: demo test test-optimized test-all coverage test-docs docs browser wheel gpu campaign lint clean
 
 demo: $(VENV)/ready
 	rm -rf runs/demo
@@ -23,6 +23,10 @@ demo: $(VENV)/ready
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+# The quick tests under python -O, in which weft's own asserts are not executed: no result may depend on one.
+test-optimized: $(VENV)/ready
+	PYTHONOPTIMIZE=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 # All cases, without a limit of time: the full product of the matrix, the campaign's seeds, docs and notebooks.
 test-all: $(VENV)/ready

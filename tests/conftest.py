@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests import rewriting  # noqa: F401  # before any helper
 from tests.lib import fork_server
 from tests.lib.environment import EVERY_CASE, REFERENCES
 

@@ -43,6 +43,10 @@ def folder_of(path: str) -> str:
         ("def foretold_bytes() -> None: ...", "dialect", "foretold_bytes"),
         ('def f(a: int, b: int) -> None:\n    """Return nothing."""', "no Args", "f"),
         ('class C:\n    def f(self, a: int, b: int) -> None:\n        """Return nothing."""', "no Args", "f"),
+        ("assert len(queue) > 0 and queue.pop()", "effect in an assert", "queue.pop()"),
+        ("assert next(names), f'{names.pop()}'", "effect in an assert", "next(names)"),
+        ("assert (size := len(names))", "effect in an assert", "(size := len(names))"),
+        ("assert not subprocess.run(words).returncode", "effect in an assert", "subprocess.run(words)"),
     ],
 )
 def test_planted_violation(text: str, rule: str, detail: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

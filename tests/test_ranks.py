@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.lib.graph_checks import same_tensor
 from tests.lib.ranks import Pool, on_ranks
 from weft.comm import Group
 
@@ -45,6 +46,18 @@ def test_failed_ranks_are_replaced(how: str, error: str) -> None:
         on_ranks(2, fail, how)
     assert not any(Path(f"/proc/{pid}").exists() for pid in before)
     assert not set(on_ranks(2, pid)) & set(before)
+
+
+def assert_planted(group: Group) -> None:
+    group.all_reduce(torch.ones(1), tag="test")
+    same_tensor("planted", torch.zeros(1), torch.ones(1))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_failed_assert_of_a_helper_is_noticed(size: int) -> None:
+    """Also under python -O (make test-optimized), in this process and on ranks."""
+    with pytest.raises(AssertionError, match="planted"):
+        on_ranks(size, assert_planted)
 
 
 def test_nothing_is_left() -> None:

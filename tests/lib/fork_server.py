@@ -12,6 +12,7 @@ from typing import Any
 
 PRELOADED = [
     "pytest",
+    "tests.rewriting",
     "torch_geometric.nn",
     "torch._dynamo",
     "torch._refs",

@@ -25,6 +25,11 @@ OPENINGS = re.compile(
 )
 """First words of a docstring that refers to another text, or that names nothing."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+PURE_CALLS = {
+    *("Path", "abs", "all", "any", "dict", "equal", "getattr", "hasattr", "int", "isinstance", "is_relative_to"),
+    *("isprintable", "item", "keys", "len", "list", "max", "members", "min", "range", "set", "sorted", "str", "strip"),
+}
+"""Functions and methods without side effects, which an assert may call: under python -O, no assert is executed."""
 
 
 class Violation(NamedTuple):
@@ -51,6 +56,9 @@ def violations_of(name: str, nodes: list[ast.AST]) -> Iterator[Violation]:
         for docstring in docstrings_of(node):
             if OPENINGS.match(docstring.value.strip()):
                 yield Violation("opening", name, docstring.lineno, docstring.value.strip().splitlines()[0])
+        if isinstance(node, ast.Assert) and not Path(name).name.startswith("test_"):
+            for effect in effects_of(node):
+                yield Violation("effect in an assert", name, node.lineno, ast.unparse(effect))
     if name.startswith("weft/"):
         yield from undocumented_arguments(nodes[0], name)
 
@@ -74,6 +82,20 @@ def docstrings_of(node: ast.AST) -> Iterator[ast.Constant]:
             and isinstance(statement.value.value, str)
         ):
             yield statement.value
+
+
+def effects_of(statement: ast.Assert) -> Iterator[ast.expr]:
+    """Yield the parts of an assert's condition that may have a side effect.
+
+    Test modules are exempt, because pytest rewrites their asserts, which are then executed in any case.
+    """
+    for node in ast.walk(statement.test):
+        if isinstance(node, ast.NamedExpr | ast.Await | ast.Yield | ast.YieldFrom):
+            yield node
+        elif isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name not in PURE_CALLS:
+                yield node
 
 
 def undocumented_arguments(tree: ast.AST, name: str) -> Iterator[Violation]:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import multiprocessing
 import os
 import shutil
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import weft
 from tests.lib.running import finish, losses, start, wait_for_epoch
 from weft.config.config import Config
+from weft.reporting.write import read_runs, report_page
 from weft.training.artifacts import checkpoint
 from weft.training.artifacts.folder_lock import FolderLock
 from weft.training.artifacts.run_folder import RunFolder
@@ -171,6 +175,122 @@ def test_a_damaged_checkpoint_is_passed_over(damage: Callable[[Path], Any], fold
     assert checkpoint.newest(folder / "checkpoints") is not None
 
 
+def manipulate(path: Path, change: Callable[[dict[str, Any], dict[str, torch.Tensor]], object]) -> None:
+    """Change state and tensors of a checkpoint, and write checksums that match."""
+    state = json.loads((path / "state.json").read_text())["state"]
+    tensors = load_file(path / "state.safetensors")
+    change(state, tensors)
+    save_file(tensors, path / "state.safetensors")
+    state["tensors"] = hashlib.sha256((path / "state.safetensors").read_bytes()).hexdigest()
+    text = json.dumps(state)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    (path / "state.json").write_text(f'{{"sha256": "{digest}", "state": {text}}}')
+
+
+def first_group(state: dict[str, Any]) -> dict[str, Any]:
+    group: dict[str, Any] = state["updates"]["groups"][0]
+    return group
+
+
+def reshaped(name: str, *shape: int) -> Callable[[Any, dict[str, torch.Tensor]], object]:
+    """Return a function that replaces the first tensor whose name begins so."""
+
+    def change(_: Any, tensors: dict[str, torch.Tensor]) -> None:
+        key = next(key for key in sorted(tensors) if key.startswith(name))
+        tensors[key] = torch.zeros(shape, dtype=tensors[key].dtype)
+
+    return change
+
+
+DAMAGED, MODEL, UPDATES = "all checkpoints are damaged", "another model", "optimizer or scheduler"
+MANIPULATED: dict[str, tuple[str, Callable[[dict[str, Any], dict[str, torch.Tensor]], object]]] = {
+    "list for state": (DAMAGED, lambda s, _: s.update(progress=[])),
+    "best score": (DAMAGED, lambda s, _: s["progress"].update(best_score="x")),
+    "best scores": (DAMAGED, lambda s, _: s["progress"].update(best_scores=[1])),
+    "best epoch": (DAMAGED, lambda s, _: s["progress"].update(best_epoch=1.5)),
+    "negative": (DAMAGED, lambda s, _: s["progress"].update(waited=-1)),
+    "unknown progress": (DAMAGED, lambda s, _: s["progress"].update(more=1)),
+    "fingerprint": (DAMAGED, lambda s, _: s.update(fingerprint=3)),
+    "data": (DAMAGED, lambda s, _: s.update(data=["x"])),
+    "record": (DAMAGED, lambda s, _: s.update(record={"size": "x"})),
+    "negative record": (DAMAGED, lambda s, _: s["record"].update(size=-1)),
+    "updates": (DAMAGED, lambda s, _: s.update(updates=None)),
+    "groups": (DAMAGED, lambda s, _: s["updates"].update(groups={})),
+    "group": (DAMAGED, lambda s, _: s["updates"].update(groups=[1])),
+    "values": (DAMAGED, lambda s, _: s["updates"].update(values={"0": 1})),
+    "no values": (UPDATES, lambda s, _: s["updates"].pop("values")),
+    "number of groups": (UPDATES, lambda s, _: s["updates"]["groups"].append({})),
+    "number of a parameter": (UPDATES, lambda s, _: s["updates"].update(values={"99": {"a": 1}})),
+    "name of a parameter": (UPDATES, lambda s, _: s["updates"].update(values={"x": {}})),
+    "rate": (UPDATES, lambda s, _: first_group(s).update(lr="x")),
+    "betas": (UPDATES, lambda s, _: first_group(s).update(betas=[0.9])),
+    "betas of another type": (UPDATES, lambda s, _: first_group(s).update(betas=3)),
+    "no weight decay": (UPDATES, lambda s, _: first_group(s).pop("weight_decay")),
+    "scheduler": (UPDATES, lambda s, _: s["updates"].pop("scheduler")),
+    "epoch of the scheduler": (UPDATES, lambda s, _: s["updates"]["scheduler"].update(last_epoch="x")),
+    "moments": (UPDATES, reshaped("optimizer.0.exp_avg", 3)),
+    "steps": (UPDATES, reshaped("optimizer.0.step", 2)),
+    "no moment": (UPDATES, lambda _, t: t.pop("optimizer.0.exp_avg")),
+    "tensor of no parameter": (UPDATES, lambda _, t: t.update({"optimizer.99.exp_avg": torch.zeros(1)})),
+    "tensor without a number": (UPDATES, lambda _, t: t.update({"optimizer.exp_avg": torch.zeros(1)})),
+    "weights": (MODEL, reshaped("model.", 3)),
+    "best weights": (MODEL, reshaped("best.", 3)),
+    "no best weights": (MODEL, lambda _, t: [t.pop(name) for name in [*t] if name.startswith("best.")]),
+    "weights of another type": (MODEL, lambda _, t: t.update({n: t[n].long() for n in t if n.startswith("best.")})),
+    "more weights": (MODEL, lambda _, t: t.update({"model.more": torch.zeros(1)})),
+    "foreign tensor": (MODEL, lambda _, t: t.update({"x": torch.zeros(1)})),
+}
+
+
+@pytest.fixture(scope="module")
+def scheduled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run with a scheduler, with one checkpoint."""
+    out = tmp_path_factory.mktemp("runs") / "scheduled"
+    return weft.train("digits", out=out, epochs=2, scheduler="step", scheduler_epochs=1, **OPTIONS).folder
+
+
+@pytest.mark.parametrize("change", MANIPULATED)
+def test_a_manipulated_checkpoint_with_valid_checksums_is_refused(change: str, scheduled: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(scheduled, tmp_path / "run"))
+    message, function = MANIPULATED[change]
+    manipulate(folder / "checkpoints" / "epoch-00000002", function)
+    files = contents(folder)
+    with pytest.raises(InputError, match=message):
+        weft.train("digits", out=folder, epochs=3, scheduler="step", scheduler_epochs=1, resume=True, **OPTIONS)
+    assert contents(folder) == files
+
+
+def report(folder: Path) -> str:
+    return report_page(read_runs([folder]))
+
+
+READERS: dict[str, tuple[Callable[[Path], object], bool]] = {
+    "config.toml": (resume, True),
+    "choices.json": (resume, False),
+    "metrics.jsonl": (weft.load_model, True),
+    "model.safetensors": (weft.load_model, True),
+    "timeline.json": (report, True),
+    "epochs.jsonl": (resume, False),
+    "checkpoints/epoch-00000006/state.json": (resume, False),
+    "checkpoints/epoch-00000006/state.safetensors": (resume, False),
+}
+"""Files of a run: a function that reads each, and whether it cannot do without the file."""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", READERS)
+def test_a_fifo_in_place_of_a_file_is_not_waited_for(name: str, folder: Path) -> None:
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    use, needed = READERS[name]
+    if needed:
+        with pytest.raises(InputError, match=f"{name}: is a FIFO, which weft does not read: give a regular file"):
+            use(folder)
+    else:
+        with suppress(InputError):
+            use(folder)
+
+
 def hold(folder: Path, ready: Any, end: Any) -> None:
     lock = FolderLock(folder)
     ready.set()
@@ -218,7 +338,7 @@ def test_one_run_at_a_time(tmp_path: Path, folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["lock", "metrics.jsonl", "checkpoints"])
 def test_links_in_a_run_folder_are_refused(name: str, folder: Path, tmp_path: Path) -> None:
-    """What a link leads to stays as it is, also if another check refuses the run."""
+    """The target of a link stays as it is, also if another check refuses the run."""
     target = tmp_path / "target"
     if (folder / name).exists():
         shutil.move(folder / name, target)
