@@ -194,6 +194,7 @@ CASES = {
 
 def main() -> int:
     """Compare the cases, print a line for each and return the exit code."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that runs that stand still are killed
     try:
         options = parse()
         baseline = install(options.baseline)  # first: what is wrong with it is said before anything compiles

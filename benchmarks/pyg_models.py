@@ -131,6 +131,23 @@ class JK(nn.Module):
         return self.lin(self.jump(xs))
 
 
+class Recurrent(nn.Module):
+    """Message passing whose rows update the state of a GRU, [1, n, F] (Gilmer et al. 2017)."""
+
+    def __init__(self, widths: Widths = SMALL) -> None:
+        super().__init__()
+        self.first, self.conv = pyg.GCNConv(widths.features, widths.hidden), pyg.GCNConv(widths.hidden, widths.hidden)
+        self.gru, self.lin = nn.GRU(widths.hidden, widths.hidden), nn.Linear(widths.hidden, widths.classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = F.relu(self.first(x, edge_index))
+        state = x.unsqueeze(0)
+        for _ in range(2):
+            rows, state = self.gru(F.relu(self.conv(x, edge_index)).unsqueeze(0), state)
+            x = rows.squeeze(0)
+        return self.lin(x)
+
+
 class RGCN(nn.Module):
     """R-GCN, for a graph with edge types."""
 
@@ -345,6 +362,7 @@ NATIVE: dict[str, Any] = {
     "pyg-jk": JK,
     "pyg-jk-lstm": partial(JK, mode="lstm"),
     "pyg-mixed": mixed,
+    "pyg-gru": Recurrent,
     "pyg-basic": basic,
     "pyg-constant": ConstantFirst,
 }

@@ -225,7 +225,7 @@ BY_BLOCKS = ("pyg-pna", "pyg-transformer", "pyg-deeper", "pyg-custom", "pyg-own-
 def converted_cases() -> list[Case]:
     """Return cases of models written for PyG and converted."""
     names = ["gcn", "gat", "gatv2", "sage", "sage-max", "gin", "gcnii", "appnp", "jk", "jk-lstm", "mixed", "basic"]
-    names.append("constant")
+    names += ["constant", "gru"]
     result = [Case(model=f"pyg-{name}") for name in names]
     result += [Case(model=name, edge_features=3 if "edges" in name else 0) for name in BY_BLOCKS]
     result += [Case(model=f"pyg-{name}-edges", edge_features=3) for name in ("gat", "gatv2")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -133,7 +134,7 @@ class Converted(PhasedModel):
 
     def _with_state(self, step: TracedStep, number: int, values: dict[str, Any], boundary: Boundary) -> Boundary:
         """Return the boundary of a step with the live values added to its state."""
-        kinds = self._program.kinds
+        kinds, num_rows = self._program.kinds, len(boundary.request.rows[boundary.request.op.first])
         rows: dict[str, Tensor] = {}
         shared: dict[str, Tensor] = {}
         shapes: dict[str, Any] = {}
@@ -143,7 +144,7 @@ class Converted(PhasedModel):
             if kinds[name] == "shared" and isinstance(value, Tensor):
                 shared[LIVE + name] = value
             elif kinds[name] == "rows":
-                shapes[name] = _flatten(value, LIVE + name, rows, step.line)
+                shapes[name] = _flatten(value, LIVE + name, rows, num_rows, step.line)
             else:
                 constants[name] = value
         return replace(
@@ -161,21 +162,27 @@ def _split(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, 
     return step_tensors, {name.removeprefix(LIVE): tensor for name, tensor in tensors.items() if name.startswith(LIVE)}
 
 
-def _flatten(value: Any, name: str, into: dict[str, Tensor], line: str) -> Any:
+def _flatten(value: Any, name: str, into: dict[str, Tensor], num_rows: int, line: str) -> Any:
     """Add the tensors of a live value to `into` as rows [n, .], and return the shapes that `_restored` needs.
 
     Args:
         value: A floating-point tensor, or a tuple or list of these.
         name: Name of the rows; parts of a tuple get their index appended.
         into: Rows by name, which are added to.
+        num_rows: Number of rows, n.
         line: Location in the user's code, for an error.
     """
     if isinstance(value, Tensor) and value.is_floating_point() and value.dim():
-        into[name] = value if value.dim() == 2 else value.reshape(len(value), -1)
-        return tuple(value.shape[1:])
+        # The rows may be the second dimension after one of size 1, as in the state of a GRU that runs once.
+        before = 1 if value.dim() > 1 and value.shape[0] == 1 != num_rows else 0
+        widths = tuple(value.shape[before + 1 :])
+        if value.shape[before] == num_rows:
+            into[name] = value if value.dim() == 2 and not before else value.reshape(num_rows, math.prod(widths))
+            return before, widths
     if isinstance(value, tuple | list):
-        return [_flatten(part, f"{name}.{number}", into, line) for number, part in enumerate(value)]
-    what = f"a tensor of {value.dtype}" if isinstance(value, Tensor) else f"a value of type {type(value).__name__}"
+        return [_flatten(part, f"{name}.{number}", into, num_rows, line) for number, part in enumerate(value)]
+    is_tensor = isinstance(value, Tensor)
+    what = f"a tensor {list(value.shape)} of {value.dtype}" if is_tensor else f"a value of type {type(value).__name__}"
     raise InputError(
         f"{line}: {what} that was computed before this aggregate is used after it, where a rank may have fewer rows: "
         "compute it again after the aggregate"
@@ -186,7 +193,7 @@ def _restored(rows: dict[str, Tensor], shapes: dict[str, Any]) -> dict[str, Any]
     def restore(name: str, shape: Any) -> Any:
         if isinstance(shape, list):
             return [restore(f"{name}.{number}", part) for number, part in enumerate(shape)]
-        tensor = rows[name]
-        return tensor if len(shape) == 1 else tensor.reshape(len(tensor), *shape)
+        tensor, (before, widths) = rows[name], shape
+        return tensor if not before and len(widths) == 1 else tensor.reshape(*[1] * before, len(tensor), *widths)
 
     return {name: restore(name, shape) for name, shape in shapes.items()}
