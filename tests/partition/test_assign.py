@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,7 +26,7 @@ from weft.partition import METHODS, PartitionBook, PartitionOptions, Quality, ma
 from weft.partition.assign import metis, neighbours
 from weft.runtime import native
 from weft.training.flag_checks import make_options, partition_of
-from weft.utils.errors import InputError
+from weft.utils.errors import InputError, Stopped
 
 RECIPE = "rmat:60,300"
 
@@ -241,3 +245,23 @@ def test_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError) as error:
         make_book(graph, 2, method="balanced")
     assert_one_line(error, "pymetis is missing", "pip install pymetis", "fennel")
+
+
+def test_a_signal_within_metis_stops_the_process() -> None:
+    """METIS replaces the handler of SIGTERM, and would end with an error of its own."""
+
+    def handle(number: int, _frame: Any) -> None:
+        raise Stopped("stopped", number)
+
+    def partition_for_seconds() -> None:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            metis(graph, 8, 0)
+
+    graph, former = load("rmat:20k,200k"), signal.signal(signal.SIGTERM, handle)
+    try:
+        for _ in range(2):  # the second signal needs a handler, too
+            with subprocess.Popen(["sh", "-c", f"sleep 0.3; kill {os.getpid()}"]), pytest.raises(Stopped):
+                partition_for_seconds()
+    finally:
+        signal.signal(signal.SIGTERM, former)

@@ -6,6 +6,7 @@ Each returns the part of every vertex, int32 [N], which depends on graph, parts 
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Callable
 
 import torch
@@ -155,7 +156,15 @@ def metis(graph: Graph, num_parts: int, seed: int, weight: Tensor | None = None)
     adjacency = pymetis.CSRAdjacency(indptr.numpy().astype(dtype), indices.numpy().astype(dtype))
     weights = None if weight is None else weight.numpy().astype(dtype)
     settings = pymetis.Options(seed=seed % 2**31)
-    _, part = pymetis.part_graph(num_parts, adjacency, vweights=weights, options=settings)
+    try:
+        _, part = pymetis.part_graph(num_parts, adjacency, vweights=weights, options=settings)
+    except RuntimeError:
+        # METIS replaces the handler of SIGTERM by a jump to its end, which leaves the signal blocked and its handler in
+        # place. It also raises the signal for errors of its own, which valid graphs do not cause.
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        signal.raise_signal(signal.SIGTERM)
+        raise
     return torch.tensor(part, dtype=torch.int32)
 
 
