@@ -24,11 +24,12 @@ from weft.nn import (
     idle_parameters,
 )
 from weft.strategies import get_strategy
+from weft.training.artifacts.checkpoint import Checkpoint, tensors_under
 from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions
 from weft.training.flag_checks import rows_device
 from weft.training.launch.payload import pickled, sending
 from weft.training.launch.torchrun import is_main_process
-from weft.training.optimizer import check_scheduler, make_optimizer
+from weft.training.optimizer import check_scheduler, check_updates, make_optimizer
 from weft.training.tasks.losses import make_loss
 from weft.training.tasks.scores import make_metrics
 from weft.training.tasks.task import validation_score
@@ -178,6 +179,35 @@ def check_restorable(model: nn.Module) -> None:
             "restored. For parametrized layers, use torch.nn.utils.parametrizations on a torch.nn.Linear; PyG's Linear "
             "does not support it"
         ) from error
+
+
+def check_checkpoint(saved: Checkpoint, config: Config, model: nn.Module, functions: OwnFunctions) -> None:
+    """Check that a run can continue from a checkpoint, before anything is removed that was written after it.
+
+    Args:
+        saved: The checkpoint, whose tensors may have any names, shapes and dtypes.
+        config: The run's configuration.
+        model: The model, with all rows of embeddings.
+        functions: User-defined functions of the run.
+
+    Raises:
+        InputError: The checkpoint belongs to another model, optimizer or scheduler, or is damaged.
+    """
+    weights = {name: (list(value.shape), value.dtype) for name, value in model.state_dict().items()}
+    expected = {f"{part}.{name}": weight for name, weight in weights.items() for part in ("model", "best")}
+    actual = {name: (list(value.shape), value.dtype) for name, value in saved.tensors.items()}
+    for name in sorted(expected.keys() | {name for name in actual if not name.startswith("optimizer.")}):
+        if expected.get(name) != actual.get(name):
+            saved_weight, weight = (
+                f"{named[name][1]} {named[name][0]}" if name in named else "missing" for named in (actual, expected)
+            )
+            raise InputError(
+                f"--resume: the checkpoint belongs to another model ({name} is {saved_weight} in the checkpoint, and "
+                f"{weight} in the model): give the model of the run, or a new --out"
+            )
+    check_updates(
+        config, list(model.parameters()), functions, tensors_under("optimizer.", saved.tensors), saved.updates
+    )
 
 
 def check_input(graph: Graph, model: nn.Module) -> None:

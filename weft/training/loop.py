@@ -78,17 +78,12 @@ class Trainer:
             updates: State of optimizer and scheduler that is not in tensors, as `plain_state` returns it.
 
         Raises:
-            InputError: The checkpoint belongs to another model, optimizer or scheduler.
+            InputError: The checkpoint belongs to another optimizer or scheduler; see also `check_checkpoint`.
         """
         tensors = embedding_shards.place(tensors, self.strategy, self.optimizer)
         self.progress = progress
         self.best = checkpoint.tensors_under("best.", tensors)
-        try:
-            self.model.load_state_dict(checkpoint.tensors_under("model.", tensors))
-        except RuntimeError as error:
-            raise InputError(
-                f"--resume: the checkpoint belongs to another model ({str(error).splitlines()[-1].strip()})"
-            ) from error
+        self.model.load_state_dict(checkpoint.tensors_under("model.", tensors))
         load_updates(self.optimizer, self.scheduler, checkpoint.tensors_under("optimizer.", tensors), updates)
 
     @cached_property

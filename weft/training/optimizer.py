@@ -346,10 +346,54 @@ def load_updates(
             loaded |= {name: value.to(loaded[name].device) for name, value in tensors.items()}
         if scheduler is not None:
             scheduler.load_state_dict(restore_types(scheduler.state_dict(), json_state["scheduler"]))
-    except (ValueError, KeyError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # the state comes from a file, and may have any types
         raise InputError(
-            f"--resume: the checkpoint belongs to another optimizer or scheduler ({error}): use those of the run"
+            f"--resume: the checkpoint belongs to another optimizer or scheduler ({cause(error)}): use those of the run"
         ) from error
+
+
+def check_updates(
+    config: Config,
+    parameters: Parameters,
+    functions: OwnFunctions,
+    tensors: Mapping[str, Tensor],
+    json_state: Mapping[str, Any],
+) -> None:
+    """Check a saved state by a step of an optimizer and a scheduler that the run does not use, with gradients of 0.
+
+    A state of wrong types, shapes or keys would otherwise fail in the first step, or in one of a later epoch.
+
+    Args:
+        config: The run's configuration.
+        parameters: Parameters of the model on the CPU, with all rows of embeddings. They do not change.
+        functions: User-defined functions of the run.
+        tensors: Tensors of the state, as for `load_updates`.
+        json_state: The rest of the state, as for `load_updates`.
+
+    Raises:
+        InputError: The state belongs to another kind of optimizer or scheduler, or the step fails.
+    """
+    copies = [nn.Parameter(torch.zeros_like(parameter)) for parameter in parameters]
+    with warnings.catch_warnings(), torch.random.fork_rng([]):
+        warnings.simplefilter("ignore")  # the rates of the scheduler are for later epochs
+        optimizer = make_optimizer(config, copies, functions)
+        scheduler = make_scheduler(config, optimizer, functions)
+        copied = {name: value.clone() for name, value in tensors.items()}  # a step changes them in place
+        load_updates(optimizer, scheduler, copied, copy.deepcopy(dict(json_state)))
+        for parameter in copies:
+            parameter.grad = torch.zeros_like(parameter)
+        try:
+            optimizer.step()
+            advance(scheduler, 0.0, 0.0, lower_is_better=False)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise InputError(
+                f"--resume: the checkpoint's state of optimizer or scheduler is damaged ({cause(error)}): give a new "
+                "--out to start again"
+            ) from error
 
 
 def require_plain(name: str, state: Any) -> None:

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
 from torch import nn
 
 from weft import reporting
@@ -18,6 +17,7 @@ from weft.config.config import Config, is_imported
 from weft.data import Graph, GraphShape, as_asked, load
 from weft.nn import Workload, check_model_name, row_dtype
 from weft.nn.convert import takes_types
+from weft.runtime.child_process import report_status
 from weft.strategies import Plan
 from weft.training.artifacts.checkpoint import Checkpoint
 from weft.training.artifacts.run_folder import RunFolder, new_folder
@@ -29,7 +29,7 @@ from weft.training.flag_checks import (
     refuse_foreign_flags,
     rows_device,
 )
-from weft.training.input_checks import check
+from weft.training.input_checks import check, check_checkpoint
 from weft.training.launch.joined_ranks import closing_on_error, join_ranks, make_on_all_ranks, plan_together
 from weft.training.launch.local_ranks import on_local_ranks
 from weft.training.launch.processes import require_guard
@@ -45,6 +45,7 @@ from weft.utils.dtypes import dtype_name
 from weft.utils.errors import InputError, RunError, Stopped, printable, unknown
 from weft.utils.notebook import facts_table
 from weft.utils.optional_packages import import_extra
+from weft.utils.tensor_file import load_tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -399,7 +400,7 @@ def run_checked(job: Job, work: Workload, plan: Plan | None = None, *, launched:
         with waiting(f"planning {job.config.strategy}", quiet=job.quiet):
             plan = plan or make_plan(job.config, work)
             job = with_kernels(with_estimate(job, plan))
-        folder = _open_folder(job, work.graph)
+        folder = _open_folder(job, work)
         try:
             ended = (_work_launched if launched else _work_alone)(job, folder, plan)
         except RunError:
@@ -485,12 +486,14 @@ def _resume_point(job: Job, folder: RunFolder, graph: Graph) -> tuple[bool, Chec
     return False, None
 
 
-def _open_folder(job: Job, graph: Graph) -> RunFolder:
+def _open_folder(job: Job, work: Workload) -> RunFolder:
     """Create or reopen the folder of a run, locked until `release`, and write its configuration."""
     folder = RunFolder(job.out or new_folder(job.config.graph, job.config.model, job.config.strategy))
     folder.lock()
     try:
-        resumes, saved = _resume_point(job, folder, graph)
+        resumes, saved = _resume_point(job, folder, work.graph)
+        if saved:
+            check_checkpoint(saved, job.config, work.model, job.functions)
         if resumes:
             folder.take_back(saved)
         folder.begin(job.config, job.idle, job.choices)
@@ -504,7 +507,9 @@ def _open_folder(job: Job, graph: Graph) -> RunFolder:
 
 def _work_alone(job: Job, folder: RunFolder, plan: Plan) -> Ended:
     """Train in this process, on one rank."""
-    return run_rank(job, folder, plan, Group(device=rows_device(job.config)), impatient=True)
+    group = Group(device=rows_device(job.config))
+    report_status(group.meter, f"continue with {how_to_resume(job, folder)}")
+    return run_rank(job, folder, plan, group, impatient=True)
 
 
 def _work_joined(job: Job, work: Workload, *, last: bool) -> tuple[RunFolder, Ended]:
@@ -521,12 +526,13 @@ def _work_joined(job: Job, work: Workload, *, last: bool) -> tuple[RunFolder, En
         _check_folder(job, graph)
         plan = make_plan(config, work)
         jobs.append(with_kernels(with_estimate(job, plan)))
-        folders.append(_open_folder(jobs[0], graph))
+        folders.append(_open_folder(jobs[0], work))
         return plan, str(folders[0].path)
 
     with closing_on_error(group):
         plan, path = plan_together(config, work, group, lead)
         folder = folders[0] if folders else RunFolder(Path(path))
+        report_status(group.meter, f"continue with {how_to_resume(job, folder)}")
         try:
             ended = run_rank(jobs[0] if jobs else job, folder, plan, group)
         except InputError:
@@ -548,5 +554,5 @@ def _work_launched(job: Job, folder: RunFolder, plan: Plan) -> Ended:
     except RunError as error:
         raise RunError(f"{error}; continue with {how_to_resume(job, folder)}") from None
     if not isinstance(ended, int):
-        model.load_state_dict(load_file(folder.model))
+        model.load_state_dict(load_tensors(folder.model))
     return ended

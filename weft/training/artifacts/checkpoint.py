@@ -15,19 +15,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from weft.comm import Group
 from weft.config.config import Config
+from weft.runtime.memory import check_fits_memory
 from weft.utils import migrate
 from weft.utils.errors import InputError, RunError, readable
 from weft.utils.file_writing import sync
+from weft.utils.files import MAX_RECORD_BYTES, open_regular, read_text
+from weft.utils.json_types import check_types, from_json
 from weft.utils.jsonl import FilePosition
-from weft.utils.tensor_file import save_tensors
+from weft.utils.tensor_file import load_tensors, save_tensors
 
 MAX_CHECKPOINTS = 2
 """Number of checkpoints that a run keeps."""
+UPDATES = {"groups": list[dict[str, Any]], "values": dict[str, dict[str, Any]], "scheduler": dict[str, Any]}
+"""Types of the state of optimizer and scheduler that is not in tensors."""
 
 
 @dataclass(kw_only=True)
@@ -187,19 +191,26 @@ def _read(path: Path) -> Checkpoint:
 
     Raises any error if it is damaged, and NewerFile if a later version of weft wrote it.
     """
-    content = json.loads((path / "state.json").read_text())
+    content = json.loads(read_text(path / "state.json", MAX_RECORD_BYTES))
     if content["sha256"] != _digest(json.dumps(content["state"])):
         raise ValueError("its state does not match its checksum")
     state = migrate.checkpoint(content["state"], path / "state.json")
-    if state["progress"]["epoch"] != _epoch_of(path) or state["tensors"] != _sha256(path / "state.safetensors"):
+    check_types(state, {"fingerprint": str, "data": dict[str, str], "updates": dict[str, Any]})
+    check_types(state["updates"], UPDATES)
+    progress, record = from_json(Progress, state["progress"]), from_json(FilePosition, state["record"])
+    if min(progress.waited, progress.best_epoch + 1, record.size, record.epochs_size) < 0:
+        raise ValueError("one of its counts is negative")
+    tensors = path / "state.safetensors"
+    check_fits_memory(tensors.stat().st_size, f"{tensors}: its tensors", "resume on a machine with more memory")
+    if progress.epoch != _epoch_of(path) or state["tensors"] != _sha256(tensors):
         raise ValueError("its epoch does not match its name, or its tensors do not match their checksum")
     return Checkpoint(
         config=Config.from_dict(state["config"], str(path)),
         fingerprint=state["fingerprint"],
-        progress=Progress(**state["progress"]),
-        tensors=load_file(path / "state.safetensors"),
+        progress=progress,
+        tensors=load_tensors(tensors),
         updates=state["updates"],
-        record=FilePosition(**state["record"]),
+        record=record,
         data=state["data"],
     )
 
@@ -254,5 +265,5 @@ def _digest(text: str) -> str:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
