@@ -137,11 +137,11 @@ def test_a_broken_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (raw / "amazon_electronics_photo.npz").write_bytes(b"<html>sorry</html>")
     with pytest.raises(InputError) as error:
         load("amazon_photo", root=tmp_path)
-    assert_one_line(error, f"PyG cannot read the files in {raw}", "delete that folder")
+    assert_one_line(error, f"amazon_photo: delete {raw} to fetch its files again", "not a zip file")
 
 
 def test_a_download_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weft_data: Callable[[str], Path]) -> None:
-    """A raw file that was downloaded by hand is read by PyG; a graph without masks gets a random split."""
+    """A raw file that was downloaded by hand is read; a graph without masks gets a random split."""
     pytest.importorskip("torch_geometric")
     with np.load(weft_data("amazon_photo"), allow_pickle=False) as file:
         source, target = file["edge_index"]

@@ -214,6 +214,14 @@ def test_names_are_escaped(tmp_path: Path) -> None:
     assert "<img" not in page_of(evil, plain)
 
 
+def test_control_characters_are_escaped(tmp_path: Path) -> None:
+    page = page_of(make_run(tmp_path / "a\u202e\x1b[1m", graph="b\u202e\x1b"))
+    assert {row["run"] for row in tables(page)["epochs"]} == {r"a\u202e\x1b[1m"}
+    assert r"b\u202e\x1b" in page
+    assert "\u202e" not in page
+    assert "\x1b" not in page
+
+
 def test_a_page_makes_no_requests(folder: Path) -> None:
     page = Elements(page_of(folder))
     assert not [

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from weft.data import DataWarning
 from weft.utils.errors import MAX_CAUSE, MAX_NAMES, InputError, RunError, readable, unknown
 
 
-@pytest.mark.parametrize("kind", [InputError, RunError])
-def test_one_line(kind: type[InputError | RunError]) -> None:
+@pytest.mark.parametrize("kind", [InputError, RunError, DataWarning])
+def test_one_line(kind: type[InputError | RunError | DataWarning]) -> None:
     assert str(kind("a\nb\r\x1b[31m\x00 \u2028\udcff: \u00e9")) == r"a\nb\r\x1b[31m\x00 \u2028\udcff: " + "\u00e9"
 
 

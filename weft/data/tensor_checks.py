@@ -16,7 +16,7 @@ from torch import Tensor
 
 from weft.runtime.memory import check_fits_memory
 from weft.runtime.native import plain_tensor
-from weft.utils.errors import InputError, cause
+from weft.utils.errors import InputError, cause, printable
 
 Numbers: TypeAlias = "Tensor | NDArray[Any] | Sequence[Any]"
 """Types that are accepted as a tensor: a tensor, a NumPy array, a pandas column, or a list."""
@@ -42,7 +42,14 @@ MAX_SPARSE_NUMBERS = 1 << 15
 
 
 class DataWarning(UserWarning):
-    """Warning about legal data that is probably a mistake."""
+    """Warning about legal data that is probably a mistake, in one line.
+
+    Args:
+        text: The message.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(printable(text))
 
 
 class Float32Rounding:

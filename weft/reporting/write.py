@@ -7,7 +7,7 @@ from pathlib import Path
 
 from weft.reporting.page import make_page
 from weft.reporting.records import RunRecords
-from weft.utils.errors import InputError, readable
+from weft.utils.errors import InputError, printable, readable
 from weft.utils.file_writing import write_text
 
 
@@ -23,7 +23,7 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecords]:
             raise InputError(f"{folders[number]} is named twice: name each run once")
     names = [path.name for path in paths]
     return [
-        RunRecords.read(folder, name if names.count(name) == 1 else str(folder))
+        RunRecords.read(folder, printable(name if names.count(name) == 1 else str(folder)))
         for folder, name in zip(folders, names, strict=True)
     ]
 

@@ -1,7 +1,7 @@
-"""Public data sets through PyG's loaders, which download, unpack and convert.
+"""Public data sets, which PyG's loaders download and weft reads.
 
-weft never unpickles files. PyG does: its Planetoid loader unpickles the raw files that it downloaded, and all its
-loaders keep a processed copy as a torch file. To avoid that, give an .npz file instead.
+PyG's loaders also unpickle: the raw files of Planetoid, and the processed copies that they keep as torch files. So they
+only download here, and weft reads the raw files itself (weft.data.io.raw_datasets).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from weft.data.fields import GraphFields
-from weft.data.io.pyg import from_pyg
+from weft.data.io.raw_datasets import READERS
 from weft.data.splits import split_labelled
 from weft.data.tensor_checks import MASKS
-from weft.utils.errors import InputError
+from weft.utils.errors import InputError, readable
 from weft.utils.optional_packages import import_extra
 
 
@@ -67,24 +67,28 @@ def download(name: str, root: Path, *, seed: int = 0) -> GraphFields:
     arguments = [str(root / name)] if loader.argument is None else [str(root / name), loader.argument]
     raw = root / name / loader.raw
     try:
-        data = kind(*arguments)[0]
-    except Exception as error:  # PyG raises whatever its network, archive and array libraries raise
+        without_processing(kind)(*arguments)
+    except Exception as error:  # PyG raises whatever its network and archive libraries raise
         cause = " ".join(f"{type(error).__name__}: {error}".split())
-        if unreachable(error):
-            remedy = f"put the raw files into {raw} yourself, or give a graph file"
-            raise InputError(f"{name}: cannot fetch {address(kind, loader)} ({cause}): {remedy}") from error
-        raise InputError(
-            f"{name}: PyG cannot read the files in {raw} ({cause}): delete that folder to fetch anew"
-        ) from error
-    fields = from_pyg(data, name=name)
+        remedy = f"put the raw files into {raw} yourself, or give a graph file"
+        raise InputError(f"{name}: cannot fetch {address(kind, loader)} ({cause}): {remedy}") from error
+    try:
+        with readable(raw, "fetch its files again"):
+            fields = replace(READERS[loader.kind](raw), name=name)
+    except InputError as error:
+        raise InputError(f"{name}: delete {raw} to fetch its files again: {error}") from error
     if fields.y is not None and all(getattr(fields, mask) is None for mask in MASKS):
         return replace(fields, **split_labelled(fields.y, seed)._asdict())
     return fields
 
 
-def unreachable(error: Exception) -> bool:
-    """Return whether an error came from the network: errors of urllib and most of aiohttp are OSErrors."""
-    return isinstance(error, OSError) or type(error).__module__.partition(".")[0] in ("aiohttp", "http")
+def without_processing(kind: Any) -> Any:
+    """Return a class of torch_geometric.datasets that downloads raw files, if they are not there, and reads no file."""
+
+    def do_nothing(*_: object) -> None:
+        pass
+
+    return type(kind.__name__, (kind,), {"_process": do_nothing, "load": do_nothing})
 
 
 def address(kind: Any, loader: Loader) -> str:
