@@ -23,8 +23,11 @@ from hypothesis import given
 from tests.lib.graph_checks import CALM, assert_one_line, graphs, same_graph
 from tests.lib.ranks import forked
 from weft.cli.main import main
-from weft.data import Graph, load, save
-from weft.data.store import store
+from weft.data import DataWarning, Graph, load, save
+from weft.data import graph as graph_module
+from weft.data.adjacency import Adjacency
+from weft.data.rules import check_stored_transpose
+from weft.data.store import check_record, store
 from weft.data.store.npy import map_array
 from weft.storage.unnamed_files import release
 from weft.utils.errors import InputError
@@ -316,6 +319,139 @@ def test_damage_is_named(damage: str, tmp_path: Path) -> None:
 def test_a_path_is_printed_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "import", "rmat:3,4", "--out", "/proc/a\n\x1bb/c"]) == 1
     assert capsys.readouterr().err.startswith(r"weft: error: /proc/a\n\x1bb: No such file")
+
+
+def directed() -> Graph:
+    """Return a graph without weights whose transpose has as many entries in each row as the in-edges."""
+    return Graph.from_edges(torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0]))
+
+
+WRONG: dict[str, tuple[Graph, Callable[[Path], object], str]] = {
+    "symmetric": (directed(), edit(lambda m: m.update(symmetric=True)), "stored as symmetric"),
+    "transpose of other edges": (
+        directed(),
+        replaced("transpose_indices", np.array([2, 0, 1], np.int32)),
+        "is not the transpose",
+    ),
+    "rows of other edges": (
+        sample(),
+        replaced("transpose_indptr", np.array([0, 2, 2, 4])),
+        "is not the transpose",
+    ),
+    "order of edges": (
+        sample(),
+        replaced("transpose_edge_ids", np.array([1, 0, 2, 3], np.int32)),
+        "is not the transpose",
+    ),
+    "weights of the transpose": (
+        sample(),
+        replaced("transpose_weight", np.array([0.5, 1.0, 2.0, 5.0], np.float32)),
+        "is not the transpose",
+    ),
+    "unsorted sources": (sample(), replaced("indices", np.array([2, 0, 2, 1], np.int32)), "target 1 do not ascend"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("verify", [True, None])
+def test_wrong_contents_with_right_checksums_are_named(wrong: str, verify: bool | None, tmp_path: Path) -> None:
+    graph, spoil, part = WRONG[wrong]
+    graph.save(tmp_path / "g")
+    Graph.open(tmp_path / "g", verify=verify)
+    spoil(tmp_path / "g")
+    with pytest.raises(InputError) as error:
+        Graph.open(tmp_path / "g", verify=verify)
+    assert_one_line(error, tmp_path / "g", part, "import")
+
+
+def test_unsorted_rows_of_a_matrix_are_refused() -> None:
+    """SciPy's CSR matrices may be unsorted; self-loops would then be found or not by chance."""
+    indptr, indices = torch.tensor([0, 3, 3, 4]), torch.tensor([1, 2, 0, 0], dtype=torch.int32)
+    with pytest.raises(InputError, match=r"sources of target 0 do not ascend: use Graph\.from_edges"):
+        Graph(in_edges=Adjacency(indptr=indptr, indices=indices, num_sources=3))
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 1 << 22])
+def test_blocks_of_the_check_agree(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.data.adjacency.BLOCK_ENTRIES", block)
+    monkeypatch.setattr("weft.data.rules.BLOCK_ENTRIES", block)
+    edges = torch.randint(9, (2, 40), generator=torch.Generator().manual_seed(0))
+    graph = Graph.from_edges(*edges, weight=torch.arange(40.0), num_vertices=50)
+    assert graph.in_edges.unsorted_target is None
+    check_stored_transpose(graph.in_edges, graph.in_edges.transpose)
+    target = int(graph.in_edges.degree.argmax())
+    first, last = graph.in_edges.indptr[target : target + 2].tolist()
+    indices = graph.in_edges.indices.clone()
+    indices[first:last] = indices[first:last].flip(0)
+    assert replace(graph.in_edges, indices=indices).unsorted_target == target
+    with pytest.raises(InputError, match="is not the transpose"):
+        check_stored_transpose(graph.in_edges, replace(graph.in_edges, indices=indices).transpose)
+
+
+@pytest.fixture
+def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a graph folder that was opened, and whose check is recorded although its files are new."""
+    monkeypatch.setattr(check_record, "MIN_AGE_SECONDS", -1.0)
+    replace(sample(), val_mask=sample().train_mask, trusted=True).save(tmp_path / "g")
+    with pytest.warns(DataWarning, match="both train_mask and val_mask"):
+        Graph.open(tmp_path / "g", verify=None)
+    return tmp_path / "g"
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Return a list that gets an entry whenever the values of a graph are checked."""
+    graphs: list[object] = []
+    check = graph_module.check_values
+    monkeypatch.setattr(graph_module, "check_values", lambda graph: (graphs.append(graph), check(graph)))
+    return graphs
+
+
+@pytest.mark.filterwarnings("ignore::weft.data.DataWarning")
+def test_a_second_opening_reads_no_values(checked: Path, checks: list[object]) -> None:
+    Graph.open(checked, verify=None)
+    assert not checks
+    Graph.open(checked)
+    assert len(checks) == 1
+
+
+def test_a_second_opening_repeats_warnings(checked: Path) -> None:
+    with pytest.warns(DataWarning, match="both train_mask and val_mask"):
+        Graph.open(checked, verify=None)
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "manifest": edit(lambda m: m.update(name="other")),
+    "times": lambda folder: os.utime(folder / "x.npy", ns=(0, 0)),
+    "bytes": lambda folder: (folder / "x.npy").write_bytes((folder / "x.npy").read_bytes()),
+    "copies": lambda folder: [shutil.copy2(p, f"{p}.new") and os.replace(f"{p}.new", p) for p in folder.glob("*.npy")],
+    "record": lambda folder: (folder / "checked.json").write_text("["),
+    "record of others": lambda folder: (folder / "checked.json").chmod(0o666),
+    "link": lambda folder: (
+        (folder / "checked.json").rename(folder / "r") and (folder / "checked.json").symlink_to(folder / "r")
+    ),
+    "folder": lambda folder: (folder / "checked.json").unlink() or (folder / "checked.json").mkdir(),
+    "fifo": lambda folder: (folder / "checked.json").unlink() or os.mkfifo(folder / "checked.json"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::weft.data.DataWarning")
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_changed_folder_is_checked_again(
+    change: Callable[[Path], object], checked: Path, checks: list[object]
+) -> None:
+    change(checked)
+    Graph.open(checked, verify=None)
+    assert len(checks) == 1
+
+
+def test_new_files_and_read_only_folders_are_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sample().save(tmp_path / "g")
+    Graph.open(tmp_path / "g")
+    assert not (tmp_path / "g" / "checked.json").exists()
+    monkeypatch.setattr(check_record, "MIN_AGE_SECONDS", -1.0)
+    monkeypatch.setattr(check_record, "write_text", lambda *_: (_ for _ in ()).throw(OSError("read-only")))
+    Graph.open(tmp_path / "g")
 
 
 def test_not_a_folder(tmp_path: Path) -> None:

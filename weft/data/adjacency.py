@@ -170,6 +170,20 @@ class Adjacency(CompressedRows):
         return distinct / (num_runs * run) if run else 1.0
 
     @cached_property
+    def unsorted_target(self) -> int | None:
+        """First target whose source ids do not ascend, as they must; None: there is none."""
+        for first in range(1, self.num_edges, BLOCK_ENTRIES):
+            last = min(first + BLOCK_ENTRIES, self.num_edges)
+            descends = self.indices[first:last] < self.indices[first - 1 : last - 1]
+            bounds = torch.tensor([first, last], device=self.device)
+            low, high = torch.searchsorted(self.indptr, bounds).tolist()
+            descends[self.indptr[low:high] - first] = False  # a row's first id may be smaller than the one before
+            if descends.any():
+                edge = first + int(descends.nonzero()[0])
+                return int(torch.searchsorted(self.indptr, edge, right=True)) - 1
+        return None
+
+    @cached_property
     def has_loop(self) -> Tensor:
         """True for each target v that has an edge v -> v, bool [n]. Target ids must be the first n source ids."""
         return native.find_loops(self.indptr.cpu(), self.indices.cpu()).to(self.device)

@@ -20,8 +20,9 @@ from weft.data.io.graph_parts import gather_parts
 from weft.data.io.other_libraries import NODE, SOURCE, TARGET, dgl_fields, matrix_edges, network_tables
 from weft.data.io.pyg import PygGraph, from_pyg, to_pyg
 from weft.data.io.pyg_links import with_split_links
-from weft.data.rules import check_kinds, check_shapes, check_values
+from weft.data.rules import check_kinds, check_shapes, check_stored_transpose, check_values, warn_doubtful
 from weft.data.splits import SHARES, random_split, split_by_time
+from weft.data.store.check_record import record_check
 from weft.data.store.store import read_store, save
 from weft.data.tables.table_graph import ColumnRoles, table_parts
 from weft.data.tensor_checks import (
@@ -499,13 +500,20 @@ class Graph(GraphFields):
 
         Args:
             folder: The folder.
-            verify: True: read every file once, compare checksums and check all values. None: check all values, but
-                compare checksums only of files whose size or modification time has changed since they were written.
-                False: trust the files.
+            verify: True: read every file once, compare checksums and check all values. None: do so at the first
+                opening, but compare checksums only of files whose size or modification time has changed since they
+                were written; at later openings read nothing, unless a file has changed since the first one. False:
+                trust the files.
         """
         stored = read_store(folder, verify=verify)
+        trusted = verify is False or (verify is None and stored.checked)
         with located(stored.folder):
-            graph = cls.of(stored.fields, trusted=verify is False)
+            graph = cls.of(stored.fields, trusted=trusted)
+            if not trusted:
+                check_stored_transpose(graph.in_edges, graph.in_edges.transpose)
+                record_check(stored.folder, stored.state)
+            elif verify is None:
+                warn_doubtful(graph)
         object.__setattr__(graph, "path", stored.folder)
         for array in stored.arrays:
             release(array)  # verifying has read all pages of the files

@@ -10,7 +10,7 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from weft.data.adjacency import Adjacency, Transpose
+from weft.data.adjacency import BLOCK_ENTRIES, Adjacency, Transpose
 from weft.data.fields import GraphFields
 from weft.data.tensor_checks import (
     LINKS,
@@ -30,6 +30,7 @@ from weft.data.tensor_checks import (
 )
 from weft.data.vertex_names import VertexNames
 from weft.data.vertex_types import type_range
+from weft.runtime import native
 from weft.utils.errors import InputError
 
 MIN_MARK = 32
@@ -187,6 +188,13 @@ def check_values(graph: GraphFields) -> None:
     if graph.vertex_names is not None and graph.vertex_names.offsets is not None:
         assert graph.vertex_names.text is not None
         check_pointers("vertex_names.offsets", graph.vertex_names.offsets, len(graph.vertex_names.text), REMEDY)
+    warn_doubtful(graph)
+
+
+def warn_doubtful(graph: GraphFields) -> None:
+    """Warn (DataWarning) about legal values that are probably mistakes: gaps between classes, overlapping masks."""
+    if graph.y is not None and len(graph.y) and label_kind(graph.y) == "classes":
+        warn_gap(graph.y)
     warn_overlap(graph)
 
 
@@ -205,7 +213,6 @@ def check_labels(y: Tensor) -> None:
         raise InputError(f"y{place} is {value}: {remedy}")
     if kind == "classes" and len(y):
         check_numbering("y", int(y.max()) + 1, len(y), "vertices")
-        warn_gap(y)
 
 
 def warn_gap(y: Tensor) -> None:
@@ -231,6 +238,11 @@ def check_adjacency(adjacency: Adjacency) -> None:
     indptr, indices = adjacency.indptr, adjacency.indices
     check_pointers("in_edges.indptr", indptr, len(indices), REMEDY)
     check_ids("in_edges.indices", indices, adjacency.num_sources)
+    if adjacency.unsorted_target is not None:
+        raise InputError(
+            f"in_edges.indices: the sources of target {adjacency.unsorted_target} do not ascend: use Graph.from_edges "
+            "or Graph.from_scipy, or import the graph again"
+        )
     if adjacency.known_transpose is not None:
         check_transpose(adjacency, adjacency.known_transpose)
     if adjacency.weight is not None:
@@ -253,6 +265,44 @@ def check_transpose(adjacency: Adjacency, transpose: Transpose) -> None:
         low, high = (int(end) for end in transpose.edge_ids.aminmax())
         if low < 0 or high >= adjacency.num_edges:
             raise InputError(f"transpose.edge_ids is out of range: {REMEDY}")
+
+
+def check_stored_transpose(adjacency: Adjacency, transpose: Transpose) -> None:
+    """Check that a transpose that was read from a file is that of the adjacency, in one pass over the edges.
+
+    Args:
+        adjacency: The in-edges, checked by `check_adjacency`.
+        transpose: The transpose from the file.
+
+    Raises:
+        InputError: If it has other edges, another order, or other weights.
+    """
+    # Transpose the edges of some targets at a time. Their entries in row u of the transpose must follow those of
+    # earlier targets: `cursor` is the position of the next entry of each row.
+    indptr, cursor, first = adjacency.indptr, transpose.indptr[:-1].clone(), 0
+    while first < adjacency.num_targets:
+        bound = int(indptr[first]) + max(BLOCK_ENTRIES, adjacency.num_sources)
+        last = max(first + 1, int(torch.searchsorted(indptr, bound, right=True)) - 1)
+        start, stop = int(indptr[first]), int(indptr[last])
+        pointers, targets, edge_ids = native.transpose(
+            indptr[first : last + 1] - start, adjacency.indices[start:stop], adjacency.num_sources
+        )
+        num_entries = pointers.diff()
+        positions = torch.arange(stop - start) + (cursor - pointers[:-1]).repeat_interleave(num_entries)
+        cursor += num_entries
+        edge_ids = edge_ids.long() + start
+        pairs = [(transpose.indices, targets + first), (transpose.edge_ids, edge_ids)]
+        if adjacency.weight is not None:
+            stored = torch.empty(0) if transpose.weight is None else transpose.weight
+            pairs.append((stored, adjacency.weight[edge_ids]))
+        if (cursor > transpose.indptr[1:]).any() or any(
+            len(stored) != adjacency.num_edges or (stored[positions] != expected).any() for stored, expected in pairs
+        ):
+            raise InputError(
+                "transpose: is not the transpose of in_edges (a directed graph that is stored as symmetric, or files "
+                f"of another graph): {REMEDY}"
+            )
+        first = last
 
 
 def check_links(graph: GraphFields, field: str, links: Tensor) -> None:
@@ -333,7 +383,7 @@ def warn_overlap(graph: GraphFields) -> None:
                     f"{graph.name}: {both} vertices lie in both {field} and {other_field}: scores on one "
                     "are not independent of the other",
                     DataWarning,
-                    stacklevel=5,
+                    stacklevel=6,
                 )
                 return
 

@@ -15,6 +15,7 @@ from weft.data.store.digests import digest_of, note_digest
 from weft.data.store.npy import map_array
 from weft.utils import migrate
 from weft.utils.errors import InputError, readable
+from weft.utils.files import MAX_JSON_BYTES, read_text
 
 FORMAT = "weft-graph"
 MANIFEST = "manifest.json"
@@ -70,7 +71,7 @@ def require_not_set_aside(folder: Path) -> None:
 def read_json(path: Path) -> Any:
     """Return the content of a JSON file. Raises InputError if it cannot be read."""
     with readable(path, REMEDY):
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_text(path, MAX_JSON_BYTES))
 
 
 def is_store(folder: Path) -> bool:
@@ -121,32 +122,32 @@ def entries(fields: dict[str, Any], name: str, kind: type[Item], path: Path) -> 
     return tuple(values)
 
 
-def read_arrays(folder: Path, manifest: dict[str, Any], verify: bool | None) -> dict[str, Tensor]:
-    """Return the arrays that a manifest lists, by name.
+def array_files(folder: Path, manifest: dict[str, Any]) -> dict[str, Path]:
+    """Return the files of the arrays that a manifest lists, by name.
 
     Args:
         folder: The graph folder.
         manifest: Its manifest.
-        verify: Whether to verify checksums; see `read_array`.
 
     Raises:
-        InputError: If a name is no plain file name, or an array is damaged.
+        InputError: If a name is no plain file name.
     """
     path = folder / MANIFEST
     files = entry(manifest, "files", dict, path)
     for name in files:
         if not re.fullmatch(r"\w+", name):
             raise InputError(f"{path}: field 'files' lists '{name}', which is no name of an array: {REMEDY}")
-    return {name: read_array(folder / f"{name}.npy", entry(files, name, dict, path), verify) for name in files}
+    return {name: folder / f"{name}.npy" for name in files}
 
 
-def read_array(path: Path, fields: dict[str, Any], verify: bool | None) -> Tensor:
+def read_array(path: Path, fields: dict[str, Any], verify: bool | None, *, checked: bool = False) -> Tensor:
     """Return a .npy file, memory-mapped copy-on-write.
 
     Args:
         path: The file.
         fields: Its entry in the manifest.
         verify: Whether to compute the checksum; None: only if the file was changed or copied after it was written.
+        checked: True if an earlier opening has checked the file as it is.
 
     Raises:
         InputError: If header, size or checksum differ from the manifest.
@@ -164,7 +165,7 @@ def read_array(path: Path, fields: dict[str, Any], verify: bool | None) -> Tenso
             f"{path}: contains {array.dtype} of shape {list(array.shape)}, which no graph folder has: {REMEDY}"
         )
     tensor, checksum = torch.from_numpy(array), entry(fields, "sha256", str, manifest)
-    unchanged = file_state(path).items() <= fields.items()
+    unchanged = checked or file_state(path).items() <= fields.items()
     if verify or (verify is None and not unchanged):
         unchanged = digest_of(tensor) == checksum
         if not unchanged:

@@ -17,16 +17,18 @@ from torch import Tensor
 
 from weft.data.adjacency import Adjacency, Transpose
 from weft.data.fields import GraphFields
+from weft.data.store.check_record import folder_state, was_checked
 from weft.data.store.digests import FIELDS
 from weft.data.store.manifest import (
     ASIDE,
     FORMAT,
     MANIFEST,
     REMEDY,
+    array_files,
     entries,
     entry,
     is_store,
-    read_arrays,
+    read_array,
     read_manifest,
 )
 from weft.data.store.npy_writer import write_array
@@ -38,6 +40,8 @@ from weft.utils.migrate import versioned
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 """Constants of Linux's renameat2: paths are relative to the current folder; exchange the two names."""
+PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}\.partial")
+"""Names of folders of graphs that are being written."""
 
 
 def save(graph: GraphFields, folder: str | Path, *, overwrite: bool = False) -> None:
@@ -72,8 +76,10 @@ def new_store(folder: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
         if not overwrite:
             raise InputError(f"{folder}: a graph folder exists already: choose another folder, or overwrite it")
     folder.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(folder.parent, PARTIAL)
     partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
     partial.mkdir()
+    lock = lock_folder(partial)
     try:
         yield partial
         replace_folder(partial, folder)
@@ -82,6 +88,8 @@ def new_store(folder: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
         if isinstance(error, OSError) and error.filename is None:
             raise OSError(error.errno, error.strerror or str(error), str(folder)) from error
         raise
+    finally:
+        os.close(lock)
 
 
 def replace_folder(new: Path, folder: Path) -> None:
@@ -209,6 +217,10 @@ class StoreContents(NamedTuple):
     """Absolute path of the folder."""
     arrays: tuple[Tensor, ...]
     """All arrays, memory-mapped; call `release` after reading one to free its pages."""
+    state: dict[str, Any]
+    """State of the files before they were read, for `record_check`."""
+    checked: bool
+    """True if this user has checked the folder before, and no file has changed since."""
 
 
 def read_store(folder: str | Path, *, verify: bool | None = True) -> StoreContents:
@@ -219,7 +231,7 @@ def read_store(folder: str | Path, *, verify: bool | None = True) -> StoreConten
     Args:
         folder: The folder.
         verify: True: read every file once and compare checksums. None: only files whose size or modification time
-            differs from the manifest. False: none.
+            differs from the manifest, and none if the folder was checked before and has not changed. False: none.
 
     Raises:
         InputError: The folder is damaged, of a later version, or no graph folder. The message names file and field.
@@ -228,7 +240,13 @@ def read_store(folder: str | Path, *, verify: bool | None = True) -> StoreConten
     manifest = read_manifest(folder)
     path = folder / MANIFEST
     vertex_types = entries(manifest, "vertex_types", str, path)
-    arrays = read_arrays(folder, manifest, verify)
+    files = array_files(folder, manifest)
+    state = folder_state(files.values(), path)
+    checked = was_checked(folder, state)
+    arrays = {
+        name: read_array(file, entry(manifest["files"], name, dict, path), verify, checked=checked)
+        for name, file in files.items()
+    }
     fields = GraphFields(
         in_edges=open_adjacency(arrays, entry(manifest, "symmetric", bool, path), path),
         name=entry(manifest, "name", str, path),
@@ -241,7 +259,7 @@ def read_store(folder: str | Path, *, verify: bool | None = True) -> StoreConten
     )
     for array in arrays.values():
         note_mapped(array, private=True)
-    return StoreContents(fields, folder, tuple(arrays.values()))
+    return StoreContents(fields, folder, tuple(arrays.values()), state, checked)
 
 
 def open_names(arrays: dict[str, Tensor], manifest: dict[str, Any], path: Path) -> VertexNames | None:
