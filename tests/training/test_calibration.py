@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
+import os
 import shutil
 import threading
 from collections.abc import Mapping
@@ -217,6 +219,19 @@ def test_two_runs_that_end_at_once_both_calibrate(machine: Path) -> None:
     other.join(60)
     assert calibration_of(machine) == [{"compute": 1.1}, {"compute": 1.2}]
     assert [path.name for path in machine.parent.iterdir()] == [machine.name]
+
+
+def test_a_lock_of_another_user_does_not_delay_a_run(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe_command, "LOCK_SECONDS", 0.1)
+    folder = os.open(machine.parent, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    writer = threading.Thread(target=update_calibration, args=(machine, Profile.read(machine).digest, {"compute": 1.1}))
+    writer.start()
+    writer.join(20)
+    is_delayed = writer.is_alive()
+    os.close(folder)
+    assert not is_delayed
+    assert calibration_of(machine) == [{"compute": 1.1}]
 
 
 def test_a_new_probe_drops_the_calibration(machine: Path) -> None:

@@ -13,6 +13,7 @@ from weft.cli.parser import add_options, given_fields, real
 from weft.config.config import Config
 from weft.utils.errors import InputError, readable
 from weft.utils.terminal import print_line, print_message
+from weft.utils.user_folders import expand_user
 
 if TYPE_CHECKING:
     from weft.data import Graph
@@ -151,7 +152,7 @@ def kind_of_source(options: argparse.Namespace) -> str:
     if options.graph is None:
         raise InputError("nothing to import: give a file, a folder or a dataset name, or --edges FILE")
     with readable(options.graph, "check the path"):
-        path = Path(options.graph).expanduser()
+        path = expand_user(options.graph)
         if is_ogb(path):
             return OGB
         return EDGE_LIST if is_edge_list(path) and path.exists() else WHOLE_GRAPH
@@ -217,13 +218,13 @@ def open_parts(
     if config.split and kind != OGB:
         raise InputError(f"--split {config.split}: {config.graph} has no public splits: leave it out")
     if kind == OGB:
-        parts = ogb_parts(Path(config.graph).expanduser(), split=config.split, undirected=options.undirected)
+        parts = ogb_parts(expand_user(config.graph), split=config.split, undirected=options.undirected)
         if shares is None or parts.num_vertices is None:
             return parts
         return replace(parts, masks=split_vertices(parts.y, parts.num_vertices, config.seed, shares))
     if kind == EDGE_LIST:
         return edge_list_parts(
-            Path(config.graph).expanduser(),
+            expand_user(config.graph),
             features=options.features,
             labels=options.label,
             split=column,

@@ -21,6 +21,7 @@ from weft.data.tables import edge_list
 from weft.data.tensor_checks import located
 from weft.data.vertex_order import reorder
 from weft.utils.errors import InputError, readable, unknown
+from weft.utils.user_folders import expand_user, home_folder
 
 RECIPE = "rmat:vertices=100k,edges=1m,features=128,classes=16"
 BUILT_IN = {"digits": digits}
@@ -134,7 +135,7 @@ def find(name: str, seed: int, root: str | Path | None, split: int, verify: bool
             f"{KIND}: describes a graph by its sizes, which only weft plan can use: to train, give a graph such as "
             f"'{RECIPE}'"
         )
-    path = Path(name).expanduser()
+    path = expand_user(name)
     with readable(name, "check the path"):
         if is_path(name, path):
             return load_path(path, seed, split, verify)
@@ -146,7 +147,7 @@ def find(name: str, seed: int, root: str | Path | None, split: int, verify: bool
     if dataset in BUILT_IN:
         return Graph.of(BUILT_IN[dataset]())
     if dataset in LOADERS:
-        folder = Path(root or Path.home() / ".cache" / "weft").expanduser()
+        folder = expand_user(root or home_folder() / ".cache" / "weft")
         return Graph.of(download(dataset, folder, seed=seed))
     if path.is_dir():
         return load_path(path, seed, split, verify)
