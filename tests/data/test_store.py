@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,6 +30,7 @@ from weft.data.adjacency import Adjacency
 from weft.data.rules import check_stored_transpose
 from weft.data.store import check_record, store
 from weft.data.store.npy import map_array
+from weft.runtime.temporary_folder import LEFTOVER_SECONDS, lock_folder
 from weft.storage.unnamed_files import release
 from weft.utils.errors import InputError
 
@@ -134,6 +136,18 @@ def test_a_failed_save_leaves_no_files(broken: str, tmp_path: Path, monkeypatch:
             replace(sample(), name="newer").save(folder, overwrite=overwrite)
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
     same_graph(Graph.open(tmp_path / "old"), sample())
+
+
+def test_folders_that_a_killed_import_left_behind_are_removed(tmp_path: Path) -> None:
+    """Only old folders without a lock are removed: a process that still writes a graph has the lock."""
+    old = time.time() - 2 * LEFTOVER_SECONDS
+    for name in (".g.0123abcd.partial", ".h.1123abcd.partial", ".mine.partial"):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (old, old))
+    lock = lock_folder(tmp_path / ".h.1123abcd.partial")
+    sample().save(tmp_path / "g")
+    os.close(lock)
+    assert {path.name for path in tmp_path.iterdir()} == {"g", ".h.1123abcd.partial", ".mine.partial"}
 
 
 def test_a_failed_rename_restores_the_old_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

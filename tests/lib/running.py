@@ -20,6 +20,7 @@ from typing import Any
 
 import weft
 from tests.lib.ranks import forked, on_ranks
+from weft.cli import main as cli
 from weft.cli.main import main
 from weft.comm import Group
 from weft.utils import jsonl
@@ -102,7 +103,7 @@ def _run_command(
     for number, path in enumerate(outputs, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
     os.environ.clear()
-    os.environ.update({"LD_PRELOAD": ""} | environment)  # set, so that weft does not restart itself to set it
+    os.environ.update({"LD_PRELOAD": ""} | environment)  # without the heap, which only a new process can have
     tempfile.tempdir = None
     process.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]  # as if it had not been forked
     process._parent_process = None  # type: ignore[attr-defined]
@@ -115,6 +116,7 @@ def _run_command(
         else exec_python(path, arguments, descriptors)
     )
     sys.argv = ["weft", *arguments]
+    cli.run_in_child = lambda: None  # a child would have to import the modules
     if prepare is not None:
         prepare()
     sys.exit(main())

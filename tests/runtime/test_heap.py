@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -185,28 +186,37 @@ libc.free(array)
     )
 
 
-def test_a_command_restarts_itself_with_the_heap(heap: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    started = list[str]()
-    monkeypatch.setattr(memory.os, "execv", lambda path, _: started.append(path))
-    monkeypatch.setattr(memory.signal, "pthread_sigmask", lambda *_: None)
-    memory.restart_with_heap()
-    assert os.environ[PRELOAD] == heap[PRELOAD]
-    assert started == [sys.executable]
-    memory.restart_with_heap()
-    monkeypatch.setenv(PRELOAD, "")  # A user can disable the heap.
-    memory.restart_with_heap()
-    assert len(started) == 1
+def test_a_warning_tells_why_there_is_no_heap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, shown in (
+        ("a b", "blank or a colon"),
+        ("a:b", "blank or a colon"),
+        ("ab", "file capabilities"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "_heap.so").touch()
+        monkeypatch.delenv(PRELOAD, raising=False)
+        native = SimpleNamespace(origin=tmp_path / name / "_native.so")
+        monkeypatch.setattr(memory, "find_spec", lambda _, native=native: native)
+        assert bool(heap_environment()) == (name == "ab")
+        memory.warn_without_heap()
+        assert shown in capsys.readouterr().err
+        monkeypatch.setenv(PRELOAD, "")  # A user can disable the heap.
+        assert not heap_environment()
+        memory.warn_without_heap()
+        assert not capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_ranks_use_the_heap(heap: dict[str, str], tmp_path: Path) -> None:
-    """All processes of a run preload the heap: ranks, the process they are forked from, and the launcher."""
+    """The ranks of a run preload the heap, as does the process that they are forked from. The launcher does not."""
     words = ["train", "digits", "--strategy", "tensor", "--workers", "2", "--epochs", "1000000", "--quiet"]
     with subprocess.Popen([sys.executable, "-m", "weft", *words, "--out", str(tmp_path / "run")]) as process:
         until = time.monotonic() + 60
         while not (tmp_path / "run" / "metrics.jsonl").exists() and time.monotonic() < until:
             time.sleep(0.1)
-        maps = [Path(f"/proc/{pid}/maps").read_text() for pid in descendants(process.pid)]
+        maps = [Path(f"/proc/{pid}/maps").read_text() for pid in descendants(process.pid) if pid != process.pid]
         process.terminate()
     assert sum("_native" in text for text in maps) >= 2
     assert all(heap[PRELOAD] in text for text in maps)

@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 from weft.runtime.cores import num_cores
+from weft.runtime.temporary_folder import temporary_folder
 from weft.utils.errors import Stopped, cause, printable
 from weft.utils.optional_packages import install_command
 from weft.utils.units import format_bytes
@@ -239,8 +240,8 @@ def loopback() -> Check:
     """Check that two local ranks can connect and add numbers, as with --workers 2."""
     from weft.training.launch.processes import launch
 
-    with tempfile.TemporaryDirectory(prefix="weft-") as folder:
-        if stopped_by := launch(add_up, (), workers=2, folder=Path(folder)):
+    with temporary_folder() as folder:
+        if stopped_by := launch(add_up, (), workers=2, folder=folder):
             raise Stopped(f"stopped by {signal.Signals(stopped_by).name}", stopped_by)
     return WORKS, "two local ranks met and exchanged rows"
 

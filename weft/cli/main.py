@@ -22,9 +22,11 @@ from weft.cli.data import add_data_commands, import_graph
 from weft.cli.parser import Parser, add_options, given_fields, integer, integers, parse_strategies
 from weft.config.config import PLACEMENT_FIELDS, Config, PartitionOptions, is_imported
 from weft.config.files import named_by, options_text, read_options, with_choices
+from weft.runtime.child_process import run_in_child
 from weft.runtime.forkserver import start_forkserver
-from weft.runtime.memory import restart_with_heap
+from weft.runtime.memory import PRELOAD
 from weft.runtime.stop_request import SIGNALS, handle_signals
+from weft.runtime.temporary_folder import use_process_folder
 from weft.utils.error_line import explain_error, print_error
 from weft.utils.errors import InputError, RunError, Stopped, refusing_exit
 from weft.utils.standard_streams import STDERR, LossyStream, guard_standard_streams
@@ -98,8 +100,8 @@ def _main(arguments: Sequence[str] | None) -> int:
             _warn_in_a_line()
         options = _parser().parse_args(arguments)
         _require_ranks(options)
-        if arguments is None and options.command in STARTING_RANKS:
-            _prepare_process(options)
+        if arguments is None and (code_of_child := _prepare_process(options)) is not None:
+            return code_of_child
         with refusing_exit():
             return int(options.command(options)) or _report_lost_output(options)
     except InputError as error:
@@ -166,7 +168,7 @@ def _handle_signals() -> None:
     # Stack traces go to a copy of stderr, because stderr is redirected while gloo prints.
     faulthandler.register(signal.SIGUSR1, file=os.dup(STDERR))
     handle_signals(stop)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # see restart_with_heap
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # see run_in_child
 
 
 def _warn_in_a_line() -> None:
@@ -175,15 +177,28 @@ def _warn_in_a_line() -> None:
     warnings.showwarning = lambda text, *_: print_message(f"warning: {text}")
 
 
-def _prepare_process(options: argparse.Namespace) -> None:
-    """Do what must come before the import of PyTorch: settings of the process, and the start of the fork server."""
+def _prepare_process(options: argparse.Namespace) -> int | None:
+    """Start the fork server of local ranks, or a child process that runs a command of one rank, or a rank of torchrun.
+
+    Returns:
+        The exit code of the child process; None if this process runs the command.
+
+    Raises:
+        RunError: A signal killed the child process.
+    """
+    if options.command is _plan:
+        use_process_folder()  # for files that the library of a custom model leaves behind
+    if options.command not in STARTING_RANKS:
+        return None
     saved = _saved(options)
     values = (dataclasses.asdict(saved) if saved else {}) | _given_options(options)
-    if "pages" not in str(values.get("disable", "")):
-        restart_with_heap()
+    if "pages" in str(values.get("disable", "")):
+        os.environ.setdefault(PRELOAD, "")  # without the heap for large arrays
     starts_ranks = options.command in (_compare, _sweep, _probe) or values.get("workers", 1) != 1
-    if "RANK" not in os.environ and starts_ranks:
-        start_forkserver()
+    if "RANK" in os.environ or not starts_ranks:
+        return run_in_child()
+    start_forkserver()
+    return None
 
 
 def _saved(options: argparse.Namespace) -> Config | None:

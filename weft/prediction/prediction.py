@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -21,8 +20,8 @@ from weft.config.optimisations import Optimisations
 from weft.config.option import unknown_option
 from weft.data import Graph, GraphShape, VertexNames, as_asked, changed_data, forward_relations, with_inverse_relations
 from weft.nn import Converted, LinkModel, Stack, Workload
-from weft.runtime.forkserver import temporary_folder
 from weft.runtime.kernel_selection import KernelSelection
+from weft.runtime.temporary_folder import temporary_folder
 from weft.storage.table_file import HEADERS, TableFile
 from weft.strategies import Plan, get_strategy
 from weft.training.artifacts.run_folder import NO_DIGESTS, RunFolder
@@ -417,8 +416,8 @@ def check_new_file(path: Path | None, *, overwrite: bool) -> None:
 def draft_of(path: Path | None) -> Iterator[Path]:
     """Yield a temporary path for a file while it is written, and remove what is left there in the end."""
     if path is None:
-        with tempfile.TemporaryDirectory(prefix="weft-", dir=temporary_folder()) as folder:
-            yield Path(folder) / "table"
+        with temporary_folder() as folder:
+            yield folder / "table"
         return
     draft = draft_in(path.parent)
     try:

@@ -6,14 +6,12 @@ import ctypes
 import os
 import re
 import resource
-import signal
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from weft.runtime.stop_request import SIGNALS
 from weft.utils.errors import InputError
+from weft.utils.terminal import print_message
 from weft.utils.units import format_bytes
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
@@ -26,6 +24,8 @@ CGROUPS, PROCESS_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 """Folder of all control groups, and the file that names those of this process."""
 PRELOAD = "LD_PRELOAD"
 """Environment variable of libraries that the dynamic linker loads first."""
+SEPARATORS = re.compile(r"[\s:]")
+"""Characters between the libraries in LD_PRELOAD."""
 
 
 def keep_freed_memory() -> bool:
@@ -57,23 +57,33 @@ def release_freed_memory() -> None:
 def heap_environment() -> dict[str, str]:
     """Return environment variables that give a new process a separate heap for large arrays (csrc/heap.c).
 
-    Returns none if LD_PRELOAD is already set, or if the C library is not glibc.
+    Only a starting process can get this heap. In the C library's heap, small blocks get between freed large arrays, so
+    that the next array of the same size does not fit.
+
+    Returns none if LD_PRELOAD is already set, if the C library is not glibc, or if the path of the heap has characters
+    that separate paths in LD_PRELOAD.
     """
+    heap = _heap_file()
+    return {PRELOAD: str(heap)} if heap and not SEPARATORS.search(str(heap)) else {}
+
+
+def warn_without_heap() -> None:
+    """Print a warning if this process was started to have the separate heap, and does not have it."""
+    heap = _heap_file()
+    if heap is None:
+        return
+    if SEPARATORS.search(str(heap)):
+        reason = f"{heap} contains a blank or a colon: install weft in another folder"
+    else:
+        reason = "the system ignores LD_PRELOAD: use a Python without file capabilities"
+    print_message(f"warning: runs without weft's allocator, and needs more time and memory ({reason})")
+
+
+def _heap_file() -> Path | None:
+    """Return the library of the separate heap, or None if there is none or LD_PRELOAD is already set."""
     native = find_spec("weft._native")
     heap = Path(native.origin).with_name("_heap.so") if native and native.origin else Path()
-    return {PRELOAD: str(heap)} if PRELOAD not in os.environ and heap.is_file() else {}
-
-
-def restart_with_heap() -> None:
-    """Replace this process by a new one of the same command, with a separate heap for large arrays.
-
-    Only a starting process can get this heap. In the C library's heap, small blocks get between freed large arrays, so
-    that the next array of the same size does not fit. Does nothing if `heap_environment` returns nothing.
-    """
-    if variables := heap_environment():
-        os.environ |= variables
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until the new process has handlers
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    return heap if PRELOAD not in os.environ and heap.is_file() else None
 
 
 def peak_memory_bytes() -> int:

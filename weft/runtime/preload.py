@@ -4,16 +4,12 @@ Only the fork server imports this module, and before the packages whose import t
 """
 
 import atexit
-import ctypes
 import os
 import signal
-import sys
 
-from weft.runtime.forkserver import remove_launchers_folder, serve_launcher
+from weft.runtime.forkserver import remove_launchers_folder, serve_launcher, signal_at_end_of
+from weft.runtime.memory import warn_without_heap
 from weft.runtime.stop_request import SIGNALS
-
-PARENT_DEATH_SIGNAL = 1
-"""Option PR_SET_PDEATHSIG of Linux's prctl: send a signal when the parent process ends."""
 
 _server, _launcher = os.getpid(), serve_launcher()
 
@@ -33,6 +29,5 @@ signal.signal(signal.SIGHUP, signal.SIG_IGN)  # ranks inherit this
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles Ctrl-C
 signal.signal(signal.SIGTERM, _end_without_launcher)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # see start_forkserver
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)
-_end_without_launcher()  # in case the launcher ended before prctl
+signal_at_end_of(_launcher, signal.SIGTERM)
+warn_without_heap()

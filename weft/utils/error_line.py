@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import time
 import traceback
 from contextlib import suppress
@@ -43,6 +44,16 @@ def print_error(text: str, *, shared: bool) -> None:
         summary = {"message": line, "extraInfo": {"py_callstack": line, "timestamp": str(int(time.time()))}}
         with suppress(OSError), open(path, "w") as file:
             json.dump({"message": summary}, file)
+
+
+def killed_by(number: int) -> str:
+    """Return words for the end of a process by a signal, with the probable cause.
+
+    Args:
+        number: Number of the signal.
+    """
+    hint = " (out of memory? --strategy offload stores rows on disk)" if number == signal.SIGKILL else ""
+    return f"killed by {signal.Signals(number).name}{hint}"
 
 
 def explain_error(error: Exception) -> str:

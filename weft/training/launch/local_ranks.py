@@ -9,7 +9,6 @@ import copy
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +24,8 @@ from weft.cost import Machine
 from weft.data import Graph
 from weft.nn import Outlines, Workload
 from weft.runtime.cores import cores_per_rank
-from weft.runtime.forkserver import temporary_folder
 from weft.runtime.meter import Meter, has_status
+from weft.runtime.temporary_folder import temporary_folder
 from weft.strategies import Options, Plan, get_strategy
 from weft.training.flag_checks import partition_of, rows_device, with_partition
 from weft.training.launch.processes import NO_SPACE, STOPPED, Meeting, launch
@@ -102,25 +101,25 @@ def on_local_ranks(config: Config, work: RankWork, plan: Plan, *, quiet: bool = 
         RunError: A rank failed, see `launch`, or there is no space for the files that the ranks share.
     """
     graph, model = plan.work.graph, plan.work.model
-    with tempfile.TemporaryDirectory(prefix="weft-", dir=temporary_folder()) as scratch:
-        weights, store = Path(scratch) / "weights.safetensors", graph.path or Path(scratch) / "graph"
+    with temporary_folder() as scratch:
+        weights, store = scratch / "weights.safetensors", graph.path or scratch / "graph"
         part = partition_of(plan.options)
         try:
             save_tensors(dict(named_tensors(model)), weights)
             if graph.path is None:
                 graph.save(store)
             if part is not None:
-                save_tensors({"part": part}, Path(scratch) / "part.safetensors")
+                save_tensors({"part": part}, scratch / "part.safetensors")
         except (OSError, InputError) as error:
             raise RunError(NO_SPACE.format(scratch, error)) from error
         skeleton, planned = copy.deepcopy(model).to("meta"), Planned.of(plan)
         plan.release()
         arguments = (config, work, store, skeleton, weights, planned)
-        meeting = Meeting(Path(scratch))
+        meeting = Meeting(scratch)
         starting = f"starting {config.workers} {'rank' if config.workers == 1 else 'ranks'}"
         with waiting(starting, quiet=quiet, until=lambda: has_status(meeting.status, 0)):
             stopped_by = launch(local_rank, arguments, workers=config.workers, folder=meeting.folder)
-        return stopped_by or dict(json.loads((Path(scratch) / RESULT_FILE).read_text()))
+        return stopped_by or dict(json.loads((scratch / RESULT_FILE).read_text()))
 
 
 def local_rank(

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from weft.runtime.forkserver import remove_launchers_folder, start_method
 from weft.runtime.meter import STATUS_BYTES, read_status
 from weft.runtime.stop_request import SIGNALS, blocked_signals, handle_signals
 from weft.training.launch.payload import Received, Sent
-from weft.utils.error_line import explain_error
+from weft.utils.error_line import explain_error, killed_by
 from weft.utils.errors import InputError, RunError
 from weft.utils.standard_streams import STDERR, guard_standard_streams
 
@@ -243,11 +244,7 @@ class Ranks:
         operation = read_status(self._meeting.status, rank)
         pid = self._processes[rank].pid
         if code < 0:
-            name = signal.Signals(-code).name
-            hint = " (out of memory?)" if name == "SIGKILL" else ""
-            return RunError(
-                f"rank {rank} (pid {pid}) was killed by {name}{hint} in {operation}; the others were stopped"
-            )
+            return RunError(f"rank {rank} (pid {pid}) was {killed_by(-code)} in {operation}; the others were stopped")
         if code == UNGUARDED:
             return InputError(NO_GUARD.format(getattr(sys.modules["__main__"], "__file__", "the script")))
         if code == UNKNOWN:
@@ -285,6 +282,7 @@ def _run_rank(
     guard_standard_streams()
     faulthandler.register(signal.SIGUSR1, file=os.dup(STDERR))
     threading.Thread(target=_end_with_parent, args=(meeting,), daemon=True).start()
+    tempfile.tempdir = str(meeting.folder)  # files that libraries leave behind are removed with it
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(workers), LOCAL_WORLD_SIZE=str(workers))
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # ranks of one host accept no connections from others
     try:

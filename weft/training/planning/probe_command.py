@@ -7,10 +7,9 @@ import os
 import platform
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -22,17 +21,20 @@ from weft.autotune import measure_disk, measure_kernels, measure_network, select
 from weft.comm import Group, join
 from weft.cost import Processes, Profile
 from weft.runtime.cores import num_cores
-from weft.runtime.forkserver import temporary_folder
 from weft.runtime.kernel_selection import DEFAULT, select_kernels
 from weft.runtime.memory import keep_freed_memory, memory_limit_bytes
 from weft.runtime.meter import Meter
 from weft.runtime.native import _native
 from weft.runtime.process_memory import watch
+from weft.runtime.temporary_folder import temporary_folder
 from weft.training.launch.processes import Meeting, launch
 from weft.training.progress import waiting
 from weft.utils.errors import InputError, Stopped
+from weft.utils.user_folders import home_folder
 
 TIMEOUT_SECONDS = 600.0
+LOCK_SECONDS = 2.0
+"""Longest time to wait for another process that writes a profile, which takes milliseconds."""
 TINY_GRAPH, LAUNCHED_RANKS = "rmat:vertices=64,edges=256,features=4,classes=2", (2, 4)
 """Graph, and numbers of ranks, of the runs that measure the memory of processes."""
 TINY_EPOCHS = "300"
@@ -42,22 +44,41 @@ PROFILE_FILE = "found.json"
 
 
 def default_path() -> Path:
-    """Return the path of this machine's profile: weft/machine.json in the user's cache folder."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    """Return the path of this machine's profile: weft/machine.json in the user's cache folder.
+
+    Raises:
+        InputError: This user has no home folder.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME") or home_folder() / ".cache"
     return Path(cache) / "weft" / "machine.json"
 
 
 @contextmanager
 def only_writer(path: Path) -> Iterator[None]:
-    """Lock a profile's file against other processes that write it, if the file system supports locks."""
+    """Lock a profile's file against other processes that write it, if the file system supports locks.
+
+    Goes on without the lock after LOCK_SECONDS, because another user may lock a folder that this user shares.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        with suppress(OSError):
-            fcntl.flock(folder, fcntl.LOCK_EX)
+        _lock(folder)
         yield
     finally:
         os.close(folder)
+
+
+def _lock(file: int) -> None:
+    """Lock a file, or return without the lock after LOCK_SECONDS, or at once if the file system has no locks."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(LOCK_SECONDS / 50)
+        except OSError:
+            return
 
 
 def save_profile(profile: Profile, path: Path) -> None:
@@ -127,11 +148,11 @@ def process_facts() -> dict[str, Any]:
 
 def watch_tiny(workers: int) -> int:
     """Return the peak memory in bytes of a run of local ranks on a tiny graph; 0 if the run fails."""
-    with tempfile.TemporaryDirectory(prefix="weft-", dir=temporary_folder()) as folder:
+    with temporary_folder() as folder:
         run = [sys.executable, "-m", "weft", "train", TINY_GRAPH, "--quiet", "--out", f"{folder}/run"]
         run += ["--epochs", TINY_EPOCHS, "--eval-every", TINY_EPOCHS]
         several = ["--workers", str(workers), "--strategy", "communicated"]
-        seen = watch([*run, *(several if workers > 1 else [])], Path(folder))
+        seen = watch([*run, *(several if workers > 1 else [])], folder)
     return 0 if seen.exit_code else seen.memory
 
 
@@ -158,11 +179,11 @@ def measure_on_ranks(profile: Profile, ranks: int, threads: int, *, kernels: boo
     Raises:
         Stopped: A signal stopped the ranks.
     """
-    with tempfile.TemporaryDirectory(prefix="weft-", dir=temporary_folder()) as folder:
-        profile.save(Path(folder) / PROFILE_FILE)
-        if stopped_by := launch(rank_main, (threads, kernels), workers=ranks, folder=Path(folder)):
+    with temporary_folder() as folder:
+        profile.save(folder / PROFILE_FILE)
+        if stopped_by := launch(rank_main, (threads, kernels), workers=ranks, folder=folder):
             raise Stopped(f"stopped by {signal.Signals(stopped_by).name}; nothing was written", stopped_by)
-        return Profile.read(Path(folder) / PROFILE_FILE)
+        return Profile.read(folder / PROFILE_FILE)
 
 
 def rank_main(threads: int, kernels: bool, meeting: Meeting) -> None:
