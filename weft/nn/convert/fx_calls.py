@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -51,11 +51,10 @@ def make_program(graph: fx.Graph, root: nn.Module, *, training: bool, num_relati
         num_relations: Number of relations of the graph, for a model on a heterogeneous graph.
     """
     # 1. Reject calls that cannot be converted. 2. Replace calls in place by calls that return new tensors.
-    # 3. Detach results under torch.no_grad. 4. Remove unused calls, and turn the rest into steps.
+    # 3. Remove unused calls, and turn the rest into steps.
     for node in graph.nodes:
         _check_supported(node)
     _remove_in_place(graph, root)
-    _detach_constants(graph)
     graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
     return _program(graph, root, training, num_relations)
 
@@ -96,30 +95,6 @@ def _remove_in_place(graph: fx.Graph, root: nn.Module) -> None:
         if isinstance(node.args[0], fx.Node):
             is_later = partial(_is_after, order, node)
             node.args[0].replace_all_uses_with(node, is_later)
-
-
-def _detach_constants(graph: fx.Graph) -> None:
-    """Insert a detach after each result of a call under torch.no_grad that code outside of it reads."""
-    for node in list(graph.nodes):
-        if not (node.meta.get(CONSTANT) and node.op.startswith("call_")):
-            continue
-        readers = [user for user in node.users if not user.meta.get(CONSTANT)]
-        if readers:
-            with graph.inserting_after(node):
-                cut = graph.call_function(detached, (node,))
-            cut.meta.update(node.meta)
-            cut.meta.pop(LAYER, None)
-            node.replace_all_uses_with(cut, readers.__contains__)
-
-
-def detached(value: Any) -> Any:
-    """Return a value without the gradients of its tensors; a named tuple becomes a plain one."""
-    if isinstance(value, Tensor):
-        return value.detach()
-    if isinstance(value, tuple | list):
-        parts = [detached(part) for part in value]
-        return tuple(parts) if isinstance(value, tuple) else parts
-    return value
 
 
 def _is_after(order: dict[fx.Node, int], node: fx.Node, user: fx.Node) -> bool:
@@ -173,7 +148,10 @@ def _program(graph: fx.Graph, root: nn.Module, training: bool, num_relations: in
         if _is_width(node):
             kind = "shared"
         kinds[node.name], references[node] = kind, TracedValue(node.name)
-        steps.append(TracedStep(name=node.name, operation=step[0], args=step[1], kwargs=step[2], line=line))
+        constant = bool(node.meta.get(CONSTANT))
+        steps.append(
+            TracedStep(name=node.name, operation=step[0], args=step[1], kwargs=step[2], line=line, constant=constant)
+        )
     layers = [references[node].name for node in graph.nodes if node.meta.get(LAYER)]
     return TracedProgram.of(join_relations(steps, kinds, num_relations), result, kinds, tuple(layers))
 

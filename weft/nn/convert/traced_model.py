@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from weft.nn.aggregate.aggregate import Request
 from weft.nn.convert.traced_steps import (
     Dropout,
     GraphStep,
@@ -74,9 +76,10 @@ class Converted(PhasedModel):
         assert isinstance(step.operation, GraphStep)
         rows, live_rows = _split(state.rows)
         shared, live_shared = _split(state.shared)
-        reached = step.operation.resume(
-            self, views[step.stage], replace(state, rows=rows, shared=shared, context=context)
-        )
+        with _gradients_of(step):
+            reached = step.operation.resume(
+                self, views[step.stage], replace(state, rows=rows, shared=shared, context=context)
+            )
         return self._advance(views, number, reached, {**constants, **live_shared, **_restored(live_rows, shapes)})
 
     @property
@@ -98,12 +101,14 @@ class Converted(PhasedModel):
         for index, step in enumerate(program.steps[number:], number):
             if isinstance(step.operation, GraphStep):
                 if reached is None:
-                    reached = step.operation.begin(self, views[step.stage], *self._arguments(step.args, values))
+                    with _gradients_of(step):
+                        reached = step.operation.begin(self, views[step.stage], *self._arguments(step.args, values))
                 if isinstance(reached, Boundary):
                     return self._with_state(step, index, values, reached)
                 values[step.name], reached = reached, None
             else:
-                values[step.name] = self._run(step, views[step.stage], values)
+                with _gradients_of(step):
+                    values[step.name] = self._run(step, views[step.stage], values)
             values = {name: values[name] for name in (*step.live, step.name)}
         result: Tensor = values[program.result]
         return result
@@ -135,6 +140,10 @@ class Converted(PhasedModel):
     def _with_state(self, step: TracedStep, number: int, values: dict[str, Any], boundary: Boundary) -> Boundary:
         """Return the boundary of a step with the live values added to its state."""
         kinds, num_rows = self._program.kinds, len(boundary.request.rows[boundary.request.op.first])
+        if step.constant:
+            op, requested = boundary.request
+            detached = {name: tensor.detach() if tensor.requires_grad else tensor for name, tensor in requested.items()}
+            boundary = replace(boundary, request=Request(op, detached))
         rows: dict[str, Tensor] = {}
         shared: dict[str, Tensor] = {}
         shapes: dict[str, Any] = {}
@@ -154,6 +163,11 @@ class Converted(PhasedModel):
             shared={**boundary.shared, **shared},
             context=(number, boundary.context, shapes, constants),
         )
+
+
+def _gradients_of(step: TracedStep) -> torch.set_grad_enabled:
+    """Return a context without gradients if the step is under torch.no_grad."""
+    return torch.set_grad_enabled(torch.is_grad_enabled() and not step.constant)
 
 
 def _split(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -100,6 +100,8 @@ class TracedStep:
     """Keyword arguments."""
     line: str
     """Location in the user's code."""
+    constant: bool = False
+    """True if the call is under torch.no_grad."""
     stage: int = 0
     """Stage whose view the step uses. An aggregate over edges has a stage of its own; a norm uses that of the aggregate
     before it, and a step on rows that of the next aggregate."""

@@ -146,8 +146,7 @@ class OutlineView(GraphView):
 
     def targets(self, x: Tensor) -> Tensor:
         num_targets = self.state.rows_at(self.hop + self.state.steps[self.stage])
-        are_targets = self.state.sizes is not None and len(x) == num_targets  # rows of a rank that are all targets
-        return x[:num_targets] if self.traits.shrinks_rows and not are_targets else x
+        return x[:num_targets] if self.traits.shrinks_rows else x
 
     def total(self, x: Tensor) -> Tensor:
         return sum_rows(self._record(x, Total()))

@@ -154,8 +154,13 @@ class Halos(Exchange):
         self.blocks, self.num_own, self.embedded = blocks, num_own, embedded
 
     def targets(self, x: Tensor) -> Tensor:
-        num_targets = len(self.blocks[-1].targets) if self.blocks else len(x)
-        return x if len(x) == num_targets else x[:num_targets]
+        if not self.blocks:
+            return x
+        num_targets = len(self.blocks[-1].targets)
+        # Rows that are sliced are not the constant features, whose aggregates are computed once. A plan whose traits
+        # say that rows shrink takes all rows for sliced ones.
+        is_whole = len(x) == num_targets and not self.blocks[-1].placed.plan.traits.shrinks_rows
+        return x if is_whole else x[:num_targets]
 
     def own_rows(self, x: Tensor) -> Tensor:
         return x[: self.num_own]
