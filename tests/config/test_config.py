@@ -35,6 +35,7 @@ def test_every_option_has_a_help_text() -> None:
         ({"dtype": "float46"}, "unknown --dtype 'float46': did you mean 'float64'?"),
         ({"disable": "reuse,page"}, "unknown --disable 'page': did you mean 'pages'?"),
         ({"hidden": "64"}, "--hidden '64': give a value of type int"),
+        ({"graph": "\udcff"}, r"--graph \udcff: no file of options can hold bytes that are not UTF-8: rename the file"),
     ],
 )
 def test_refuses(options: dict[str, Any], message: str) -> None:

@@ -72,6 +72,8 @@ def checked(spec: dataclasses.Field[Any], value: Any) -> Any:
         value = float(value)
     if type(value) is not kind:
         raise InputError(f"{flag} {value!r}: give a value of type {kind.__name__}")
+    if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+        raise InputError(f"{flag} {value}: no file of options can hold bytes that are not UTF-8: rename the file")
     least, below, most = (spec.metadata[name] for name in ("least", "below", "most"))
     choices = spec.metadata["choices"]
     if isinstance(value, float) and not math.isfinite(value):
