@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from tests.lib.small_files import QUICK, THOROUGH, assert_graph_or_one_line, graph, write_npz, write_typed_npz
 from weft.data import load
 from weft.partition import PartitionBook, make_book
+from weft.utils.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore::weft.data.DataWarning")
 
@@ -98,3 +100,16 @@ def test_any_bytes(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", READERS)
 def test_any_bytes_thoroughly(kind: str, tmp_path: Path) -> None:
     try_damaged_files(READERS[kind], tmp_path, THOROUGH)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", READERS)
+def test_a_fifo_is_not_waited_for(kind: str, tmp_path: Path) -> None:
+    reader = READERS[kind]
+    path = tmp_path / reader.name
+    reader.write(path)
+    file = path / reader.damaged_file if reader.damaged_file else path
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(InputError, match=r"is a FIFO, which weft does not read|: missing"):
+        reader.read(path)

@@ -81,7 +81,7 @@ class PartitionBook:
             InputError: If it is damaged, of a later version, no book, or a book of another graph.
         """
         path = Path(path)
-        if not path.is_file():
+        if path.is_dir() or not path.exists():
             raise InputError(f"{path}: no such file: check the path, or make a book with 'weft partition'")
         with readable(path, REMEDY):
             metadata, part = read(path)

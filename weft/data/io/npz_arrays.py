@@ -37,7 +37,7 @@ def read_all(path: Path, keys: Collection[str] | None = None) -> Arrays:
     Raises:
         InputError: If it is no .npz file, contains pickled objects, or does not fit in memory.
     """
-    if not path.is_file():
+    if path.is_dir() or not path.exists():
         raise InputError(f"{path}: no such file: check the path")
     with parsing(path, REMEDY), open_regular(path) as file, zipfile.ZipFile(file) as archive:
         members = [info for info in archive.infolist() if keys is None or info.filename.removesuffix(".npy") in keys]

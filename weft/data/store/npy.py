@@ -83,7 +83,7 @@ def map_array(path: Path, remedy: str = REMEDY) -> NDArray[Any]:
     Raises:
         InputError: If it is missing or damaged.
     """
-    if not path.is_file():
+    if path.is_dir() or not path.exists():
         raise InputError(f"{path}: no such file: check the path")
     with parsing(path, remedy), open_regular(path) as file:
         header = read_header(file, path.stat().st_size)

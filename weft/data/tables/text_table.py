@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from weft.runtime.memory import check_fits_memory
 from weft.utils.errors import InputError
-from weft.utils.files import open_regular
+from weft.utils.files import check_regular, open_regular
 
 BLOCK_BYTES = 1 << 24
 MAX_LINE_BYTES = 1 << 24
@@ -144,8 +144,9 @@ def read_text(path: Path) -> Iterator[bytes]:
 
 def open_binary(path: Path) -> IO[bytes]:
     """Open a file, unpacked if its name ends in .gz. Raises InputError if there is none."""
-    if not path.is_file():
+    if path.is_dir() or not path.exists():
         raise InputError(f"{path}: no such file: check the path")
+    check_regular(path)
     return cast(IO[bytes], gzip.open(path, "rb")) if path.suffix == ".gz" else open_regular(path)
 
 
