@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import secrets
 import time
 from datetime import timedelta
 from functools import cache
@@ -20,6 +22,12 @@ from weft.comm.group import Group
 from weft.runtime.cores import pin_to_rank_cores
 from weft.runtime.meter import Meter
 from weft.utils.errors import InputError, RunError
+
+FILE = "file://"
+"""Start of the address of a rendezvous through a file."""
+
+POLL_SECONDS = 0.01
+"""Interval in which a rank looks whether the others have agreed on a meeting."""
 
 
 class GroupProperties(NamedTuple):
@@ -45,7 +53,8 @@ def join(*, timeout_seconds: float, meter: Meter, device: str = "cpu", init_meth
         timeout_seconds: Time to wait for the other ranks, here and in later collectives.
         meter: Counter of bytes and seconds for the group.
         device: Type of the ranks' devices: cpu or cuda.
-        init_method: Address of the rendezvous, as for `torch.distributed.init_process_group`.
+        init_method: Address of the rendezvous: `env://` as in PyTorch, or `file://` and a path. Unlike in PyTorch, `#`,
+            `?` and line breaks are part of the path.
 
     Raises:
         InputError: The environment is not that of torchrun, or the existing process group has no backend for the CPU.
@@ -70,7 +79,7 @@ def join(*, timeout_seconds: float, meter: Meter, device: str = "cpu", init_meth
         if properties is not None and properties.device == "cpu" != rank_device.type:
             dist.destroy_process_group()
         if not dist.is_initialized():
-            store = _new_store_part(_store(init_method, rank, size, timeout), rank)
+            store = _new_store_part(_store(init_method, rank, size, timeout), rank, size, timeout)
             store.set_timeout(timeout)
             shares = rank_device.type == "cuda" and not gpus_are_distinct(store, rank, size, gpu_uuid(rank_device))
             backend = "gloo" if rank_device.type == "cpu" or shares else GPU_BACKENDS
@@ -114,12 +123,38 @@ def _store(init_method: str, rank: int, size: int, timeout: timedelta) -> distri
 
     The process reuses it for later process groups, since the store of rank 0 may be the server of the others.
     """
+    if init_method.startswith(FILE):
+        return dist.FileStore(init_method.removeprefix(FILE), size)
     store: distributed_c10d.Store = next(rendezvous(init_method, rank, size, timeout=timeout))[0]
     return store
 
 
-def _new_store_part(store: distributed_c10d.Store, rank: int) -> distributed_c10d.Store:
-    """Return a part of the store for one process group, since addresses of former groups are still in the store."""
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    number = store.add(f"restart {restart} rank {rank}", 1)
-    return distributed_c10d.PrefixStore(f"restart {restart} meeting {number}", store)
+def _new_store_part(store: distributed_c10d.Store, rank: int, size: int, timeout: timedelta) -> distributed_c10d.Store:
+    """Return a part of the store for one process group, since addresses of former groups are still in the store.
+
+    torchrun's agents count restarts each for itself, so the ranks agree on a key without a common number:
+
+    1. Each rank writes a random name, which replaces that of its former process or former group.
+    2. Rank 0 publishes the names of all ranks, again whenever one has changed.
+    3. Each rank whose name is published confirms the list.
+    4. When all have confirmed the same list, rank 0 marks it as final. Its digest is the key.
+    """
+    name, deadline = secrets.token_hex(8), time.monotonic() + timeout.total_seconds()
+    published = ""
+    store.set(f"name {rank}", name)
+    while time.monotonic() < deadline:
+        if rank == 0:
+            names = b" ".join(store.multi_get([f"name {other}" for other in range(size)])).decode()
+            if names != published:
+                store.set("names", names)
+                published = names
+        names = store.get("names").decode()
+        if name in names.split():
+            part = distributed_c10d.PrefixStore(hashlib.sha256(names.encode()).hexdigest(), store)
+            part.set(f"confirmed {rank}", "")
+            if rank == 0 and part.check([f"confirmed {other}" for other in range(size)]):
+                part.set("final", "")
+            if part.check(["final"]):
+                return part
+        time.sleep(POLL_SECONDS)
+    raise RuntimeError("not all ranks have agreed on a meeting")

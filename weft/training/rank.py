@@ -54,6 +54,8 @@ class Job:
     """Folder of the run; None: a new folder."""
     resume: bool
     """True to continue the run in `out`."""
+    restarted: bool = False
+    """True if torchrun has restarted ranks: the run is continued if the folder contains one."""
     quiet: bool
     """True to show no progress."""
     name: str = ""

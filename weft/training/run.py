@@ -394,7 +394,7 @@ def run_checked(job: Job, work: Workload, plan: Plan | None = None, *, launched:
         last: Under torchrun, disconnect the ranks afterwards. False: another run follows.
     """
     if under_torchrun():
-        folder, ended = _work_joined(replace(job, resume=job.resume or restarted()), work, last=last)
+        folder, ended = _work_joined(job, work, last=last)
     else:
         _check_folder(job, work.graph)
         with waiting(f"planning {job.config.strategy}", quiet=job.quiet):
@@ -480,7 +480,7 @@ def _resume_point(job: Job, folder: RunFolder, graph: Graph) -> tuple[bool, Chec
     Raises:
         InputError: The folder contains a run but is not resumed, or its run does not match.
     """
-    if job.resume and (folder.config.exists() or not restarted()):
+    if job.resume and (folder.config.exists() or not job.restarted):
         return True, folder.resumed(job.config, graph)
     folder.require_empty()
     return False, None
@@ -519,6 +519,10 @@ def _work_joined(job: Job, work: Workload, *, last: bool) -> tuple[RunFolder, En
     """
     config, graph = job.config, work.graph
     group = join_ranks("weft.train", config, work)
+    with closing_on_error(group):
+        # An agent of torchrun counts only failures of its own ranks: the ranks of another host may know of no restart.
+        is_restarted = any(report["restarted"] for report in group.all_gather_object({"restarted": restarted()}))
+    job = replace(job, resume=job.resume or is_restarted, restarted=is_restarted)
     folders: list[RunFolder] = []
     jobs: list[Job] = []
 

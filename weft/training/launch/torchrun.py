@@ -51,5 +51,5 @@ def on_one_host() -> bool:
 
 
 def restarted() -> bool:
-    """Return True if torchrun has restarted the ranks after one was lost."""
+    """Return True if torchrun has restarted the ranks of this host after one of them was lost."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
