@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.lib.running import finish, losses, start
+from weft.cli.main import main
 
 GRAPH = "sbm:vertices=60,degree=4,classes=3,features=5"
 FULL = "/dev/full"
@@ -79,6 +80,22 @@ def test_a_warning_tells_that_output_is_incomplete(tmp_path: Path) -> None:
 def test_commands_that_only_print(prepare: Callable[[], None], code: int, error: str) -> None:
     """A full disk is an error of these, since the output is all that they make. Without a reader they end silently."""
     assert finish(start("config", GRAPH, prepare=prepare)) == (code, error)
+
+
+def test_names_that_the_locale_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With LC_ALL=C and PYTHONUTF8=0, names of files are ASCII, and other names cannot be opened or recorded."""
+    options = tmp_path / "run.toml"
+    options.write_text('[data]\ngraph = "gr\u00fcn"\n', encoding="utf-8")
+    arguments = [["data", "info", os.fsencode("gr\u00fcn").decode("ascii", "surrogateescape")]]
+    arguments += [["train", "--config", str(options)]]
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "ascii")
+    for command in arguments:
+        assert main(command) == 2
+        error = capsys.readouterr().err
+        assert "set LC_ALL=C.UTF-8, or PYTHONUTF8=1" in error
+        assert error.count("\n") == 1
 
 
 def test_a_new_process_ends_without_an_error_of_its_own() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from tests.lib.ranks import spawn
 from weft.comm import Group
 from weft.comm.gloo import batch_scheduling, without_native_stderr
+from weft.comm.join import _store
 
 
 def test_lines_of_libraries_are_left_out(capfd: pytest.CaptureFixture[str]) -> None:
@@ -22,6 +24,16 @@ def test_lines_of_libraries_are_left_out(capfd: pytest.CaptureFixture[str]) -> N
     os.write(2, b"afterwards\n")
     print("and of ours", file=sys.stderr)
     assert capfd.readouterr().err == "of ours\nafterwards\nand of ours\n"
+
+
+@pytest.mark.parametrize("name", ["a#b", "a?b=1", "a\nb", "a%41 \xe9"])
+def test_ranks_meet_in_a_folder_of_any_name(name: str, tmp_path: Path) -> None:
+    """PyTorch would take the file of another folder, or none, for characters that have a meaning in an address."""
+    path = tmp_path / name / "store"
+    path.parent.mkdir()
+    _store(f"file://{path}", 0, 2, timedelta(seconds=1)).set("key", "value")
+    assert path.exists()
+    assert list(tmp_path.iterdir()) == [path.parent]
 
 
 def test_new_threads_have_batch_scheduling() -> None:

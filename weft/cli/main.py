@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -98,6 +98,7 @@ def _main(arguments: Sequence[str] | None) -> int:
             guard_standard_streams()
             _handle_signals()
             _warn_in_a_line()
+        _require_encodable(sys.argv[1:] if arguments is None else arguments)
         options = _parser().parse_args(arguments)
         _require_ranks(options)
         if arguments is None and (code_of_child := _prepare_process(options)) is not None:
@@ -118,6 +119,26 @@ def _main(arguments: Sequence[str] | None) -> int:
             handle_signals(signal.SIG_IGN)  # Python would print a traceback for a signal while it ends
     print_error(text, shared=code == 2)
     return code
+
+
+def _require_encodable(texts: Iterable[object]) -> None:
+    """Check that names can be those of files in this locale, where LC_ALL=C with PYTHONUTF8=0 means ASCII only.
+
+    Args:
+        texts: Command-line arguments or values of options. Values that are no text are ignored.
+
+    Raises:
+        InputError: A text has a character that the encoding of file names lacks.
+    """
+    encoding = sys.getfilesystemencoding()
+    for text in [text for text in texts if isinstance(text, str)] if encoding != "utf-8" else ():
+        try:
+            text.encode(encoding)
+        except UnicodeEncodeError:
+            raise InputError(
+                f"{text}: file names are in {encoding} in this locale, which lacks characters of this text: set "
+                "LC_ALL=C.UTF-8, or PYTHONUTF8=1"
+            ) from None
 
 
 def _require_ranks(options: argparse.Namespace) -> None:
@@ -429,6 +450,7 @@ def _given_options(options: argparse.Namespace) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for values in _files(options).values():
         merged |= values
+    _require_encodable(merged.values())
     return merged | given_fields(options, Config)
 
 

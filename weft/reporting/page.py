@@ -104,7 +104,7 @@ def vega() -> str:
 
 
 def _file(name: str) -> str:
-    return (FOLDER / name).read_text()
+    return (FOLDER / name).read_text(encoding="utf-8")
 
 
 def _json(value: Any) -> str:

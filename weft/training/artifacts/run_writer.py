@@ -143,7 +143,8 @@ class RunWriter:
         summary = summarise(jsonl.read(self.folder.metrics), progress, self.description.config.goal)
         summary |= {"forecast": estimate.record(summary)} if estimate else {}
         with replaced(self.folder.card, "the card") as draft:
-            draft.write_text(make_card(self.description, self.idle, progress.best_scores or {}, summary))
+            card = make_card(self.description, self.idle, progress.best_scores or {}, summary)
+            draft.write_text(card, encoding="utf-8")
         self.recorder.write("summary", **summary)
         return summary
 
