@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
@@ -124,7 +125,7 @@ def _store(init_method: str, rank: int, size: int, timeout: timedelta) -> distri
     The process reuses it for later process groups, since the store of rank 0 may be the server of the others.
     """
     if init_method.startswith(FILE):
-        return dist.FileStore(init_method.removeprefix(FILE), size)
+        return FileStore(init_method.removeprefix(FILE), size)
     store: distributed_c10d.Store = next(rendezvous(init_method, rank, size, timeout=timeout))[0]
     return store
 
