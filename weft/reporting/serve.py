@@ -71,7 +71,12 @@ class ReportServer(ThreadingHTTPServer):
         return with_port + names if self.server_port == HTTP_PORT else with_port
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer a client in a thread, and note when its connection began."""
+        """Answer a client in a thread, and note when its connection began.
+
+        Args:
+            request: Socket of the connection.
+            client_address: Address of the client.
+        """
         self._started[request] = time.monotonic()
         super().process_request(request, client_address)
 
