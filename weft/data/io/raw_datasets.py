@@ -42,22 +42,22 @@ def read_planetoid(raw: Path) -> GraphFields:
     read = {name: read_pickled(raw / f"{prefix}.{name}") for name in ("tx", "ty", "allx", "ally", "y", "graph")}
     lines = read_text(raw / f"{prefix}.test.index", MAX_JSON_BYTES).split()
     test_ids = vertex_ids("test.index", torch.tensor([int(line) for line in lines])).long()
-    known, tested = dense(read["allx"], "allx"), dense(read["tx"], "tx")
-    num_vertices = max(len(known), int(test_ids.max()) + 1)
-    check_fits_memory(4 * num_vertices * known.shape[1], "the features", "fetch the files again")
+    untested, tested = dense(read["allx"], "allx"), dense(read["tx"], "tx")
+    num_vertices = max(len(untested), int(test_ids.max()) + 1)
+    check_fits_memory(4 * num_vertices * untested.shape[1], "the features", "fetch the files again")
     check_length("tx", tested, len(test_ids), "ids in test.index")
-    x = torch.zeros(num_vertices, known.shape[1])
-    x[: len(known)], x[test_ids] = known, tested
+    x = torch.zeros(num_vertices, untested.shape[1])
+    x[: len(untested)], x[test_ids] = untested, tested
     classes = torch.zeros(num_vertices, read["ally"].shape[1])
-    classes[: len(known)], classes[test_ids] = (as_tensor(name, read[name]).float() for name in ("ally", "ty"))
+    classes[: len(untested)], classes[test_ids] = (as_tensor(name, read[name]).float() for name in ("ally", "ty"))
     masks = torch.zeros(3, num_vertices, dtype=torch.bool)
     num_train = len(read["y"])
     masks[0, :num_train] = masks[1, num_train : num_train + NUM_VALIDATION] = masks[2, test_ids] = True
     neighbours: dict[int, list[int]] = read["graph"]
     pairs = [(vertex, neighbour) for vertex, ids in neighbours.items() for neighbour in ids]
     source, target = vertex_ids("graph", torch.tensor(pairs).view(-1)).view(-1, 2).unbind(1)
-    kept = source != target
-    return fields(*distinct(source[kept], target[kept]), x, classes.argmax(1), Masks(*masks.unbind()))
+    no_loop = source != target
+    return fields(*distinct(source[no_loop], target[no_loop]), x, classes.argmax(1), Masks(*masks.unbind()))
 
 
 def dense(value: Any, name: str) -> Tensor:
@@ -87,8 +87,8 @@ def read_gnn_benchmark(raw: Path) -> GraphFields:
     x, y = read_features(arrays, "attr"), as_tensor("labels", required_array(arrays, "labels")).long()
     assert x is not None
     source, target = csr_edges(arrays, "adj_")
-    kept = source != target
-    source, target, _ = both_ways(source[kept], target[kept])
+    no_loop = source != target
+    source, target, _ = both_ways(source[no_loop], target[no_loop])
     return fields(source, target, x.masked_fill_(x > 0, 1), y, Masks())
 
 
