@@ -56,7 +56,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_finished_run(whole: Path) -> None:
     """The folder and the summary are complete, and losses, scores and weights equal those on one rank."""
     names = {path.name for path in whole.iterdir()}
-    assert names == {"config.toml", "choices.json", "metrics.jsonl", "checkpoints", "model.safetensors", "card.md"}
+    records = {"metrics.jsonl", "epochs.jsonl"}
+    assert names == {"config.toml", "choices.json", *records, "checkpoints", "model.safetensors", "card.md"}
     last = summary(whole)
     assert last["test_accuracy"] > 0.5
     assert last["epochs"] == EPOCHS
