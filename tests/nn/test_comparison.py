@@ -20,7 +20,7 @@ import weft
 from tests.lib.graphs import NUM_CLASSES, NUM_FEATURES, make_graph
 from weft.data import Adjacency, Graph, GraphShape
 from weft.nn import Converted, Unconverted, convert
-from weft.nn.convert import fx_calls, random_graph, tracing
+from weft.nn.convert import comparison_view, fx_calls, tracing
 from weft.nn.graph_view import GraphView
 from weft.nn.layers import pyg_conv
 from weft.utils.errors import InputError
@@ -339,6 +339,12 @@ def test_a_model_that_runs_as_it_is_refuses_another_order(tmp_path: Path) -> Non
         weft.train(without_loops(make_graph(40)), NumberedRows(), order="bfs", out=tmp_path / "run", quiet=True)
 
 
+def test_unchecked_is_refused_where_it_has_no_effect(tmp_path: Path) -> None:
+    for model in ("gcn", weft.nn.Stack([weft.nn.SAGEConv(NUM_FEATURES, NUM_CLASSES)])):
+        with pytest.raises(InputError, match="unchecked has no effect"):
+            weft.train(make_graph(40), model, unchecked=True, out=tmp_path / "run", quiet=True)
+
+
 def test_wrappers_are_removed() -> None:
     model = TwoLayers()
     for wrapper in (torch.compile(model), nn.DataParallel(model), torch.optim.swa_utils.AveragedModel(model)):
@@ -384,7 +390,7 @@ def test_the_comparison_alone_finds_each_kind(kind: str, monkeypatch: pytest.Mon
 
 def test_the_first_differing_convolution_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        random_graph.ComparisonView, "aggregate", lambda self, *args: 2 * GraphView.aggregate(self, *args)
+        comparison_view.ComparisonView, "aggregate", lambda self, *args: 2 * GraphView.aggregate(self, *args)
     )
     with pytest.raises(
         InputError, match=r"test_comparison\.py:\d+ `.*self\.conv1\(x, edge_index\).*logits in the first"

@@ -16,8 +16,8 @@ from weft.cost.prices import REMEDY, Network, Prices, PriceTable
 from weft.runtime.kernel_selection import DEFAULT, KernelSelection
 from weft.utils import migrate
 from weft.utils.errors import InputError, readable
+from weft.utils.file_reading import MAX_JSON_BYTES, read_text
 from weft.utils.file_writing import write_text
-from weft.utils.files import MAX_JSON_BYTES, read_text
 
 KINDS = ("compute", "network")
 """Kinds of seconds that are calibrated separately, whatever the strategy."""

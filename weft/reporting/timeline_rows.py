@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from weft.utils import migrate
 from weft.utils.errors import readable
-from weft.utils.files import MAX_RECORD_BYTES, read_text
+from weft.utils.file_reading import MAX_RECORD_BYTES, read_text
 
 MICROSECONDS = 1e3
 """Microseconds per millisecond."""

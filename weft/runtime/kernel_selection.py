@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from weft.utils import migrate
 from weft.utils.errors import readable
-from weft.utils.files import MAX_OPTIONS_BYTES, read_text
+from weft.utils.file_reading import MAX_OPTIONS_BYTES, read_text
 
 IMPLEMENTATIONS = {
     "map": ("torch", "mkl", "onednn"),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from weft.config.config import Config
 from weft.data import Graph
 from weft.nn import FAMILY_OPTIONS, MODELS, RELATIONAL, LinkModel, parameter_dtype, row_dtype
+from weft.nn.convert import is_pyg, unwrapped
 from weft.partition import METHODS, PartitionBook, make_book
 from weft.strategies import STRATEGIES, Options, Plan, VertexOptions, get_strategy
 from weft.training.custom_functions import OwnFunctions
@@ -29,6 +30,7 @@ CHOICE_FLAGS = {
     "loss": ("task", ("node",)),
     "class_weights": ("task", ("node",)),
     "heads": ("model", ("gat", "gatv2")),
+    "unchecked": ("model", ("package.module:Class",)),
     "momentum": ("optimizer", ("sgd", "rmsprop")),
     "scheduler_epochs": ("scheduler", ("step", "cosine", "plateau")),
     "lr_factor": ("scheduler", ("step", "plateau")),
@@ -150,6 +152,8 @@ def fields_unused_by_module(config: Config, model: nn.Module | None) -> tuple[st
             raise InputError(
                 f"{spec.name} has no effect on a custom model: leave it out, and set it where you create {config.model}"
             )
+    if config.unchecked and model is not None and not is_pyg(unwrapped(model)):
+        raise InputError("unchecked has no effect on a model that is not written for PyG: leave it out")
     dtype = getattr(torch, config.dtype)
     low_precision = model is not None and row_dtype(model) != parameter_dtype(model)
     if is_low_precision(dtype) and not low_precision:

@@ -73,10 +73,12 @@ def check(
         raise InputError(f"--until {config.until}: the validation score is {validation}: give {validation}=...")
     if own_model:
         warn_of_idle_parameters(work)
-    if isinstance(work.model, Converted) and is_main_process():
-        warn_of_repeated_loops(work)
-    if work.stats.weighted and is_main_process():
-        warn_of_ignored_weights(graph.name, work.outline(get_strategy(config.strategy).traits, training=True))
+    if is_main_process():
+        operations = work.outline(get_strategy(config.strategy).traits, training=True)
+        if isinstance(work.model, Converted):
+            warn_of_repeated_loops(graph, operations)
+        if work.stats.weighted:
+            warn_of_ignored_weights(graph.name, operations)
 
 
 def check_placing(config: Config, work: Workload, *, launched: bool, own_model: bool) -> None:
@@ -271,14 +273,18 @@ def warn_of_idle_parameters(work: Workload) -> None:
         )
 
 
-def warn_of_repeated_loops(work: Workload) -> None:
-    """Warn, in one line, if a converted model would count self-loops that PyG's layers count once (DataWarning)."""
-    operations = work.outline(ONE_DEVICE, training=True)
+def warn_of_repeated_loops(graph: Graph, operations: Sequence[GraphOperation]) -> None:
+    """Warn, in one line, if a converted model would count repeated self-loops, which PyG's layers count once.
+
+    Args:
+        graph: The graph.
+        operations: Operations that the model requests from its views.
+    """
     layers = dict.fromkeys(op.layer for op in operations if isinstance(op.op, Aggregate) and op.op.loops)
-    number = work.graph.in_edges.num_repeated_loops if layers else 0
+    number = graph.in_edges.num_repeated_loops if layers else 0
     if number:
         warnings.warn(
-            f"{work.graph.name} has {number:,} repeated self-loops: PyG's {' and '.join(layers)} counts one for each "
+            f"{graph.name} has {number:,} repeated self-loops: PyG's {' and '.join(layers)} counts one for each "
             "vertex, weft counts all. Remove the repeated ones",
             DataWarning,
             stacklevel=5,

@@ -17,8 +17,8 @@ from typing import Any
 
 from weft.utils import migrate
 from weft.utils.errors import InputError, RunError
+from weft.utils.file_reading import MAX_RECORD_BYTES, read_bytes
 from weft.utils.file_writing import open_in_place, refuse_link, write_bytes
-from weft.utils.files import MAX_RECORD_BYTES, read_bytes
 
 EPOCHS = "epochs.jsonl"
 """Name of the copy, next to the record file."""

@@ -22,7 +22,7 @@ from weft.data.tables.table_graph import labels_of
 from weft.data.tables.text_table import read_blocks
 from weft.data.tensor_checks import Float32Rounding, check_finite, check_ids, located
 from weft.utils.errors import InputError
-from weft.utils.files import open_regular
+from weft.utils.file_reading import open_regular
 
 EDGES, BINARY = "edge.csv.gz", "data.npz"
 SPLITS = ("train", "valid", "test")

@@ -23,7 +23,7 @@ from weft.data.splits import Masks
 from weft.data.store.npy import as_tensor, map_array
 from weft.data.tensor_checks import check_ids, check_length, check_pointers, user_labels, vertex_ids
 from weft.runtime.memory import check_fits_memory
-from weft.utils.files import MAX_JSON_BYTES, read_text
+from weft.utils.file_reading import MAX_JSON_BYTES, read_text
 
 NUM_VALIDATION = 500
 """Number of validation vertices in the public splits of Planetoid. They follow the training vertices."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from weft.data.tensor_checks import dense_cpu_tensor
 from weft.storage.unnamed_files import note_mapped
 from weft.utils.errors import InputError, readable
-from weft.utils.files import open_regular
+from weft.utils.file_reading import open_regular
 
 REMEDY = "save numbers by numpy.save, or fetch the file again"
 

@@ -20,7 +20,7 @@ from weft.data.tables.text_table import NUMBER as NUMBER_TEXT
 from weft.data.tensor_checks import Float32Rounding, located
 from weft.data.vertex_names import Ids, Texts
 from weft.utils.errors import InputError, readable, unknown
-from weft.utils.files import check_regular
+from weft.utils.file_reading import check_regular
 from weft.utils.optional_packages import import_extra
 from weft.utils.user_folders import expand_user
 

@@ -107,17 +107,19 @@ class Topology:
 
         A self-loop, added or among the edges, has the mean features of the target's other in-edges, as in PyG.
         """
-        features, loops = self.edge_features, self.is_loop
+        features, count = self.edge_features, self.adjacency.degree
         if features is None:
             return None
-        count = self.adjacency.degree
-        if has_loops := bool(loops.any()):
+        loops, vertices = None, None
+        if not self.lacks_loop.all():
+            loops = self.is_loop
+            vertices = self.adjacency.edges()[1][loops]
             features = features.masked_fill(loops[:, None], 0)
-            count = count - torch.segment_reduce(loops.double(), "sum", offsets=self.adjacency.indptr, initial=0).long()
+            count = count - torch.bincount(vertices, minlength=len(count))
         sums = torch.segment_reduce(features, "sum", offsets=self.adjacency.indptr, initial=0)
         means = sums / count.clamp(min=1)[:, None]
-        if has_loops:
-            features[loops] = means[self.adjacency.edges()[1][loops]]
+        if loops is not None:
+            features[loops] = means[vertices]
         return EdgeFeatures(features, means)
 
     @property

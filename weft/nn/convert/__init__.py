@@ -8,7 +8,8 @@ fx_calls         turns torch.fx nodes into steps
 traced_steps     the steps, and the values that are live between them
 traced_model     runs the steps in phases, under views
 comparison       runs the original and the converted model side by side
-random_graph     the graphs for this, and the views of the converted model
+random_graph     the graphs for this
+comparison_view  the views of the converted model for this
 unconverted      runs the original as it is, under `single`
 source_location  the line of the user's code that an error names
 """

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from weft.nn.convert.random_graph import NUM_VERTICES, Dropped, RandomGraph, WithoutDropout
+from weft.nn.convert.comparison_view import Dropped, WithoutDropout
+from weft.nn.convert.random_graph import NUM_VERTICES, RandomGraph
 from weft.nn.convert.source_location import first_line, line_of_code, line_of_error
 from weft.nn.convert.traced_model import Converted
 from weft.nn.layers.phases import parameter_dtype

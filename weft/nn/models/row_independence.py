@@ -94,20 +94,14 @@ def check_row_independence(work: Workload, *, all_rows: bool) -> None:
     # a dependence outside of message passing.
     if isinstance(work.model, Unconverted):  # it runs on all rows, and its random numbers depend on the view
         return
-    vertices, others = some_vertices(work.graph, NUM_VERTICES), some_vertices(work.graph, OTHER_VERTICES)
+    vertices = some_vertices(work.graph, NUM_VERTICES)
     topology = random_topology(work.graph, NUM_VERTICES, DEGREE, work.dtype)
-    other_topology = random_topology(work.graph, OTHER_VERTICES, OTHER_DEGREE, work.dtype, seed=1)
-    before = ProbeModel(
-        work, _disjoint_union(other_topology, topology, first_ids=NUM_VERTICES), torch.cat([others, vertices])
-    )
-    after = ProbeModel(
-        work, _disjoint_union(topology, other_topology, second_ids=NUM_VERTICES), torch.cat([vertices, others])
-    )
     alone = ProbeModel(work, topology, vertices)
+    crowded = [] if all_rows else _with_other_rows(work, topology, vertices)
     tolerance = torch.finfo(work.row_dtype).eps ** 0.5  # sums may change by rounding with the number of rows
     for training in (False, True):  # a training step changes the statistics that an evaluation uses
         totals: list[Tensor] = []
-        for probe in (alone, before, after):
+        for probe in (alone, *(probe for probe, _ in crowded)):
             probe.model.train(training)
         with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(training):
             run = alone.forward(ProbeView, recorded=totals, totals=None)
@@ -126,9 +120,7 @@ def check_row_independence(work: Workload, *, all_rows: bool) -> None:
                     f"{name} returns different results when it is called again (it is random, or changes its state), "
                     "so a run could not be reproduced: for dropout, call view.dropout(x, p), or give Stack dropout=p"
                 )
-            if all_rows:
-                continue
-            for probe, first in ((before, False), (after, True)):
+            for probe, first in crowded:
                 run = probe.forward(ProbeView, recorded=[], totals=iter(totals))
                 name = _first_difference(calls, _calls(probe.model, run), tolerance, first=first)
                 if name:
@@ -137,6 +129,27 @@ def check_row_independence(work: Workload, *, all_rows: bool) -> None:
                         "present, and a rank stores only some. Use weft.nn.BatchNorm(width), called with the view, "
                         "view.total(x) for other sums over vertices, or --strategy single"
                     )
+
+
+def _with_other_rows(work: Workload, topology: Topology, vertices: Tensor) -> list[tuple[ProbeModel, bool]]:
+    """Return the model on some vertices and on others, which no edge joins to them.
+
+    Args:
+        work: The workload.
+        topology: Edges between the vertices.
+        vertices: The vertices, int64 [n].
+
+    Returns:
+        The model with the others before the vertices, and after them; True: the vertices come first.
+    """
+    others = some_vertices(work.graph, OTHER_VERTICES)
+    other_topology = random_topology(work.graph, OTHER_VERTICES, OTHER_DEGREE, work.dtype, seed=1)
+    before = _disjoint_union(other_topology, topology, first_ids=NUM_VERTICES)
+    after = _disjoint_union(topology, other_topology, second_ids=NUM_VERTICES)
+    return [
+        (ProbeModel(work, before, torch.cat([others, vertices])), False),
+        (ProbeModel(work, after, torch.cat([vertices, others])), True),
+    ]
 
 
 def _disjoint_union(first: Topology, second: Topology, *, first_ids: int = 0, second_ids: int = 0) -> Topology:

@@ -389,7 +389,8 @@ class TensorPlan(ResidentPlan):
     def own_rows(self, rank: int) -> slice | Tensor:
         if self.chunking is None or self.size == 1:
             return super().own_rows(rank)
-        return torch.arange(self.work.stats.num_vertices)[rank :: self.size]  # every chunk's rows are spread evenly
+        num_vertices = self.work.stats.num_vertices
+        return torch.arange(rank, max(rank, num_vertices), self.size)  # every chunk's rows are spread evenly
 
     def place(self, group: Group, *, seed: int = 0) -> PlacedTensor:
         return PlacedTensor(self, group, self.own_rows(group.rank), seed=seed)

@@ -22,8 +22,8 @@ from weft.config.config import Config
 from weft.runtime.memory import check_fits_memory
 from weft.utils import migrate
 from weft.utils.errors import InputError, RunError, readable
+from weft.utils.file_reading import MAX_RECORD_BYTES, open_regular, read_text
 from weft.utils.file_writing import sync
-from weft.utils.files import MAX_RECORD_BYTES, open_regular, read_text
 from weft.utils.json_types import check_types, from_json
 from weft.utils.jsonl import FilePosition
 from weft.utils.tensor_file import load_tensors, save_tensors
