@@ -26,7 +26,7 @@ from weft.partition import METHODS, PartitionBook, PartitionOptions, Quality, ma
 from weft.partition.assign import metis, neighbours
 from weft.runtime import native
 from weft.training.flag_checks import make_options, partition_of
-from weft.utils.errors import InputError, Stopped
+from weft.utils.errors import InputError, RunError, Stopped
 
 RECIPE = "rmat:60,300"
 
@@ -247,21 +247,24 @@ def test_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_one_line(error, "pymetis is missing", "pip install pymetis", "fennel")
 
 
-def test_a_signal_within_metis_stops_the_process() -> None:
-    """METIS replaces the handler of SIGTERM, and would end with an error of its own."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_metis(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """METIS handles SIGTERM itself and no other signal, so it runs in a fork, which is killed."""
 
     def handle(number: int, _frame: Any) -> None:
         raise Stopped("stopped", number)
 
-    def partition_for_seconds() -> None:
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            metis(graph, 8, 0)
-
-    graph, former = load("rmat:20k,200k"), signal.signal(signal.SIGTERM, handle)
+    former = signal.signal(number, handle)
+    monkeypatch.setattr("pymetis.part_graph", lambda *_, **__: time.sleep(60))
     try:
-        for _ in range(2):  # the second signal needs a handler, too
-            with subprocess.Popen(["sh", "-c", f"sleep 0.3; kill {os.getpid()}"]), pytest.raises(Stopped):
-                partition_for_seconds()
+        command = f"sleep 0.3; kill -{number.value} {os.getpid()}"
+        with subprocess.Popen(["sh", "-c", command]), pytest.raises(Stopped):
+            metis(load("rmat:60,300"), 8, 0)
     finally:
-        signal.signal(signal.SIGTERM, former)
+        signal.signal(number, former)
+
+
+def test_a_failure_of_metis_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pymetis.part_graph", lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(RunError, match=r"^METIS was killed by SIGKILL"):
+        metis(load("rmat:60,300"), 8, 0)

@@ -6,9 +6,9 @@ Each returns the part of every vertex, int32 [N], which depends on graph, parts 
 from __future__ import annotations
 
 import math
-import signal
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from weft.config.config import PartitionOptions
 from weft.data import Adjacency, Graph
 from weft.partition.dependencies import range_parts
 from weft.runtime import native
+from weft.runtime.forked_call import call_in_fork
 from weft.utils.errors import InputError
 
 REMOTE_SLACK = 0.02
@@ -59,6 +60,7 @@ def by_metis(graph: Graph, num_parts: int, options: PartitionOptions) -> Tensor:
 
     Raises:
         InputError: If pymetis is missing, or the graph has too many edges for it.
+        RunError: METIS failed, or was killed.
     """
     return metis(graph, num_parts, options.seed)
 
@@ -156,16 +158,14 @@ def metis(graph: Graph, num_parts: int, seed: int, weight: Tensor | None = None)
     adjacency = pymetis.CSRAdjacency(indptr.numpy().astype(dtype), indices.numpy().astype(dtype))
     weights = None if weight is None else weight.numpy().astype(dtype)
     settings = pymetis.Options(seed=seed % 2**31)
-    try:
+
+    def part_graph() -> bytes:
         _, part = pymetis.part_graph(num_parts, adjacency, vweights=weights, options=settings)
-    except RuntimeError:
-        # METIS replaces the handler of SIGTERM by a jump to its end, which leaves the signal blocked and its handler in
-        # place. It also raises the signal for errors of its own, which valid graphs do not cause.
-        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-        signal.raise_signal(signal.SIGTERM)
-        raise
-    return torch.tensor(part, dtype=torch.int32)
+        return np.asarray(part, dtype=np.int32).tobytes()
+
+    # METIS leaves its functions by a jump if SIGTERM arrives, also with a lock of the C library: the next call would
+    # wait for it forever. And it holds Python's lock, so Ctrl-C would wait for its end.
+    return torch.frombuffer(bytearray(call_in_fork(part_graph, "METIS")), dtype=torch.int32)
 
 
 def neighbours(in_edges: Adjacency) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,51 @@
+"""Call of a function in a fork of this process, for C code that cannot be interrupted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import warnings
+from collections.abc import Callable
+
+from weft.runtime.stop_request import SIGNALS
+from weft.utils.error_line import killed_by
+from weft.utils.errors import RunError
+
+
+def call_in_fork(function: Callable[[], bytes], name: str) -> bytes:
+    """Call a function in a fork of this process, and return its result.
+
+    A signal interrupts the wait for it, and the fork is killed. The fork has only one thread, so the function must not
+    use those of PyTorch.
+
+    Args:
+        function: The function.
+        name: What it is, for an error.
+
+    Raises:
+        RunError: It failed, or was killed.
+    """
+    with tempfile.TemporaryFile() as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks of processes with threads
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                for number in SIGNALS:
+                    signal.signal(number, signal.SIG_DFL)
+                file.write(function())
+                file.flush()
+                code = 0
+            finally:
+                os._exit(code)
+        try:
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        except BaseException:  # a signal
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise
+        if code:
+            raise RunError(f"{name} {f'was {killed_by(-code)}' if code < 0 else 'failed'}")
+        file.seek(0)
+        return file.read()
