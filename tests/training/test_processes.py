@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import weft
 from tests.lib.cases import EXACT
 from tests.lib.running import (
     LOOPBACK,
@@ -56,16 +58,31 @@ def fail(what: str, meeting: Meeting) -> None:
 
 
 def write_cores(meeting: Meeting) -> None:
+    """Write the cores and the network interfaces of a rank to files."""
     group = join(timeout_seconds=100, meter=Meter(), init_method=meeting.init_method)
     (meeting.folder / f"cores {group.rank}").write_text(str(sorted(os.sched_getaffinity(0))))
+    interfaces = [os.environ[f"{backend}_SOCKET_IFNAME"] for backend in ("GLOO", "NCCL")]
+    (meeting.folder / f"interfaces {group.rank}").write_text(" ".join(interfaces))
     group.all_gather_object({})  # a rank that ends before others have connected would be reported as lost
     group.close()
 
 
-def test_ranks_keep_to_their_cores(tmp_path: Path) -> None:
+def test_ranks_keep_to_their_cores_and_to_loopback(tmp_path: Path) -> None:
     assert launch(write_cores, (), workers=2, folder=tmp_path) == 0
     for rank in range(2):
         assert (tmp_path / f"cores {rank}").read_text() == str(sorted(rank_cores(rank, 2)))
+        assert (tmp_path / f"interfaces {rank}").read_text() == "lo lo"
+
+
+def test_a_run_of_one_process_listens_to_nobody(tmp_path: Path) -> None:
+    before, opened = listeners([os.getpid()]), set()
+
+    def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        opened.update(listeners([os.getpid()]) - before)
+        return torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+
+    weft.train("digits", loss=loss, epochs=1, out=tmp_path / "run", quiet=True)
+    assert not opened
 
 
 @pytest.mark.parametrize(

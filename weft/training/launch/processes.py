@@ -284,7 +284,8 @@ def _run_rank(
     threading.Thread(target=_end_with_parent, args=(meeting,), daemon=True).start()
     tempfile.tempdir = str(meeting.folder)  # files that libraries leave behind are removed with it
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(workers), LOCAL_WORLD_SIZE=str(workers))
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # ranks of one host accept no connections from others
+    # Ranks of one host accept no connections from others. NCCL would listen on an interface of the network.
+    os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
     try:
         entry(*arguments.open(), meeting)
     except Exception as error:
