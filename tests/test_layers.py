@@ -32,10 +32,16 @@ def imports(path: Path) -> set[str]:
 
 
 @cache
+def nodes_of(text: str) -> list[ast.AST]:
+    """Return the nodes of a file's syntax tree; cached, since several tests need them."""
+    return [*ast.walk(ast.parse(text))]
+
+
+@cache
 def imported(text: str) -> set[str]:
     """Return the full names of the modules that a file's text imports; cached, since several tests need them."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes_of(text):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -140,12 +146,50 @@ def test_one_door_to_the_network() -> None:
             assert place.parts[0] in NETWORK or str(place) in NETWORK, f"{path} imports torch.distributed"
 
 
+SERVERS = {
+    "http.server.BaseHTTPRequestHandler": {"reporting/serve.py"},
+    "http.server.ThreadingHTTPServer": {"reporting/serve.py"},
+    "socket": {"reporting/serve.py", "cli/doctor.py", "training/artifacts/folder_lock.py"}
+    | {"training/launch/joined_ranks.py"},  # names of this host and of its interfaces, except for the server
+    "sklearn.datasets.load_digits": {"data/io/digits.py"},  # a file of scikit-learn
+}
+"""Names from CLIENTS, and the files that may import them."""
+CLIENTS = (
+    *("aiohttp", "asyncio", "ftplib", "http", "httpx", "huggingface_hub", "ogb", "requests", "smtplib"),
+    *("sklearn.datasets", "socket", "socketserver", "ssl", "torch.hub", "urllib", "xmlrpc"),
+)
+"""Modules that can use the network."""
+
+
+def test_only_datasets_are_fetched() -> None:
+    """PyG's classes download datasets. No other code of weft is a client of the network, besides torch.distributed."""
+    for path in ROOT.rglob("*.py"):
+        file, text = path.relative_to(ROOT).as_posix(), path.read_text()
+        for name in imported(text):
+            is_client = any(f"{name}.".startswith(f"{module}.") for module in CLIENTS)
+            assert not is_client or file in SERVERS.get(name, ()), f"{path} imports {name}"
+        assert "create_connection" not in text, path
+        assert "torch.hub" not in text, path
+        assert file == "data/io/downloads.py" or 'import_extra("torch_geometric.datasets"' not in text, path
+
+
 def test_one_way_to_print() -> None:
     """Text that may be foreign is printed by `print_line` alone. All else is JSON, TOML and fixed text."""
     allowed = {"utils/terminal.py": 1, "cli/main.py": 4, "reporting/serve.py": 1}
+    consoles = {"reporting/print_table.py", "training/progress.py"}  # they escape the text of tables and lines
     for path in ROOT.rglob("*.py"):
-        calls = re.findall(r"(?<![\w.])print\(.*", path.read_text())
-        assert len(calls) <= allowed.get(str(path.relative_to(ROOT)), 0), f"{path}: use print_line instead of {calls}"
+        file, text = path.relative_to(ROOT).as_posix(), path.read_text()
+        calls = re.findall(r"(?<![\w.])print\(.*|\bstd(?:out|err)\.write.*", text)
+        assert len(calls) <= allowed.get(file, 0), f"{path}: use print_line instead of {calls}"
+        assert file in consoles or not imported(text) & {"rich", "rich.console.Console", "rich.print"}, path
+
+
+UNPICKLING = (
+    *("allow_pickle=True", "pickle.load", "Unpickler", "torch.load(", ".read_pickle(", "weights_only"),
+    *(".recv()", "multiprocessing.Queue", "Manager(", "dist.all_gather_object", "object_list"),
+)
+"""Parts of calls that unpickle what is in a file, or what another process sends."""
+PICKLE_MODULES = ("cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve", "yaml")
 
 
 def test_nothing_is_unpickled() -> None:
@@ -156,5 +200,27 @@ def test_nothing_is_unpickled() -> None:
         if path == ROOT / "training" / "launch" / "payload.py":
             assert text.count(of_rank) == 1
             text = text.replace(of_rank, "")
-        for word in ("allow_pickle=True", "pickle.load", "torch.load("):
+        else:
+            modules = {name.partition(".")[0] for name in imported(text)}
+            assert not modules & {*PICKLE_MODULES}, path
+        for word in UNPICKLING:
             assert word not in text, f"{path}: {word}"
+
+
+IMPORTERS = {
+    "__init__.py": 2,  # names of weft
+    "training/launch/payload.py": 1,  # cloudpickle
+    "training/tasks/task.py": 1,  # a model that the user has named, see tests/training/test_foreign_code.py
+    "utils/optional_packages.py": 1,  # an extra of weft
+}
+"""Number of calls in each file of weft that import a module by a text, and what it names."""
+
+
+def test_nothing_is_imported_or_evaluated_that_a_file_names() -> None:
+    for path in ROOT.rglob("*.py"):
+        calls = [node for node in nodes_of(path.read_text()) if isinstance(node, ast.Call)]
+        functions = [call.func.id for call in calls if isinstance(call.func, ast.Name)]
+        methods = [call.func.attr for call in calls if isinstance(call.func, ast.Attribute)]
+        assert not {"eval", "exec", "compile", "__import__"} & {*functions}, path
+        number = (functions + methods).count("import_module")
+        assert number <= IMPORTERS.get(path.relative_to(ROOT).as_posix(), 0), path

@@ -1,4 +1,4 @@
-"""Reading a file of any bytes gives a graph or an InputError of one line, in a bounded time."""
+"""Reading a file of any bytes gives its content or an InputError of one line, in a bounded time."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.lib.profiles import profile
 from tests.lib.small_files import QUICK, THOROUGH, assert_graph_or_one_line, graph, write_npz, write_typed_npz
+from weft.config.config import Config
+from weft.cost import Profile
 from weft.data import load
 from weft.partition import PartitionBook, make_book
+from weft.runtime.kernel_selection import DEFAULT, KernelSelection
+from weft.training.artifacts import checkpoint
+from weft.utils import jsonl
 from weft.utils.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore::weft.data.DataWarning")
@@ -33,6 +40,22 @@ class Reader:
     read: Callable[[Path], object] = load
 
 
+def write_record(path: Path) -> None:
+    """Write the records of two epochs."""
+    recorder = jsonl.Recorder(path)
+    for epoch in range(2):
+        recorder.write("epoch", epoch=epoch, loss=0.5, seconds=0.25)
+    recorder.close()
+
+
+def write_checkpoint(folder: Path) -> None:
+    """Write a checkpoint of a model with one parameter."""
+    state = checkpoint.Checkpoint(
+        config=Config(), fingerprint="", progress=checkpoint.Progress(), tensors={"model.weight": torch.ones(2)}
+    )
+    checkpoint.save(folder, state)
+
+
 READERS = {
     "text": Reader(name="g.csv", write=lambda path: path.write_bytes(TEXT)),
     "gzip": Reader(name="g.txt.gz", write=lambda path: path.write_bytes(gzip.compress(TEXT, mtime=0))),
@@ -45,6 +68,18 @@ READERS = {
         write=lambda path: make_book(graph(), 2, method="range").save(path),
         read=lambda path: PartitionBook.open(path, graph()),
     ),
+    "configuration": Reader(name="run.toml", write=lambda path: path.write_text(Config().to_toml()), read=Config.read),
+    "kernel selection": Reader(
+        name="choices.json", write=lambda path: path.write_text(DEFAULT.text()), read=KernelSelection.read
+    ),
+    "profile": Reader(name="machine.json", write=lambda path: profile().save(path), read=Profile.read),
+    "record": Reader(name="metrics.jsonl", write=write_record, read=jsonl.read),
+    **{
+        f"checkpoint's {name}": Reader(
+            name="checkpoints", write=write_checkpoint, damaged_file=f"epoch-00000000/{name}", read=checkpoint.newest
+        )
+        for name in ("state.json", "state.safetensors")
+    },
     **{
         f"store's {key}": Reader(name="store", write=lambda path: graph().save(path), damaged_file=f"{key}.npy")
         for key in ("indptr", "indices", "weight", "transpose_edge_ids", "edge_type", "x", "y", "train_mask")
@@ -111,5 +146,5 @@ def test_a_fifo_is_not_waited_for(kind: str, tmp_path: Path) -> None:
     file = path / reader.damaged_file if reader.damaged_file else path
     file.unlink()
     os.mkfifo(file)
-    with pytest.raises(InputError, match=r"is a FIFO, which weft does not read|: missing"):
+    with pytest.raises(InputError, match=r"is a FIFO, which weft does not read|: missing|all checkpoints are damaged"):
         reader.read(path)

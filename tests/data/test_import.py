@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import pickle
 import re
 from collections.abc import Callable
 from decimal import Decimal
@@ -549,6 +550,33 @@ def test_errors_name_the_flag(
     (line,) = complaints(capsys.readouterr().err)
     assert message in line
     assert not list(tmp_path.iterdir())
+
+
+class Exploit:
+    """Object that creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self._path,)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".feather"])
+def test_types_of_arrow_are_not_unpickled(suffix: str, tmp_path: Path) -> None:
+    """Columns may name a Python type, which pyarrow unpickled before version 14.0.1 (CVE-2023-47248)."""
+    arrow = pytest.importorskip("pyarrow")
+    feather, parquet = pytest.importorskip("pyarrow.feather"), pytest.importorskip("pyarrow.parquet")
+    path, mark = tmp_path / f"edges{suffix}", tmp_path / "mark"
+    metadata = {
+        "ARROW:extension:name": "arrow.py_extension_type",
+        "ARROW:extension:metadata": pickle.dumps(Exploit(mark)),
+    }
+    fields = [arrow.field(name, arrow.int64(), metadata=metadata) for name in ("source", "target")]
+    content = arrow.table([[0, 1], [1, 2]], schema=arrow.schema(fields))
+    (parquet.write_table if suffix == ".parquet" else feather.write_feather)(content, path)
+    assert next(iter(table.open_table(path, "edges").parts({"source": table.ID})))["source"].values.tolist() == [0, 1]
+    assert not mark.exists()
 
 
 def test_pickled_files_are_refused(tmp_path: Path) -> None:

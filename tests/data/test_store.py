@@ -459,6 +459,15 @@ def test_a_changed_folder_is_checked_again(
     assert len(checks) == 1
 
 
+@pytest.mark.filterwarnings("ignore::weft.data.DataWarning")
+def test_the_record_of_another_user_is_not_trusted(
+    checked: Path, checks: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    Graph.open(checked, verify=None)
+    assert len(checks) == 1
+
+
 def test_new_files_and_read_only_folders_are_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sample().save(tmp_path / "g")
     Graph.open(tmp_path / "g")

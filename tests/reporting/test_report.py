@@ -447,7 +447,9 @@ def test_a_served_report_is_only_for_this_machine(server: ReportServer) -> None:
 
 
 def test_a_served_report_needs_the_token_of_its_address(server: ReportServer) -> None:
-    assert len(server.path) > 40
+    assert len(server.path.strip("/")) == 43, "256 bits in Base64"
+    with ReportServer(server.folders, 0) as other:
+        assert other.path != server.path
     origin = server.url.removesuffix(server.path)
     for path in ("/", server.path[:-1], server.path.swapcase(), "/%C3%BC"):
         with pytest.raises(urllib.error.HTTPError, match="404"):
@@ -484,6 +486,7 @@ def test_clients_that_disconnect_cause_no_traceback(server: ReportServer, capfd:
 
 
 def test_idle_connections_end(server: ReportServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert serve.MAX_SECONDS == 60
     monkeypatch.setattr(serve, "MAX_SECONDS", 0.1)
     with (
         socket.create_connection((HOST, server.server_port)) as silent,

@@ -370,6 +370,16 @@ def test_links_in_a_run_folder_are_replaced(tmp_path: Path) -> None:
     assert not any(path.is_symlink() for path in (folder.config, folder.choices, folder.card, out / DRAFT))
 
 
+def test_a_link_in_place_of_the_copy_of_the_records_is_replaced(folder: Path, tmp_path: Path) -> None:
+    copy, target = folder / "epochs.jsonl", tmp_path / "target"
+    content = copy.rename(target).read_bytes()
+    copy.symlink_to(target)
+    resume(folder)
+    assert not copy.is_symlink()
+    assert copy.stat().st_size > len(content)
+    assert target.read_bytes() == content
+
+
 def test_impossible_folders_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("mine")
@@ -384,9 +394,14 @@ def test_impossible_folders_are_refused(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_files_have_the_modes_of_files(stopped: Path) -> None:
-    modes = {path.stat().st_mode & 0o777 for path in stopped.rglob("*") if path.is_file()}
-    assert len(modes) == 1
+def test_files_have_the_modes_that_the_umask_gives(tmp_path: Path) -> None:
+    former = os.umask(0o027)
+    try:
+        run = weft.train("digits", out=tmp_path / "run", epochs=2, timeline=1, **OPTIONS)
+    finally:
+        os.umask(former)
+    modes = {(path.is_dir(), path.stat().st_mode & 0o777) for path in (run.folder, *run.folder.rglob("*"))}
+    assert modes == {(True, 0o750), (False, 0o640)}
 
 
 def test_a_loss_that_is_not_finite_names_its_cause(tmp_path: Path) -> None:

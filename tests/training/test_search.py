@@ -283,15 +283,16 @@ def test_a_damaged_plan(tmp_path: Path) -> None:
     assert_one_line(error, "weft plan")
 
 
-@pytest.mark.parametrize("name", ["chonks", "graph"])
-def test_a_plan_decides_what_plans_do(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_decides_what_plans_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A plan sets neither unknown options nor the graph or the model, which could name code."""
     assert main(["plan", "digits", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
-    plan["plans"][0]["options"][name] = "x"
-    (tmp_path / "plan.json").write_text(json.dumps(plan))
-    with pytest.raises(InputError) as error:
-        train("digits", out=tmp_path / "run", plan=tmp_path / "plan.json")
-    assert_one_line(error, f"a plan cannot set the option '{name}'")
+    for name in ("chonks", "graph", "model"):
+        plan["plans"][0]["options"] = {name: "module:Class"}
+        (tmp_path / "plan.json").write_text(json.dumps(plan))
+        with pytest.raises(InputError) as error:
+            train("digits", out=tmp_path / "run", plan=tmp_path / "plan.json")
+        assert_one_line(error, f"a plan cannot set the option '{name}'")
 
 
 def test_several_hosts() -> None:

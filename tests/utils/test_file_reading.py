@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,10 @@ from weft.utils.errors import InputError
 from weft.utils.file_reading import open_regular, read_bytes, read_text
 
 ROOT = Path(__file__).parents[2]
-LIBRARIES = ("ZipFile", "fromfile", "from_file", "load_file", "memmap", "safe_open")
+LIBRARIES = (
+    *("ZipFile", "dataset", "from_file", "fromfile", "genfromtxt", "load_file", "loadtxt", "memmap", "read_csv"),
+    *("read_parquet", "read_table", "safe_open"),
+)
 """Functions of libraries that open a file; those that get a path need a check of `weft.utils.file_reading` before."""
 READERS = {
     "data/io/npz_arrays.py": 1,  # open_regular, then ZipFile of the file
@@ -20,7 +24,9 @@ READERS = {
     "data/store/external_sort.py": 1,  # an unnamed file of this process
     "data/store/npy.py": 1,  # memmap after open_regular
     "data/store/write_parts.py": 2,  # a draft of this process
-    "data/tables/text_table.py": 1,  # gzip.open after is_file
+    "data/tables/table.py": 2,  # dataset of pyarrow after check_regular
+    "data/tables/text_table.py": 1,  # gzip.open after check_regular
+    "prediction/prediction.py": 2,  # open of TableFile, a draft of this process
     "reporting/page.py": 1,  # a file of the package
     "runtime/child_process.py": 1,  # a file in the private folder of this process
     "runtime/cores.py": 1,  # /sys
@@ -30,6 +36,7 @@ READERS = {
     "storage/table_file.py": 1,  # a draft of this process
     "storage/unnamed_files.py": 1,  # an unnamed file of this process
     "training/launch/local_ranks.py": 1,  # a file in the launcher's private folder
+    "training/launch/processes.py": 1,  # open of Received, not of a file
     "training/planning/probe_command.py": 1,  # /proc
     "utils/tensor_file.py": 1,  # safe_open after check_regular
 }
@@ -51,8 +58,29 @@ def reads(call: ast.Call) -> bool:
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     if name in ("read_text", "read_bytes"):
         return isinstance(call.func, ast.Attribute) and getattr(call.func.value, "id", "") not in ("native", "_native")
-    modes = [value.value for value in call.args if isinstance(value, ast.Constant) and isinstance(value.value, str)]
-    return name in LIBRARIES or (name == "open" and any(mode in ("r", "rb") for mode in modes))
+    values = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
+    modes = [value.value for value in values if isinstance(value, ast.Constant) and isinstance(value.value, str)]
+    without_mode = len(values) < (1 if isinstance(call.func, ast.Attribute) else 2)  # Path.open(), open(path)
+    return name in LIBRARIES or (name == "open" and (without_mode or any(mode in ("r", "rb") for mode in modes)))
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        ("open(path)", True),
+        ("open(path, encoding='utf-8')", True),
+        ("path.open()", True),
+        ("path.open(mode='rb')", True),
+        ("path.read_text()", True),
+        ("dataset.dataset(path)", True),
+        ("open(path, 'w')", False),
+        ("path.open(mode='x')", False),
+        ("open_regular(path)", False),
+    ],
+)
+def test_a_call_that_reads_is_detected(call: str, expected: bool) -> None:
+    (node,) = [node for node in ast.walk(ast.parse(call)) if isinstance(node, ast.Call)]
+    assert reads(node) == expected
 
 
 def test_a_regular_file_is_read(tmp_path: Path) -> None:
@@ -67,8 +95,9 @@ def test_a_regular_file_is_read(tmp_path: Path) -> None:
 @pytest.mark.timeout(10)
 def test_other_kinds_of_files_are_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
+    os.mknod(tmp_path / "socket", stat.S_IFSOCK | 0o600)
     (tmp_path / "link").symlink_to("/dev/zero")
-    for name, kind in (("fifo", "a FIFO"), ("link", "a device")):
+    for name, kind in (("fifo", "a FIFO"), ("socket", "a socket"), ("link", "a device")):
         with pytest.raises(InputError, match=f"{name}: is {kind}, which weft does not read: give a regular file"):
             open_regular(tmp_path / name)
     with pytest.raises(IsADirectoryError):
