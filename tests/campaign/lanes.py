@@ -12,13 +12,20 @@ from typing import NamedTuple
 from tests.campaign import (
     bad_flags,
     bad_graphs,
+    changes,
+    contents,
     corruption,
     determinism,
     disk,
+    foreign_names,
     kills,
+    odd_files,
+    optimized,
     resumes,
     sockets,
+    streams,
     together,
+    users,
 )
 from tests.campaign.scene import Broken, Missed, Scene, Stage
 
@@ -33,6 +40,13 @@ CLASSES: dict[str, tuple[Attempt, float]] = {
     "together": (together.attempt, 2),
     "sockets": (sockets.attempt, 2),
     "determinism": (determinism.attempt, 2),
+    "names": (foreign_names.attempt, 3),
+    "files": (odd_files.attempt, 4),
+    "streams": (streams.attempt, 3),
+    "optimized": (optimized.attempt, 4),
+    "users": (users.attempt, 2),
+    "contents": (contents.attempt, 4),
+    "changes": (changes.attempt, 3),
 }
 """Function and share of the time of each class. On two busy cores, an hour suffices for 500 kills, 150 resumes and
 2,000 bad flags and graphs, with a sixth of the time to spare."""

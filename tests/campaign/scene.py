@@ -156,18 +156,26 @@ class Scene:
                 subprocess.run(["umount", "--lazy", str(disk)], check=False)
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def start(self, *arguments: object, prepare: Callable[[], None] | None = None, executed: bool = False) -> Command:
+    def start(
+        self,
+        *arguments: object,
+        prepare: Callable[[], None] | None = None,
+        executed: bool = False,
+        optimized: bool = False,
+    ) -> Command:
         """Start a command in `working_folder`, with its own folder for temporary files, and wait until it runs.
 
         executed: start a new Python, instead of forking a process with all modules imported.
+        optimized: start a new Python that leaves out asserts.
         """
         words = [str(argument) for argument in arguments]
         self.notes.append("weft " + shlex.join(words))
         marker = self.folder / f"begun-{len(self._started)}"
         started = time.monotonic()
         process: Command
-        if executed:
+        if executed or optimized:
             environment = {**os.environ, "TMPDIR": str(self.temporary), "LD_PRELOAD": "", "OMP_NUM_THREADS": "1"}
+            environment |= {"PYTHONOPTIMIZE": "1"} if optimized else {}
             process = Executed(words, environment)
         else:
             process = Command(

@@ -29,9 +29,16 @@ SEEDS = {
     "together": (0,),
     "sockets": (0,),
     "determinism": (1,),
+    "names": (0, 1),
+    "files": (0, 1, 2),
+    "streams": (0,),
+    "optimized": (0,),
+    "users": (0, 1),
+    "contents": (0, 1),
+    "changes": (0, 1),
 }
 """Seeds with fast attempts of different kinds; that of `kills` hits two ranks in their first epochs."""
-QUICK = ("flags", "graphs", "disk")
+QUICK = ("flags", "graphs", "disk", "files")
 """Classes whose attempts take less than a second."""
 TURNS = 5
 """Number of tries of a seed until its fault happens, which depends on the machine's speed."""

@@ -11,35 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.lib.broken_streams import FULL, close, end_reader, fill
 from tests.lib.running import finish, losses, start
 from weft.cli.main import main
 
 GRAPH = "sbm:vertices=60,degree=4,classes=3,features=5"
-FULL = "/dev/full"
 NO_SPACE = "weft: warning: standard output could not be written (No space left on device), and is incomplete\n"
 
 pytestmark = pytest.mark.skipif(not os.path.exists(FULL), reason="there is no /dev/full")
-
-
-def close(*numbers: int) -> None:
-    """Close standard streams of this process, as if it had been started without them."""
-    for number in numbers:
-        setattr(sys, ("stdin", "stdout", "stderr")[number], None)
-        os.close(number)
-
-
-def fill(*numbers: int) -> None:
-    """Let standard streams of this process write to a full disk."""
-    for number in numbers:
-        os.dup2(os.open(FULL, os.O_WRONLY), number)
-
-
-def end_reader(*numbers: int) -> None:
-    """Let standard streams of this process write to a pipe without a reader, as after `2>&1 | head -1`."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    for number in numbers:
-        os.dup2(writing, number)
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,7 @@ def _run_command(
     arguments: Sequence[str], environment: dict[str, str], outputs: list[Path], prepare: Callable[[], None] | None
 ) -> None:
     os.setsid()
+    atexit._clear()
     for number, path in enumerate(outputs, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
     os.environ.clear()
@@ -119,7 +120,10 @@ def _run_command(
     cli.run_in_child = lambda: None  # a child would have to import the modules
     if prepare is not None:
         prepare()
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    finally:  # which multiprocessing does not call
+        atexit._run_exitfuncs()
 
 
 def _fork_server(code: str, descriptors: Sequence[int]) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pwd
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import weft
 from weft.training.machine_context import local_cluster
 from weft.utils.errors import InputError
+from weft.utils.optional_packages import import_extra
 from weft.utils.user_folders import expand_user, home_folder
 
 
@@ -40,3 +43,13 @@ def test_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert home_folder() == Path("/homes/ada")
     assert expand_user("~/graphs") == Path("/homes/ada/graphs")
     assert expand_user("~nobody9/graphs") == Path("~nobody9/graphs")
+
+
+@pytest.mark.usefixtures("without_home")
+def test_a_package_that_needs_a_home_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Altair asks for the home folder when it is imported, and fails without one."""
+    (tmp_path / "needs_home.py").write_text("from pathlib import Path\nPath.home()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "needs_home", raising=False)
+    import_extra("needs_home", "a test")
+    assert "HOME" not in os.environ

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from weft.utils.errors import InputError, cause
+from weft.utils.user_folders import with_home
 
 EXTRAS = {
     "altair": "report",
@@ -29,7 +30,8 @@ def import_extra(name: str, what: str) -> Any:
         InputError: The package is not installed, or its import fails.
     """
     try:
-        return importlib.import_module(name)
+        with with_home():
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise missing_package(name, what) from error
     except ImportError as error:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from weft.utils.errors import InputError
@@ -32,3 +35,16 @@ def home_folder() -> Path:
             "the profile of this machine"
         )
     return home
+
+
+@contextmanager
+def with_home() -> Iterator[None]:
+    """Set HOME within the block if the user has no home folder, for packages whose import fails without one."""
+    missing = expand_user("~") == Path("~")
+    if missing:
+        os.environ["HOME"] = tempfile.gettempdir()
+    try:
+        yield
+    finally:
+        if missing:
+            del os.environ["HOME"]

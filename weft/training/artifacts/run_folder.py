@@ -99,7 +99,7 @@ class RunFolder:
             )
         if saved and saved.fingerprint != graph.fingerprint:
             raise InputError(
-                f"--resume: the graph is not the one that {self.path} was trained on: give that graph, or a new --out"
+                f"--resume: the edges are not those that {self.path} was trained on: give that graph, or a new --out"
             )
         if saved and saved.data and (changed := changed_data(graph, saved.data)):
             raise InputError(
