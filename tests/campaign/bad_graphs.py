@@ -139,7 +139,7 @@ def bad_archive(random: Random, scene: Scene) -> Path:
             ("short", y[1:]),
             ("negative", y - 5),
             ("text", y.astype(str)),
-            ("nan", np.where(y > 0, np.nan, 0.0)),
+            ("inf", np.where(y > 0, np.inf, 0.0)),
             ("deep", y.reshape(-1, 2, 2)),
             ("objects", y.astype(object)),
         ],
