@@ -185,7 +185,7 @@ def test_resume_keeps_the_options_of_the_run(capsys: pytest.CaptureFixture[str],
     capsys.readouterr()
     Graph.open(store)
     load("sbm:vertices=61,degree=4,classes=3,features=5").save(store, overwrite=True)
-    assert "the graph is not the one" in mistake(capsys, "train", store, "--resume", "--epochs", "9", "--out", out)
+    assert "the edges are not those that" in mistake(capsys, "train", store, "--resume", "--epochs", "9", "--out", out)
 
 
 def test_import_and_info(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

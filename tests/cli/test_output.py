@@ -77,6 +77,7 @@ def test_names_that_the_locale_lacks(
         assert error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_new_process_ends_without_an_error_of_its_own() -> None:
     """Python flushes standard output as it ends, and would fail with exit code 120."""
     shell = f"'{sys.executable}' -m weft config {GRAPH} >{FULL}"

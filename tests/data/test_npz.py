@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.lib.graph_checks import assert_one_line, same_graph
+from tests.lib.pairwise import param
 from weft.data import Graph, load, require_trainable
 from weft.runtime import memory
 from weft.utils.errors import InputError
@@ -35,7 +36,7 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", [param(name, name=name, quick=name != "coauthor_physics") for name in PUBLISHED])
 def test_published_counts(name: str, weft_data: Callable[[str], Path]) -> None:
     path = weft_data(name)
     vertices, edges, features, classes, split, relations, symmetric = PUBLISHED[name]

@@ -215,6 +215,7 @@ def test_the_error_names_the_old_store_without_atomic_exchange(step: str, name: 
     same_graph(Graph.open(tmp_path / "g"), sample())
 
 
+@pytest.mark.slow
 def test_python_without_assertions_writes_the_same_store(tmp_path: Path) -> None:
     (tmp_path / "edges.csv").write_text("source,target\n0,1\n1,2\n2,0\n")
     command = [sys.executable, "-O", "-m", "weft", "data", "import", "--edges", str(tmp_path / "edges.csv")]

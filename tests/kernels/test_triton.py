@@ -215,7 +215,13 @@ def test_no_columns(device: str) -> None:
     assert_same(adj, attend_case(square(), (0, 0, 0)), torch.float64)
 
 
-@pytest.mark.parametrize("name", ["weighted sum with loops", "attention with loops"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        param(name, name=name, quick=HAS_GPU or "sum" in name)
+        for name in ("weighted sum with loops", "attention with loops")
+    ],
+)
 def test_heads_of_several_blocks_of_columns(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from weft.kernels.triton import launch_config
 
