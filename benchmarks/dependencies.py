@@ -39,6 +39,8 @@ from cluster import Cluster, Unavailable
 from kernels import save
 from safetensors.torch import load_file, save_file
 from steps import make_plan, train_step
+from weft.runtime.memory.heap import keep_freed_memory
+from weft.runtime.processes.cores import num_cores
 
 import weft
 from weft.autotune import measured_machine
@@ -49,9 +51,7 @@ from weft.cost import Profile
 from weft.data import Graph
 from weft.nn import Workload, make_model
 from weft.partition import make_book
-from weft.runtime.cores import num_cores
 from weft.runtime.kernel_selection import KernelSelection, select_kernels
-from weft.runtime.memory import keep_freed_memory
 from weft.runtime.meter import Meter
 from weft.strategies import Step
 from weft.training.artifacts.run_writer import communication_seconds

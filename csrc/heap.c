@@ -1,4 +1,4 @@
-/* A separate heap for large arrays, which a process preloads before glibc (LD_PRELOAD; weft/runtime/memory.py).
+/* A separate heap for large arrays, which a process preloads before glibc (LD_PRELOAD; weft/runtime/memory/heap.py).
  *
  * PyTorch allocates arrays with posix_memalign. In glibc's heap, small allocations fragment the space of freed large
  * arrays, so that the next array of the same size does not fit and the heap grows: by a fifth, and differently in every

@@ -25,7 +25,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 SECONDS = 200
 CURSOR = re.compile(r"\x1b\[[0-9;?]*[A-Za-ln-z]|\r(?!\n)")
 """Escape sequences that move or hide a cursor. Those of colours, which end with m, are allowed in a notebook."""
-FORKED = "from weft.runtime.forkserver import start_forkserver\nstart_forkserver()"
+FORKED = "from weft.runtime.processes.forkserver import start_forkserver\nstart_forkserver()"
 """Code that has ranks forked, so that they share their imports; otherwise they are spawned."""
 CUSTOM = """
 import os, sys, torch, weft

@@ -13,7 +13,7 @@ import torch
 from tests.lib.graph_checks import assert_one_line, same_graph
 from weft.data import Graph, load, read_edges
 from weft.data.tables import text_table
-from weft.runtime import memory
+from weft.runtime.memory import heap as memory
 from weft.utils.errors import InputError
 
 

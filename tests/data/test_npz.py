@@ -15,7 +15,7 @@ import torch
 from tests.lib.graph_checks import assert_one_line, same_graph
 from tests.lib.pairwise import param
 from weft.data import Graph, load, require_trainable
-from weft.runtime import memory
+from weft.runtime.memory import heap as memory
 from weft.utils.errors import InputError
 
 # name: vertices, stored edges, features, classes, (train, val, test) or None, relations, both directions stored

@@ -11,16 +11,16 @@ import time
 from pathlib import Path
 
 import pytest
+from weft.runtime.memory.heap import PRELOAD
+from weft.runtime.processes.child_process import run_in_child
 
-from weft.runtime import child_process
-from weft.runtime.child_process import run_in_child
-from weft.runtime.memory import PRELOAD
+from weft.runtime.processes import child_process
 
 COMMAND = """
 import os, signal, sys, tempfile, time
-from weft.runtime.child_process import REMEDY, STATUS, run_in_child
-from weft.runtime.forkserver import launchers_folder
-from weft.runtime.stop_request import SIGNALS
+from weft.runtime.processes.child_process import REMEDY, STATUS, run_in_child
+from weft.runtime.processes.forkserver import launchers_folder
+from weft.runtime.processes.stop_request import SIGNALS
 from weft.utils.errors import RunError
 try:
     code = run_in_child()

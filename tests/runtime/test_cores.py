@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from weft.runtime.processes.cores import cores, num_cores, pin_to_rank_cores, rank_cores
 
-from weft.runtime import cores as module
-from weft.runtime.cores import cores, num_cores, pin_to_rank_cores, rank_cores
+from weft.runtime.processes import cores as module
 
 PIN_SCRIPT = """
 import os, threading
-from weft.runtime.cores import cores, pin_to_rank_cores, rank_cores
+from weft.runtime.processes.cores import cores, pin_to_rank_cores, rank_cores
 
 stop = threading.Event()
 threading.Thread(target=stop.wait, daemon=True).start()

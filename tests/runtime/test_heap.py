@@ -10,10 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from weft.runtime.memory.heap import PRELOAD, heap_environment
+from weft.runtime.processes.usage import descendants
 
-from weft.runtime import memory
-from weft.runtime.memory import PRELOAD, heap_environment
-from weft.runtime.process_memory import descendants
+from weft.runtime.memory import heap as memory
 
 BEGIN = """
 import ctypes, os, random, threading
@@ -79,7 +79,7 @@ def test_the_model_of_the_heap_predicts_addresses(heap: dict[str, str]) -> None:
     run(
         heap,
         """
-from weft.runtime.tensor_peak import Heap
+from weft.runtime.memory.tensor_peak import Heap
 dice, model, live = random.Random(0), Heap(), []
 base = allocated(MB); libc.free(base)
 for turn in range(3000):

@@ -6,9 +6,9 @@ import resource
 from pathlib import Path
 
 import pytest
+from weft.runtime.memory.heap import check_fits_memory, memory_limit_bytes
 
-from weft.runtime import memory
-from weft.runtime.memory import check_fits_memory, memory_limit_bytes
+from weft.runtime.memory import heap as memory
 from weft.utils.errors import InputError
 
 PROCESS_CGROUPS = {"v2": "0::/user/job", "v1": "5:cpu,cpuacct:/user/job\n4:memory:/user/job\n0::/"}

@@ -17,7 +17,7 @@ from tests.lib.session import Given, check_case, reference
 from weft.comm import Group
 from weft.kernels import cpu
 from weft.nn.layers import linear_transform
-from weft.runtime import alignment
+from weft.runtime.memory import alignment
 
 CASES = [
     Case(model="gcn", weighted=True),

@@ -17,7 +17,7 @@ from tests.lib.session import Given, part_by, workload
 from weft.comm import Group
 from weft.data.sampling import layer_key, parse_fanouts
 from weft.partition import metis
-from weft.runtime import memory
+from weft.runtime.memory import heap as memory
 from weft.strategies.split import plan as split_plan
 from weft.strategies.split.feature_cache import FeatureCache, most_read
 from weft.strategies.split.pre_sampling import EPOCH, pre_sample

@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 import torch
+from weft.runtime.processes.cores import rank_cores
 
 import weft
 from tests.lib.cases import EXACT
@@ -38,9 +39,8 @@ from tests.lib.running import (
     wait_for_epoch,
 )
 from weft.comm import join
-from weft.runtime import forkserver
-from weft.runtime.cores import rank_cores
 from weft.runtime.meter import Meter
+from weft.runtime.processes import forkserver
 from weft.training.launch.processes import Meeting, _is_gone, launch
 from weft.utils.errors import InputError, RunError
 

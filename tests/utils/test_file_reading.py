@@ -28,11 +28,11 @@ READERS = {
     "data/tables/text_table.py": 1,  # gzip.open after check_regular
     "prediction/prediction.py": 2,  # open of TableFile, a draft of this process
     "reporting/page.py": 1,  # a file of the package
-    "runtime/child_process.py": 1,  # a file in the private folder of this process
-    "runtime/cores.py": 1,  # /sys
-    "runtime/memory.py": 3,  # /proc and /sys
+    "runtime/processes/child_process.py": 1,  # a file in the private folder of this process
+    "runtime/processes/cores.py": 1,  # /sys
+    "runtime/memory/heap.py": 3,  # /proc and /sys
     "runtime/meter.py": 1,  # a file of the launcher, in its private folder
-    "runtime/process_memory.py": 3,  # /proc
+    "runtime/processes/usage.py": 3,  # /proc
     "storage/table_file.py": 1,  # a draft of this process
     "storage/unnamed_files.py": 1,  # an unnamed file of this process
     "training/launch/local_ranks.py": 1,  # a file in the launcher's private folder

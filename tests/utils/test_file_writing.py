@@ -16,9 +16,9 @@ from weft.utils.file_writing import draft_in, is_draft, new_file, open_in_place,
 LIBRARIES = ("ParquetWriter", "copy2", "copyfile", "save_file", "save_tensors", "savefig", "savez", "tofile")
 """Functions that write a file by its path."""
 WRITERS = {
-    "runtime/child_process.py": 2,  # in a folder that only this user may open
+    "runtime/processes/child_process.py": 2,  # in a folder that only this user may open
     "runtime/meter.py": 1,  # status of ranks, in a folder that only this user may open
-    "runtime/process_memory.py": 1,  # standard error of a measured run, in such a folder
+    "runtime/processes/usage.py": 1,  # standard error of a measured run, in such a folder
     "runtime/timeline.py": 1,  # a draft
     "comm/gloo.py": 2,  # /dev/null and a descriptor
     "data/store/external_sort.py": 3,  # exclusive, in the draft of a graph folder, and unnamed after its opening

@@ -14,7 +14,7 @@ from weft.cost import Machine, Profile
 from weft.cost.simulate import WorkSeconds
 from weft.nn import Workload
 from weft.runtime.kernel_call import KernelCall
-from weft.runtime.memory import release_freed_memory
+from weft.runtime.memory.heap import release_freed_memory
 from weft.strategies.single import SinglePlan
 from weft.utils.errors import InputError
 

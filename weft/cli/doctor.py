@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
-from weft.runtime.cores import num_cores
-from weft.runtime.temporary_folder import temporary_folder
+from weft.runtime.processes.cores import num_cores
+from weft.runtime.processes.temporary_folder import temporary_folder
 from weft.utils.errors import Stopped, cause, printable
 from weft.utils.optional_packages import install_command
 from weft.utils.units import format_bytes
@@ -156,7 +156,7 @@ def threads() -> Check:
 
 def memory() -> Check:
     """Report the memory and its limit."""
-    from weft.runtime.memory import memory_limit_bytes
+    from weft.runtime.memory.heap import memory_limit_bytes
 
     machine, limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), memory_limit_bytes()
     limited = f", limited to {format_bytes(limit)} by a cgroup or ulimit -v" if limit < machine else ", no limit"

@@ -22,11 +22,11 @@ from weft.cli.data import add_data_commands, import_graph
 from weft.cli.parser import Parser, add_options, given_fields, integer, integers, parse_strategies
 from weft.config.config import PLACEMENT_FIELDS, Config, PartitionOptions, is_imported
 from weft.config.files import named_by, options_text, read_options, with_choices
-from weft.runtime.child_process import run_in_child
-from weft.runtime.forkserver import start_forkserver
-from weft.runtime.memory import PRELOAD
-from weft.runtime.stop_request import SIGNALS, handle_signals
-from weft.runtime.temporary_folder import use_process_folder
+from weft.runtime.memory.heap import PRELOAD
+from weft.runtime.processes.child_process import run_in_child
+from weft.runtime.processes.forkserver import start_forkserver
+from weft.runtime.processes.stop_request import SIGNALS, handle_signals
+from weft.runtime.processes.temporary_folder import use_process_folder
 from weft.utils.error_line import explain_error, print_error
 from weft.utils.errors import InputError, RunError, Stopped, refusing_exit
 from weft.utils.standard_streams import STDERR, LossyStream, guard_standard_streams

@@ -20,8 +20,8 @@ from torch.distributed.rendezvous import rendezvous
 from weft.comm.backends import GPU_BACKENDS, gpu_uuid, gpus_are_distinct, local_gpu
 from weft.comm.gloo import starting_gloo
 from weft.comm.group import Group
-from weft.runtime.cores import pin_to_rank_cores
 from weft.runtime.meter import Meter
+from weft.runtime.processes.cores import pin_to_rank_cores
 from weft.utils.errors import InputError, RunError
 
 FILE = "file://"

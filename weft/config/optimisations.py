@@ -21,7 +21,7 @@ class Optimisations:
     onednn: bool = True
     """Compute linear layers by oneDNN if the kernel selection says so (weft.nn.layers.linear_transform)."""
     lines: bool = True
-    """Align rows that sums over edges read to cache lines if this saves memory accesses (weft.runtime.alignment)."""
+    """Align rows that sums over edges read to cache lines if this saves memory accesses (weft.runtime.memory.alignment)."""
     reach: bool = True
     """Skip rows on which no loss of a training vertex depends, or in evaluations, no result of a scored vertex."""
     ring: bool = True
@@ -49,7 +49,7 @@ class Optimisations:
     capture: bool = True
     """On a GPU, run the step of a small graph as a CUDA graph."""
     pages: bool = True
-    """Keep the memory that an epoch frees for the next epoch (weft.runtime.memory)."""
+    """Keep the memory that an epoch frees for the next epoch (weft.runtime.memory.heap)."""
 
     @classmethod
     def without(cls, names: str) -> Self:

@@ -225,7 +225,7 @@ def price_traces(
 def finish_times(works: Sequence[WorkSeconds], begins: Sequence[float], hosts: Hosts) -> list[float]:
     """Return the time at which each rank finishes a piece of work; ranks of a host slow each other down.
 
-    Each rank keeps to its share of the cores, as weft.runtime.cores assigns them.
+    Each rank keeps to its share of the cores, as weft.runtime.processes.cores assigns them.
 
     Args:
         works: Work of each rank.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from weft.data.adjacency import Adjacency
 from weft.kernels.backend import Attention, AttentionInputs, LogitGrads, PairGrads, Pairs, Scale, SourceGrads
-from weft.runtime.alignment import empty_aligned, is_aligned, readable_width
+from weft.runtime.memory.alignment import empty_aligned, is_aligned, readable_width
 from weft.runtime.native import _native
 from weft.utils.dtypes import sum_dtype
 from weft.utils.random import MASK64, RandomKey

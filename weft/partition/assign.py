@@ -16,7 +16,7 @@ from weft.config.config import PartitionOptions
 from weft.data import Adjacency, Graph
 from weft.partition.dependencies import range_parts
 from weft.runtime import native
-from weft.runtime.forked_call import call_in_fork
+from weft.runtime.processes.forked_call import call_in_fork
 from weft.utils.errors import InputError
 
 REMOTE_SLACK = 0.02

@@ -21,7 +21,7 @@ from weft.config.option import unknown_option
 from weft.data import Graph, GraphShape, VertexNames, as_asked, changed_data, forward_relations, with_inverse_relations
 from weft.nn import Converted, LinkModel, Stack, Workload
 from weft.runtime.kernel_selection import KernelSelection
-from weft.runtime.temporary_folder import temporary_folder
+from weft.runtime.processes.temporary_folder import temporary_folder
 from weft.storage.table_file import HEADERS, TableFile
 from weft.strategies import Plan, get_strategy
 from weft.training.artifacts.run_folder import NO_DIGESTS, RunFolder

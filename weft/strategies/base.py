@@ -18,7 +18,7 @@ from weft.comm import Group, Route
 from weft.cost import Machine, Steps, Trace
 from weft.data import Graph, Links
 from weft.nn import SPREAD, Topology, ViewTraits, Workload, with_own_rows
-from weft.runtime.alignment import empty_aligned
+from weft.runtime.memory.alignment import empty_aligned
 from weft.utils.dtypes import dtype_name
 from weft.utils.errors import InputError
 from weft.utils.random import KeyTable

@@ -35,7 +35,7 @@ from weft.nn import (
 )
 from weft.partition import ReceptiveField
 from weft.runtime.kernel_call import KernelCall
-from weft.runtime.tensor_peak import TensorPeak
+from weft.runtime.memory.tensor_peak import TensorPeak
 from weft.strategies.base import CHECKPOINT_COPIES, PARAMETER_COPIES, MemoryUse, Placed, Plan, Step, whole_topology
 from weft.strategies.placed_view import Exchange, PlacedView
 from weft.strategies.step_pruning import describe_receptive_fields, find_receptive_field

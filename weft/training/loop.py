@@ -15,8 +15,8 @@ from torch import Tensor
 from weft.config.config import Config
 from weft.data import data_digests
 from weft.nn import embeddings
-from weft.runtime.memory import peak_memory_bytes
-from weft.runtime.stop_request import StopRequest
+from weft.runtime.memory.heap import peak_memory_bytes
+from weft.runtime.processes.stop_request import StopRequest
 from weft.strategies import Placed, Step
 from weft.training.artifacts import checkpoint, embedding_shards
 from weft.training.artifacts.checkpoint import Checkpoint, Progress

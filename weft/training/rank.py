@@ -19,8 +19,8 @@ from weft.data import Graph, degree_counts
 from weft.nn import Workload
 from weft.partition import Quality
 from weft.runtime.kernel_selection import DEFAULT, KernelSelection, select_kernels
-from weft.runtime.memory import keep_freed_memory
-from weft.runtime.stop_request import StopRequest
+from weft.runtime.memory.heap import keep_freed_memory
+from weft.runtime.processes.stop_request import StopRequest
 from weft.strategies import Plan, get_strategy
 from weft.training.artifacts import checkpoint
 from weft.training.artifacts.embedding_shards import restore_rows

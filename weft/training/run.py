@@ -17,7 +17,7 @@ from weft.config.config import Config, is_imported
 from weft.data import Graph, GraphShape, as_asked, load
 from weft.nn import Workload, check_model_name, row_dtype
 from weft.nn.convert import takes_types
-from weft.runtime.child_process import report_status
+from weft.runtime.processes.child_process import report_status
 from weft.strategies import Plan
 from weft.training.artifacts.checkpoint import Checkpoint
 from weft.training.artifacts.run_folder import RunFolder, new_folder

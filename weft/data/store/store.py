@@ -34,7 +34,7 @@ from weft.data.store.manifest import (
 )
 from weft.data.store.npy_writer import write_array
 from weft.data.vertex_names import NUMBER_COLUMN, OFFSET_COLUMN, TEXT_COLUMN, VertexNames
-from weft.runtime.temporary_folder import lock_folder, remove_leftovers
+from weft.runtime.processes.temporary_folder import lock_folder, remove_leftovers
 from weft.storage.unnamed_files import note_mapped
 from weft.utils.errors import InputError
 from weft.utils.file_writing import sync

@@ -19,7 +19,7 @@ from weft.data.store.external_sort import RecordFile, Records, ReportProgress, s
 from weft.data.store.npy_writer import ArrayWriter, write_array
 from weft.data.store.store import no_types, write_manifest
 from weft.data.tensor_checks import check_ids
-from weft.runtime.memory import release_freed_memory
+from weft.runtime.memory.heap import release_freed_memory
 from weft.runtime.native import id_dtype
 from weft.storage.unnamed_files import release
 from weft.utils.errors import InputError

@@ -15,8 +15,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 from torch.nn.grad import conv2d_weight
 
-from weft.runtime.alignment import empty_aligned, needs_padding, row_stride
 from weft.runtime.kernel_selection import selected_kernel
+from weft.runtime.memory.alignment import empty_aligned, needs_padding, row_stride
 from weft.utils.dtypes import is_low_precision, sum_dtype
 
 ROW_MULTIPLE = 16
@@ -43,7 +43,7 @@ def linear(x: Tensor, weight: Tensor, added: Tensor | None = None, *, summed: bo
         weight: W, [in_width, out_width].
         added: Rows [n, out_width], or a bias [out_width]; None: nothing is added.
         summed: True if the result is only summed over edges; its rows may then be padded to cache lines
-            (`weft.runtime.alignment`).
+            (`weft.runtime.memory.alignment`).
     """
     if weight.dtype != torch.float32 or x.device.type != "cpu":
         return linear_by("torch", "mkl", x, weight, added, summed=summed)
@@ -261,7 +261,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, kernel: str) -> Ten
 
 
 def _aligned_product(x: Tensor, weight: Tensor, kernel: str) -> Tensor:
-    """Return `x W` in rows that begin at cache lines (see `weft.runtime.alignment`)."""
+    """Return `x W` in rows that begin at cache lines (see `weft.runtime.memory.alignment`)."""
     width = weight.shape[1]
     if kernel != "onednn":
         return torch.mm(x, weight, out=empty_aligned(x, len(x), width))

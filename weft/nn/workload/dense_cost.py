@@ -20,7 +20,7 @@ from weft.nn.workload.outline import MetaModel, typed_rows_of
 from weft.nn.workload.outline_view import OutlineState, OutlineView
 from weft.nn.workload.workload import DenseFlopsKey, Workload
 from weft.runtime.kernel_call import merged
-from weft.runtime.tensor_peak import TensorPeak
+from weft.runtime.memory.tensor_peak import TensorPeak
 
 
 def dense_flops(work: Workload, traits: ViewTraits, sizes: LayerSizes, *, training: bool) -> tuple[DenseFlops, ...]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from weft.data import Adjacency, Graph
 from weft.nn import embeddings
 from weft.parallel.chunks.cut.rank_chunks import ChunkShape
-from weft.runtime.tensor_peak import TensorPeak
+from weft.runtime.memory.tensor_peak import TensorPeak
 from weft.strategies.base import Step
 from weft.strategies.offload.placed import PlacedOffload
 

@@ -25,7 +25,7 @@ from weft.parallel.chunks.program.segment_flops import SegmentFlops
 from weft.parallel.chunks.program.tracer import ProgramTracer
 from weft.parallel.chunks.run.chunk_runtime import as_slice
 from weft.partition import Dependencies, ReceptiveField, make_dependencies
-from weft.runtime.memory import release_freed_memory
+from weft.runtime.memory.heap import release_freed_memory
 from weft.storage.unnamed_files import free_bytes
 from weft.strategies.base import MemoryUse, Options, Plan
 from weft.strategies.offload.cutter import Cutter, Orders

@@ -23,9 +23,9 @@ from weft.config.optimisations import Optimisations
 from weft.cost import Machine
 from weft.data import Graph
 from weft.nn import Outlines, Workload
-from weft.runtime.cores import cores_per_rank
 from weft.runtime.meter import Meter, has_status
-from weft.runtime.temporary_folder import temporary_folder
+from weft.runtime.processes.cores import cores_per_rank
+from weft.runtime.processes.temporary_folder import temporary_folder
 from weft.strategies import Options, Plan, get_strategy
 from weft.training.flag_checks import partition_of, rows_device, with_partition
 from weft.training.launch.processes import NO_SPACE, STOPPED, Meeting, launch

@@ -21,9 +21,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-from weft.runtime.forkserver import remove_launchers_folder, start_method
 from weft.runtime.meter import STATUS_BYTES, read_status
-from weft.runtime.stop_request import SIGNALS, blocked_signals, handle_signals
+from weft.runtime.processes.forkserver import remove_launchers_folder, start_method
+from weft.runtime.processes.stop_request import SIGNALS, blocked_signals, handle_signals
 from weft.training.launch.payload import Received, Sent
 from weft.utils.error_line import explain_error, killed_by
 from weft.utils.errors import InputError, RunError

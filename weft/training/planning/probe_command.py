@@ -20,13 +20,13 @@ import torch
 from weft.autotune import measure_disk, measure_kernels, measure_network, select_fastest_kernels
 from weft.comm import Group, join
 from weft.cost import Processes, Profile
-from weft.runtime.cores import num_cores
 from weft.runtime.kernel_selection import DEFAULT, select_kernels
-from weft.runtime.memory import keep_freed_memory, memory_limit_bytes
+from weft.runtime.memory.heap import keep_freed_memory, memory_limit_bytes
 from weft.runtime.meter import Meter
 from weft.runtime.native import _native
-from weft.runtime.process_memory import watch
-from weft.runtime.temporary_folder import temporary_folder
+from weft.runtime.processes.cores import num_cores
+from weft.runtime.processes.temporary_folder import temporary_folder
+from weft.runtime.processes.usage import watch
 from weft.training.launch.processes import Meeting, launch
 from weft.training.progress import waiting
 from weft.utils.errors import InputError, Stopped

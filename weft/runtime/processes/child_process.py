@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.runtime.forkserver import LAUNCHER, launchers_folder, serve_launcher, signal_at_end_of
-from weft.runtime.memory import heap_environment, warn_without_heap
-from weft.runtime.stop_request import SIGNALS
-from weft.runtime.temporary_folder import use_process_folder
+from weft.runtime.memory.heap import heap_environment, warn_without_heap
+from weft.runtime.processes.forkserver import LAUNCHER, launchers_folder, serve_launcher, signal_at_end_of
+from weft.runtime.processes.stop_request import SIGNALS
+from weft.runtime.processes.temporary_folder import use_process_folder
 from weft.utils.error_line import killed_by
 from weft.utils.errors import RunError
 from weft.utils.terminal import print_message

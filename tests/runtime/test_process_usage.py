@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from weft.runtime.process_memory import ProcessUsage, resident_part, watch
+from weft.runtime.processes.usage import ProcessUsage, resident_part, watch
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's /proc")
 

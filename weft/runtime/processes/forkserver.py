@@ -13,9 +13,9 @@ from contextlib import suppress
 from multiprocessing import forkserver, process, resource_tracker
 from pathlib import Path
 
-from weft.runtime.memory import heap_environment
-from weft.runtime.stop_request import blocked_signals
-from weft.runtime.temporary_folder import use_process_folder
+from weft.runtime.memory.heap import heap_environment
+from weft.runtime.processes.stop_request import blocked_signals
+from weft.runtime.processes.temporary_folder import use_process_folder
 
 LAUNCHER = "WEFT_LAUNCHER"
 """Environment variable with the process id and the temporary folder of the launcher. The fork server removes the
@@ -60,13 +60,13 @@ def start_forkserver() -> None:
     For commands only, whose environment does not change later: ranks get the environment of this call.
     """
     global _started
-    multiprocessing.set_forkserver_preload(["weft.runtime.preload", "weft.training.launch.rank_imports"])
+    multiprocessing.set_forkserver_preload(["weft.runtime.processes.preload", "weft.training.launch.rank_imports"])
     folder = use_process_folder()
     process.current_process()._config["tempdir"] = str(folder)  # type: ignore[attr-defined]  # else it makes another
     os.environ |= heap_environment() | {LAUNCHER: f"{os.getpid()}:{folder}"}
     resource_tracker.ensure_running()  # first, since starting it would unblock the signals that are blocked below
     with blocked_signals(), suppress(OSError):  # if TMPDIR is too long for a socket's path (107 characters)
-        forkserver.ensure_running()  # it unblocks the signals after importing weft.runtime.preload
+        forkserver.ensure_running()  # it unblocks the signals after importing weft.runtime.processes.preload
         _started = True
     del os.environ[LAUNCHER]
 

@@ -7,9 +7,9 @@ import atexit
 import os
 import signal
 
-from weft.runtime.forkserver import remove_launchers_folder, serve_launcher, signal_at_end_of
-from weft.runtime.memory import warn_without_heap
-from weft.runtime.stop_request import SIGNALS
+from weft.runtime.memory.heap import warn_without_heap
+from weft.runtime.processes.forkserver import remove_launchers_folder, serve_launcher, signal_at_end_of
+from weft.runtime.processes.stop_request import SIGNALS
 
 _server, _launcher = os.getpid(), serve_launcher()
 

@@ -8,7 +8,7 @@ import tempfile
 import warnings
 from collections.abc import Callable
 
-from weft.runtime.stop_request import SIGNALS
+from weft.runtime.processes.stop_request import SIGNALS
 from weft.utils.error_line import killed_by
 from weft.utils.errors import RunError
 
