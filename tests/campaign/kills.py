@@ -102,7 +102,8 @@ def strike(random: Random, scene: Scene, placement: Placement, run: tuple[object
             kill(pid, number)
     done = scene.finish(process)
     done.check_ended(*allowed_codes(number, target, lost=still and not briefly))
-    if number == signal.SIGKILL and set(alive) <= set(pids):  # no process is left to remove files
+    dies_with_it = placement.workers == 1 and target == "launcher"  # the kernel kills the child of a killed launcher
+    if number == signal.SIGKILL and (dies_with_it or set(alive) <= set(pids)):  # no process is left to remove files
         scene.remove_temporary_files()
     scene.check_nothing_left()
     return done.code != 0
