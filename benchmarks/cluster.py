@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from namespaces import Unavailable, clean, do, kill_all, mine, remove
+
 from weft.runtime.processes.cores import cores_per_rank, rank_cores
 
 INTERFACE, SUBNET, PORT = "eth0", "10.0.0", 29500

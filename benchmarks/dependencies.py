@@ -39,8 +39,6 @@ from cluster import Cluster, Unavailable
 from kernels import save
 from safetensors.torch import load_file, save_file
 from steps import make_plan, train_step
-from weft.runtime.memory.heap import keep_freed_memory
-from weft.runtime.processes.cores import num_cores
 
 import weft
 from weft.autotune import measured_machine
@@ -52,7 +50,9 @@ from weft.data import Graph
 from weft.nn import Workload, make_model
 from weft.partition import make_book
 from weft.runtime.kernel_selection import KernelSelection, select_kernels
+from weft.runtime.memory.heap import keep_freed_memory
 from weft.runtime.meter import Meter
+from weft.runtime.processes.cores import num_cores
 from weft.strategies import Step
 from weft.training.artifacts.run_writer import communication_seconds
 from weft.training.tasks.task import make_task

@@ -33,7 +33,6 @@ from processes import ask, start, take_turns
 from rivals import Forward, run_dgl, run_dgl_batches, run_pyg
 from steps import make_plan, train_step
 from torch import nn
-from weft.runtime.memory.heap import heap_environment, keep_freed_memory, peak_memory_bytes
 
 import weft
 from weft.comm import Group
@@ -44,6 +43,8 @@ from weft.data import Adjacency, Graph
 from weft.data.sampling import Fanout, parse_fanouts
 from weft.nn import Workload
 from weft.runtime.kernel_selection import DEFAULT, select_kernels
+from weft.runtime.memory.heap import heap_environment, keep_freed_memory
+from weft.runtime.memory.limit import peak_memory_bytes
 from weft.strategies import Step
 from weft.training.cuda_graph import CapturedPass, is_captured
 from weft.training.tasks.task import make_task

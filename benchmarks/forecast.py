@@ -27,8 +27,6 @@ from cluster import Unavailable
 from kernels import save
 from safetensors.torch import save_file
 from steps import make_plan
-from weft.runtime.memory.heap import heap_environment, keep_freed_memory, memory_limit_bytes
-from weft.runtime.processes.cores import cores_per_rank
 
 from weft.autotune import Cluster, epoch_time, measure_network
 from weft.comm import join
@@ -38,7 +36,10 @@ from weft.data import Graph
 from weft.nn import Workload, make_model
 from weft.partition import make_book
 from weft.runtime.kernel_selection import select_kernels
+from weft.runtime.memory.heap import heap_environment, keep_freed_memory
+from weft.runtime.memory.limit import memory_limit_bytes
 from weft.runtime.meter import Meter
+from weft.runtime.processes.cores import cores_per_rank
 from weft.strategies import Plan
 
 NETWORK = "network.json"

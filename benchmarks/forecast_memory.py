@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from kernels import save
-from weft.runtime.processes.usage import ProcessUsage, watch
 
 from weft.autotune import Cluster, plan_memory
 from weft.config.config import Config
 from weft.cost import Profile
 from weft.nn import Workload
+from weft.runtime.processes.usage import ProcessUsage, watch
 from weft.strategies import MemoryUse, get_strategy
 from weft.training.planning.plan_subject import Parts
 from weft.training.planning.search import command

@@ -26,11 +26,11 @@ from kernels import save
 from numpy.typing import NDArray
 from processes import ask, start
 from torch import Tensor
-from weft.runtime.memory.heap import peak_memory_bytes
 
 import weft
 from weft.data import Graph
 from weft.data.io.generate import number, rmat_block
+from weft.runtime.memory.limit import peak_memory_bytes
 
 BLOCK_EDGES = 1 << 20
 TARGET_SECONDS, TARGET_RATIO = 15, 3  # for 50 million edges; peak memory relative to the stored graph

@@ -28,11 +28,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from weft.runtime.memory.alignment import empty_aligned, needs_padding
 
 import weft
 from weft.data.adjacency import Adjacency
 from weft.kernels import Scale, attend, spmm
+from weft.runtime.memory.alignment import empty_aligned, needs_padding
 from weft.runtime.native import _native
 
 GATHER_ROWS = 1 << 14  # rows per copy: the copy stays in the cache, so only the reads take time

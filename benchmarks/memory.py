@@ -20,11 +20,11 @@ import torch
 from kernels import save
 from processes import start
 from steps import make_plan, train_step, whole_step
-from weft.runtime.memory.tensor_peak import TensorPeak
 
 import weft
 from weft.comm import Group, join
 from weft.nn import Workload, make_model
+from weft.runtime.memory.tensor_peak import TensorPeak
 from weft.runtime.meter import Meter
 from weft.strategies import STRATEGIES, ResidentPlan, get_strategy
 from weft.training.tasks.metrics import NodeTask

@@ -31,8 +31,6 @@ from typing import Any
 import torch
 from kernels import save
 from steps import make_plan, train_step, whole_step
-from weft.runtime.memory.heap import keep_freed_memory
-from weft.runtime.memory.tensor_peak import TensorPeak
 
 import weft
 from weft.comm import Group
@@ -40,6 +38,8 @@ from weft.config.config import Config
 from weft.config.optimisations import ALL_OPTIMISATIONS, Optimisations
 from weft.data import Graph
 from weft.nn import Workload, make_model
+from weft.runtime.memory.heap import keep_freed_memory
+from weft.runtime.memory.tensor_peak import TensorPeak
 from weft.strategies import Step
 from weft.training.tasks.task import make_task
 from weft.utils.units import format_bytes, parse_bytes

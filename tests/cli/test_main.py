@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from weft.runtime.processes.stop_request import SIGNALS, handle_signals
 
 import weft
 from tests.lib.running import command, complaints, finish, handled, start
 from weft.cli import main as main_module
 from weft.cli.main import main
 from weft.data import Graph, load
+from weft.runtime.processes.stop_request import SIGNALS, handle_signals
 from weft.training import run
 
 HYBRID = ("--strategy", "hybrid", "--workers", "2")

@@ -13,7 +13,7 @@ import torch
 from tests.lib.graph_checks import assert_one_line, same_graph
 from weft.data import Graph, load, read_edges
 from weft.data.tables import text_table
-from weft.runtime.memory import heap as memory
+from weft.runtime.memory import limit as module
 from weft.utils.errors import InputError
 
 
@@ -180,9 +180,9 @@ def test_a_line_without_an_end(block_bytes: int, tmp_path: Path, monkeypatch: py
 def test_a_table_that_is_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "g.txt"
     path.write_text("0 1\n3 1\n3 1\n2 2")
-    monkeypatch.setattr(memory, "memory_limit_bytes", lambda: 4 * 16)
+    monkeypatch.setattr(module, "memory_limit_bytes", lambda: 4 * 16)
     same_graph(load(path), expected())
-    monkeypatch.setattr(memory, "memory_limit_bytes", lambda: 4 * 16 - 1)
+    monkeypatch.setattr(module, "memory_limit_bytes", lambda: 4 * 16 - 1)
     with pytest.raises(InputError) as error:
         load(path)
     assert_one_line(error, path, "lines", "of memory")

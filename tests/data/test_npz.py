@@ -15,7 +15,7 @@ import torch
 from tests.lib.graph_checks import assert_one_line, same_graph
 from tests.lib.pairwise import param
 from weft.data import Graph, load, require_trainable
-from weft.runtime.memory import heap as memory
+from weft.runtime.memory import limit as module
 from weft.utils.errors import InputError
 
 # name: vertices, stored edges, features, classes, (train, val, test) or None, relations, both directions stored
@@ -262,7 +262,7 @@ def test_wrong_stated_sizes_are_refused(
 def test_arrays_that_are_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = with_member(tmp_path, (3, 1000), bytes(12000))
     assert load(path).num_features == 1000
-    monkeypatch.setattr(memory, "memory_limit_bytes", lambda: 9999)
+    monkeypatch.setattr(module, "memory_limit_bytes", lambda: 9999)
     with pytest.raises(InputError) as error:
         load(path)
     assert_one_line(error, path, "its arrays would need 12.", "only 10.0 kB are available", "CSR")

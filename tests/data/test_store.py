@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from weft.runtime.processes.temporary_folder import LEFTOVER_SECONDS, lock_folder
 
 from tests.lib.graph_checks import CALM, assert_one_line, graphs, same_graph
 from tests.lib.ranks import forked
@@ -31,6 +30,7 @@ from weft.data.adjacency import Adjacency
 from weft.data.rules import check_stored_transpose
 from weft.data.store import check_record, store
 from weft.data.store.npy import map_array
+from weft.runtime.processes.temporary_folder import LEFTOVER_SECONDS, lock_folder
 from weft.storage.unnamed_files import release
 from weft.utils.errors import InputError
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
-from weft.runtime.memory.alignment import LINE_BYTES, empty_aligned, is_aligned, readable_width, row_stride
 
 from tests.lib.kernel_cases import graph, randn
 from weft.kernels import Scale, cpu, spmm, spmm_transposed
+from weft.runtime.memory.alignment import LINE_BYTES, empty_aligned, is_aligned, readable_width, row_stride
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 

@@ -19,7 +19,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from weft.runtime.memory.tensor_peak import TensorPeak
 
 import weft
 from tests.cli.test_main import mistake
@@ -33,6 +32,7 @@ from weft.data import Graph, reorder
 from weft.nn import Embedding, Stack, Workload
 from weft.nn.layers.conv import SAGEConv
 from weft.prediction import prediction
+from weft.runtime.memory.tensor_peak import TensorPeak
 from weft.storage.table_file import TableFile
 from weft.strategies import get_strategy
 from weft.strategies.offload.placed import PlacedOffload

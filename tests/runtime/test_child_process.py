@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
-from weft.runtime.memory.heap import PRELOAD
-from weft.runtime.processes.child_process import run_in_child
 
+from weft.runtime.memory.heap import PRELOAD
 from weft.runtime.processes import child_process
+from weft.runtime.processes.child_process import run_in_child
 
 COMMAND = """
 import os, signal, sys, tempfile, time

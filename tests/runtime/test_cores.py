@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from weft.runtime.processes.cores import cores, num_cores, pin_to_rank_cores, rank_cores
 
 from weft.runtime.processes import cores as module
+from weft.runtime.processes.cores import cores, num_cores, pin_to_rank_cores, rank_cores
 
 PIN_SCRIPT = """
 import os, threading

@@ -10,10 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
+from weft.runtime.memory import heap as module
 from weft.runtime.memory.heap import PRELOAD, heap_environment
 from weft.runtime.processes.usage import descendants
-
-from weft.runtime.memory import heap as memory
 
 BEGIN = """
 import ctypes, os, random, threading
@@ -198,13 +198,13 @@ def test_a_warning_tells_why_there_is_no_heap(
         (tmp_path / name / "_heap.so").touch()
         monkeypatch.delenv(PRELOAD, raising=False)
         native = SimpleNamespace(origin=tmp_path / name / "_native.so")
-        monkeypatch.setattr(memory, "find_spec", lambda _, native=native: native)
+        monkeypatch.setattr(module, "find_spec", lambda _, native=native: native)
         assert bool(heap_environment()) == (name == "ab")
-        memory.warn_without_heap()
+        module.warn_without_heap()
         assert shown in capsys.readouterr().err
         monkeypatch.setenv(PRELOAD, "")  # A user can disable the heap.
         assert not heap_environment()
-        memory.warn_without_heap()
+        module.warn_without_heap()
         assert not capsys.readouterr().err
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from weft.runtime.processes.usage import ProcessUsage, resident_part, watch
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's /proc")

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from weft.runtime.processes import temporary_folder as folders
 from weft.runtime.processes.temporary_folder import (
     LEFTOVER_SECONDS,
     NAME,
@@ -16,8 +18,6 @@ from weft.runtime.processes.temporary_folder import (
     remove_leftovers,
     temporary_folder,
 )
-
-from weft.runtime.processes import temporary_folder as folders
 
 
 def test_a_temporary_folder_is_private_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

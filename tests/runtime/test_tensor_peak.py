@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from weft.runtime.memory.tensor_peak import TensorPeak
 
+from weft.runtime.memory.tensor_peak import TensorPeak
 from weft.storage.host_rows import HostRows
 
 KB = 256  # number of float32 elements in 1 KiB

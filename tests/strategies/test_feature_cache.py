@@ -17,7 +17,7 @@ from tests.lib.session import Given, part_by, workload
 from weft.comm import Group
 from weft.data.sampling import layer_key, parse_fanouts
 from weft.partition import metis
-from weft.runtime.memory import heap as memory
+from weft.runtime.memory import limit as module
 from weft.strategies.split import plan as split_plan
 from weft.strategies.split.feature_cache import FeatureCache, most_read
 from weft.strategies.split.pre_sampling import EPOCH, pre_sample
@@ -161,7 +161,7 @@ def test_a_cache_of_no_use_is_refused(options: dict[str, int], case: Case, messa
 def test_a_cache_of_all_ranks_together_fits_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     options = Given(**BATCHES, partition=part_by("random", PLAIN, 2), cache_memory=2 * ROW_BYTES)
     one_rank, two_ranks = (options.plan("split", workload(PLAIN), size) for size in (1, 2))
-    monkeypatch.setattr(memory, "memory_limit_bytes", lambda: 3 * ROW_BYTES)
+    monkeypatch.setattr(module, "memory_limit_bytes", lambda: 3 * ROW_BYTES)
     one_rank.check_fits()
     with pytest.raises(InputError, match="on 2 ranks would need"):
         two_ranks.check_fits()

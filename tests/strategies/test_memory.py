@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from weft.runtime.memory.tensor_peak import TensorPeak
 
 import weft
 from tests.lib.cases import Case
@@ -21,6 +20,7 @@ from weft.data import Adjacency
 from weft.nn import Workload, make_model
 from weft.parallel.chunks.run.chunk_runtime import Runtime
 from weft.parallel.columns.column_memory import PassSizes
+from weft.runtime.memory.tensor_peak import TensorPeak
 from weft.strategies import Placed, get_strategy
 from weft.strategies.placed_view import Exchange
 from weft.strategies.resident import ResidentPlaced, ResidentPlan

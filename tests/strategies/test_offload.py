@@ -21,7 +21,6 @@ from weakref import WeakKeyDictionary
 import pytest
 import torch
 from torch import Tensor, nn
-from weft.runtime.memory.tensor_peak import TensorPeak
 
 from tests.lib.cases import Case, cases
 from tests.lib.graphs import NUM_FEATURES
@@ -38,6 +37,7 @@ from weft.parallel.chunks.cut.rank_chunks import ChunkShape
 from weft.parallel.chunks.run import chunk_runtime as chunks_placed
 from weft.parallel.chunks.run.chunk_aggregates import ChunkAggregates, Loaded
 from weft.parallel.chunks.run.slots import FORWARD_FIELDS
+from weft.runtime.memory.tensor_peak import TensorPeak
 from weft.strategies import Step
 from weft.strategies.offload import memory_probe
 from weft.strategies.offload.cutter import Cutter

@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from weft.runtime.processes.usage import watch
 
 from weft.autotune import Cluster, plan_memory
 from weft.config.config import Config
 from weft.cost import Profile
+from weft.runtime.processes.usage import watch
 from weft.strategies import resident
 from weft.strategies.single import SinglePlan
 from weft.training.planning.probe_command import watch_tiny

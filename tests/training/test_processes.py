@@ -22,7 +22,6 @@ from typing import Any
 
 import pytest
 import torch
-from weft.runtime.processes.cores import rank_cores
 
 import weft
 from tests.lib.cases import EXACT
@@ -41,6 +40,7 @@ from tests.lib.running import (
 from weft.comm import join
 from weft.runtime.meter import Meter
 from weft.runtime.processes import forkserver
+from weft.runtime.processes.cores import rank_cores
 from weft.training.launch.processes import Meeting, _is_gone, launch
 from weft.utils.errors import InputError, RunError
 

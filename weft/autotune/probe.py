@@ -25,7 +25,7 @@ from weft.kernels import attend, attend_edges, keyed_dropout, pair_logits, spmm,
 from weft.nn import Workload, make_model
 from weft.nn.layers.linear_transform import linear
 from weft.runtime.kernel_call import KernelCall
-from weft.runtime.memory.heap import memory_limit_bytes
+from weft.runtime.memory.limit import memory_limit_bytes
 from weft.runtime.memory.tensor_peak import TensorPeak
 from weft.strategies import MemoryUse, Plan, VertexOptions
 from weft.strategies.offload.options import OffloadOptions

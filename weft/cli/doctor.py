@@ -156,7 +156,7 @@ def threads() -> Check:
 
 def memory() -> Check:
     """Report the memory and its limit."""
-    from weft.runtime.memory.heap import memory_limit_bytes
+    from weft.runtime.memory.limit import memory_limit_bytes
 
     machine, limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), memory_limit_bytes()
     limited = f", limited to {format_bytes(limit)} by a cgroup or ulimit -v" if limit < machine else ", no limit"

@@ -23,7 +23,7 @@ from weft.data.tensor_checks import (
     dense_cpu_tensor,
     vertex_ids,
 )
-from weft.runtime.memory.heap import check_fits_memory
+from weft.runtime.memory.limit import check_fits_memory
 from weft.runtime.native import coo_to_csr
 from weft.utils.errors import InputError
 from weft.utils.units import format_bytes

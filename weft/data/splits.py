@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from weft.data.tensor_checks import has_label
-from weft.runtime.memory.heap import check_fits_memory
+from weft.runtime.memory.limit import check_fits_memory
 from weft.utils.errors import InputError
 from weft.utils.random import key
 

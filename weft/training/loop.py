@@ -15,7 +15,7 @@ from torch import Tensor
 from weft.config.config import Config
 from weft.data import data_digests
 from weft.nn import embeddings
-from weft.runtime.memory.heap import peak_memory_bytes
+from weft.runtime.memory.limit import peak_memory_bytes
 from weft.runtime.processes.stop_request import StopRequest
 from weft.strategies import Placed, Step
 from weft.training.artifacts import checkpoint, embedding_shards

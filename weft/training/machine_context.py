@@ -14,7 +14,7 @@ from weft.cost import Machine, Profile, holds_profile
 from weft.kernels import triton_backend
 from weft.nn import Workload, has_onednn
 from weft.runtime.kernel_selection import DEFAULT, REMEDY, KernelSelection
-from weft.runtime.memory.heap import memory_limit_bytes
+from weft.runtime.memory.limit import memory_limit_bytes
 from weft.runtime.processes.cores import cores_per_rank, num_cores
 from weft.strategies import get_strategy
 from weft.training.artifacts.run_folder import RunFolder

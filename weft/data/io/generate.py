@@ -14,7 +14,7 @@ from torch import Tensor
 from weft.data.edges import build
 from weft.data.fields import GraphFields
 from weft.data.splits import RMAT, SBM, Masks, balanced_classes, random_matrix, random_split, stream
-from weft.runtime.memory.heap import check_fits_memory
+from weft.runtime.memory.limit import check_fits_memory
 from weft.utils.errors import InputError, unknown
 
 BLOCK_EDGES = 1 << 20

@@ -22,7 +22,7 @@ from weft.data.io.pickled_arrays import PickledCsr, read_pickled
 from weft.data.splits import Masks
 from weft.data.store.npy import as_tensor, map_array
 from weft.data.tensor_checks import check_ids, check_length, check_pointers, user_labels, vertex_ids
-from weft.runtime.memory.heap import check_fits_memory
+from weft.runtime.memory.limit import check_fits_memory
 from weft.utils.file_reading import MAX_JSON_BYTES, read_text
 
 NUM_VALIDATION = 500

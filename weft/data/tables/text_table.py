@@ -14,7 +14,7 @@ from typing import IO, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.runtime.memory.heap import check_fits_memory
+from weft.runtime.memory.limit import check_fits_memory
 from weft.utils.errors import InputError
 from weft.utils.file_reading import check_regular, open_regular
 

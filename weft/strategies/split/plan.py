@@ -30,7 +30,7 @@ from weft.nn import (
 )
 from weft.partition import metis
 from weft.runtime.kernel_selection import avoid_onednn
-from weft.runtime.memory.heap import check_fits_memory
+from weft.runtime.memory.limit import check_fits_memory
 from weft.runtime.meter import Counts, Meter
 from weft.strategies.base import MemoryUse, Step
 from weft.strategies.placed_view import PlacedView

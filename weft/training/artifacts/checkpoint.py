@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from weft.comm import Group
 from weft.config.config import Config
-from weft.runtime.memory.heap import check_fits_memory
+from weft.runtime.memory.limit import check_fits_memory
 from weft.utils import migrate
 from weft.utils.errors import InputError, RunError, readable
 from weft.utils.file_reading import MAX_RECORD_BYTES, open_regular, read_text

@@ -21,7 +21,8 @@ from weft.autotune import measure_disk, measure_kernels, measure_network, select
 from weft.comm import Group, join
 from weft.cost import Processes, Profile
 from weft.runtime.kernel_selection import DEFAULT, select_kernels
-from weft.runtime.memory.heap import keep_freed_memory, memory_limit_bytes
+from weft.runtime.memory.heap import keep_freed_memory
+from weft.runtime.memory.limit import memory_limit_bytes
 from weft.runtime.meter import Meter
 from weft.runtime.native import _native
 from weft.runtime.processes.cores import num_cores

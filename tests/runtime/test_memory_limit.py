@@ -6,9 +6,9 @@ import resource
 from pathlib import Path
 
 import pytest
-from weft.runtime.memory.heap import check_fits_memory, memory_limit_bytes
 
-from weft.runtime.memory import heap as memory
+from weft.runtime.memory import limit as module
+from weft.runtime.memory.limit import check_fits_memory, memory_limit_bytes
 from weft.utils.errors import InputError
 
 PROCESS_CGROUPS = {"v2": "0::/user/job", "v1": "5:cpu,cpuacct:/user/job\n4:memory:/user/job\n0::/"}
@@ -18,8 +18,8 @@ LIMITS = {"v2": Path("memory.max"), "v1": Path("memory/memory.limit_in_bytes")}
 @pytest.fixture
 def machine_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> int:
     """Remove limits of the process and its container, and return the memory of the machine."""
-    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
-    monkeypatch.setattr(memory, "PROCESS_CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(module, "CGROUPS", tmp_path)
+    monkeypatch.setattr(module, "PROCESS_CGROUPS", tmp_path / "cgroup")
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     return memory_limit_bytes()
 
@@ -32,7 +32,7 @@ def test_the_limit_of_a_container(machine_bytes: int, tmp_path: Path, version: s
     limit.parent.mkdir(parents=True, exist_ok=True)
     limit.write_text(f"{machine_bytes // 2}\n")
     assert memory_limit_bytes() == machine_bytes
-    memory.PROCESS_CGROUPS.write_text(PROCESS_CGROUPS[version])
+    module.PROCESS_CGROUPS.write_text(PROCESS_CGROUPS[version])
     assert memory_limit_bytes() == machine_bytes // 2
     for stated in ("max", str(2 * machine_bytes)):
         limit.write_text(f"{stated}\n")
