@@ -26,8 +26,7 @@ from weft.comm import Group
 from weft.config.config import Config
 from weft.config.optimisations import Optimisations
 from weft.data import Graph
-from weft.nn import Workload, make_model
-from weft.partition import ReceptiveField
+from weft.nn import ReceptiveField, Workload, make_model
 from weft.strategies import ResidentPlan
 from weft.strategies.offload.plan import OffloadPlan
 from weft.training.tasks.metrics import NodeTask

@@ -290,9 +290,10 @@ def with_norm(norm: nn.Module) -> Stack:
 )
 def test_what_cannot_run_chunk_by_chunk_is_refused(model: nn.Module, message: str) -> None:
     graph, _ = Case(model="gcn").build()
-    with pytest.raises(InputError, match=message) as caught:
-        Given(chunks=3).plan("offload", Workload(model.double(), graph))
-    assert "\n" not in str(caught.value)
+    for name in ("offload", "pipeline"):
+        with pytest.raises(InputError, match=rf"^strategy {name}\b.*{message}") as caught:
+            Given(chunks=3).plan(name, Workload(model.double(), graph))
+        assert "\n" not in str(caught.value)
 
 
 def test_frozen_parameters_make_nothing_constant() -> None:
@@ -480,7 +481,7 @@ def test_small_chunks_estimate_the_peaks_of_others(case: Case) -> None:
     """Estimates from small chunks match the measured peaks of chunks of other shapes, and of several chunks."""
     for options in ({}, {"device_memory": IN_FILES}):
         probe = plan_of(case, **options).memory_probe
-        measured = {shape: max(probe._work_on(shape)) for shape in SHAPES}
+        measured = {shape: max(probe._work_on(shape, in_place=False)) for shape in SHAPES}
         for shape, peak_of_chunk in measured.items():
             assert 0.99 <= probe.peak_of_shape(shape) / peak_of_chunk <= 1.04, shape
     other_bytes = 10_000_000
@@ -502,14 +503,16 @@ def test_the_moment_of_the_peak_depends_on_the_shape(monkeypatch: pytest.MonkeyP
     """An estimate from the peak of a step alone is wrong for chunks of other proportions."""
     monkeypatch.setattr(memory_probe, "_growth_by_model", WeakKeyDictionary())
     work_on = MemoryProbe._work_on
-    monkeypatch.setattr(MemoryProbe, "_work_on", lambda probe, shape: [max(work_on(probe, shape))])
+    monkeypatch.setattr(MemoryProbe, "_work_on", lambda *arguments: [max(work_on(*arguments))])
     probe = plan_of(LIMITED[2]).memory_probe
-    assert min(probe.peak_of_shape(shape) / max(work_on(probe, shape)) for shape in SHAPES) < 0.8
+    assert min(probe.peak_of_shape(shape) / max(work_on(probe, shape, in_place=False)) for shape in SHAPES) < 0.8
 
 
 def test_a_step_that_does_more_on_larger_chunks_is_estimated_by_its_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_probe, "_growth_by_model", WeakKeyDictionary())
-    monkeypatch.setattr(MemoryProbe, "_work_on", lambda _, shape: [1] * (shape.edges // 1000) + [7 + 3 * shape.slots])
+    monkeypatch.setattr(
+        MemoryProbe, "_work_on", lambda _, shape, __: [1] * (shape.edges // 1000) + [7 + 3 * shape.slots]
+    )
     assert plan_of(LIMITED[1]).memory_probe.peak_of_shape(ChunkShape(1, 50_000, 100_000)) == 7 + 3 * 50_000
 
 

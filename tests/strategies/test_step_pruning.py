@@ -16,8 +16,7 @@ from tests.lib.graphs import NUM_CLASSES, NUM_FEATURES
 from tests.lib.ranks import on_ranks
 from tests.lib.session import Given, Session, check_case, check_close, workload
 from weft.comm import Group
-from weft.nn import Dot, Inputs, LinkModel, SAGEConv, Stack, View, Workload
-from weft.partition import ReceptiveField
+from weft.nn import Dot, Inputs, LinkModel, ReceptiveField, SAGEConv, Stack, View, Workload
 from weft.strategies import STRATEGIES, ResidentPlaced, Step
 from weft.training.tasks.metrics import NodeTask
 
@@ -66,6 +65,15 @@ def test_plans_release_the_dependencies_of_pruned_steps(name: str) -> None:
     plan.release()
     gc.collect()
     assert not dependencies()
+
+
+def test_plans_release_profiled_batches() -> None:
+    plan: Any = Given(batch_size="5").plan("split", workload(Case(model="sage")), 1)
+    batch = weakref.ref(plan.profiled_steps[0][0])
+    assert batch()
+    plan.release()
+    gc.collect()
+    assert not batch()
 
 
 def test_nothing_is_copied_where_labels_are_everywhere() -> None:

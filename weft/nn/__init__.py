@@ -50,6 +50,7 @@ from weft.nn.workload.flops import DenseFlops
 from weft.nn.workload.layer_sizes import BlockSize, LayerSizes
 from weft.nn.workload.operation import GraphOperation
 from weft.nn.workload.outline import outline
+from weft.nn.workload.receptive_field import ReceptiveField
 from weft.nn.workload.workload import Outlines, Workload
 
 __all__ = [
@@ -102,6 +103,7 @@ __all__ = [
     "ProbeModel",
     "PyGConv",
     "RGCNConv",
+    "ReceptiveField",
     "RelationIndex",
     "RelationRows",
     "Request",

@@ -5,7 +5,6 @@ from weft.partition.assign import METHODS, metis
 from weft.partition.book import PartitionBook, make_book
 from weft.partition.dependencies import Caching, Choice, Dependencies, Hop, make_dependencies, range_bounds, range_parts
 from weft.partition.quality import Quality
-from weft.partition.receptive_field import ReceptiveField
 from weft.partition.vertex_cover import Cover
 
 __all__ = [
@@ -18,7 +17,6 @@ __all__ = [
     "PartitionBook",
     "PartitionOptions",
     "Quality",
-    "ReceptiveField",
     "make_book",
     "make_dependencies",
     "metis",

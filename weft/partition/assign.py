@@ -22,6 +22,9 @@ from weft.utils.errors import InputError
 REMOTE_SLACK = 0.02
 """Largest deviation of a balanced part's remote vertices from their mean, so that min / max is above 0.96."""
 
+OTHER_METHODS = "choose fennel, range or random"
+"""Advice for a graph that is too large for METIS."""
+
 MAX_PASSES = 60
 """Largest number of passes of each stage of `balanced`, which may find no partition within the slack."""
 
@@ -152,9 +155,7 @@ def metis(graph: Graph, num_parts: int, seed: int, weight: Tensor | None = None)
         return by_range(graph, num_parts, PartitionOptions())
     dtype = pymetis.zero_copy_dtype()
     if len(indices) >= 2 ** (8 * dtype.itemsize - 1):
-        raise InputError(
-            f"{graph.name} has too many edges for pymetis, which uses {dtype} here: choose fennel, range or random"
-        )
+        raise InputError(f"{graph.name} has too many edges for pymetis, which uses {dtype} here: {OTHER_METHODS}")
     adjacency = pymetis.CSRAdjacency(indptr.numpy().astype(dtype), indices.numpy().astype(dtype))
     weights = None if weight is None else weight.numpy().astype(dtype)
     settings = pymetis.Options(seed=seed % 2**31)
@@ -165,7 +166,7 @@ def metis(graph: Graph, num_parts: int, seed: int, weight: Tensor | None = None)
 
     # METIS leaves its functions by a jump if SIGTERM arrives, also with a lock of the C library: the next call would
     # wait for it forever. And it holds Python's lock, so Ctrl-C would wait for its end.
-    return torch.frombuffer(bytearray(call_in_fork(part_graph, "METIS")), dtype=torch.int32)
+    return torch.frombuffer(bytearray(call_in_fork(part_graph, "METIS", OTHER_METHODS)), dtype=torch.int32)
 
 
 def neighbours(in_edges: Adjacency) -> tuple[Tensor, Tensor]:

@@ -118,7 +118,10 @@ class Plan(ABC):
     optimisations: ClassVar[tuple[str, ...]] = ()
     """Optimisations of the strategy that can be switched off, in addition to those of all strategies."""
     traits: ViewTraits = SPREAD
-    """Properties of the strategy's views: whether dense layers run before aggregates, and what is refused."""
+    """Properties of the strategy's views: whether dense layers run before aggregates, and what is refused.
+
+    On a receptive field, they also shrink rows.
+    """
     partition: ClassVar[str] = ""
     """Default method that partitions the vertices; '' if the plan itself divides them."""
     max_ranks: ClassVar[int | None] = None
@@ -139,6 +142,8 @@ class Plan(ABC):
         self.check_size(size)
         self.check_rows(work)
         self.work, self.size, self.machine = work, size, machine
+        if work.receptive_field is not None:
+            self.traits = self.traits._replace(shrinks_rows=True)
         self.options = self.options_type() if options is None else options
         self.solve(state)
 
@@ -240,6 +245,10 @@ class Placed(ABC):
         rows: Vertices that the rank is responsible for: a range or int64 [n].
         seed: Seed of dropout.
     """
+
+    capturable: ClassVar[bool] = False
+    """True if every training step launches the same kernels on the same memory, so that it can be recorded in a CUDA
+    graph."""
 
     def __init__(self, work: Workload, group: Group, rows: slice | Tensor, *, seed: int) -> None:
         self.work, self.group, self.seed, self.rows = work, group, seed, rows

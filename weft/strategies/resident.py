@@ -25,6 +25,7 @@ from weft.nn import (
     Inputs,
     KernelMemory,
     LayerSizes,
+    ReceptiveField,
     Topology,
     Total,
     dense_flops,
@@ -33,7 +34,6 @@ from weft.nn import (
     step_memory,
     typed_rows,
 )
-from weft.partition import ReceptiveField
 from weft.runtime.kernel_call import KernelCall
 from weft.runtime.memory.tensor_peak import TensorPeak
 from weft.strategies.base import CHECKPOINT_COPIES, PARAMETER_COPIES, MemoryUse, Placed, Plan, Step, whole_topology

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from weft.comm import Group
 from weft.cost import Operation
-from weft.nn import ONE_DEVICE, Aggregate, GraphOperation, KernelMemory, estimate_kernel_memory
-from weft.partition import ReceptiveField
+from weft.nn import ONE_DEVICE, Aggregate, GraphOperation, KernelMemory, ReceptiveField, estimate_kernel_memory
 from weft.strategies.placed_view import Identity
 from weft.strategies.resident import AggregateSize, ResidentPlaced, ResidentPlan, aggregate
 from weft.strategies.vertex.plan import VertexPlan
@@ -20,7 +19,7 @@ class SinglePlan(ResidentPlan):
     optimisations = ("reach", "capture")
 
     def restrict_to(self, field: ReceptiveField) -> VertexPlan:
-        return OneRankPlan(self.work).restrict_to(field)
+        return OneRankPlan(self.work.restrict(field))
 
     def kernel_memory(self, op: GraphOperation, rank: int) -> KernelMemory:
         del rank
@@ -50,6 +49,8 @@ class OneRankPlan(VertexPlan):
 
 class PlacedSingle(ResidentPlaced):
     """The whole graph on this rank."""
+
+    capturable = True
 
     def exchange(self, stage: int) -> Identity:
         del stage

@@ -8,8 +8,16 @@ import torch
 from torch import Tensor
 
 from weft.data import Graph
-from weft.nn import ONE_DEVICE, LinkModel, Total, Unconverted, ViewTraits, Workload, check_row_independence
-from weft.partition import ReceptiveField
+from weft.nn import (
+    ONE_DEVICE,
+    LinkModel,
+    ReceptiveField,
+    Total,
+    Unconverted,
+    ViewTraits,
+    Workload,
+    check_row_independence,
+)
 from weft.utils.errors import InputError
 
 MIN_SAVED_SHARE = 0.25
@@ -19,14 +27,14 @@ MIN_SAVED_SHARE = 0.25
 def find_receptive_field(work: Workload, traits: ViewTraits, *, training: bool) -> ReceptiveField | str:
     """Return the receptive field of a step's labelled vertices, or the reason why the step computes all rows.
 
-    The reason is '' if the optimisation is off or would save little.
+    The reason is '' if the optimisation is off or would save little, or if the workload is restricted already.
 
     Args:
         work: The workload.
         traits: Properties of views on all rows.
         training: True for a training step; False for an evaluation, which reads the vertices of all splits.
     """
-    if not (work.optimisations.reach and work.has_graph):
+    if not (work.optimisations.reach and work.has_graph) or work.receptive_field is not None:
         return ""
     num_hops = max((op.hops.stop for op in work.outline(traits, training=training)), default=0)
     if isinstance(work.model, LinkModel):

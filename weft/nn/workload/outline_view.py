@@ -247,9 +247,10 @@ class OutlineView(GraphView):
             and state.nested
             and (len(x) != state.rows_at(self.hop) or steps != state.steps[self.stage])
         ):
+            alternative = f", or use {self.traits.alternative}" if self.traits.alternative else ""
             raise InputError(
                 f"stage {self.stage} has aggregates one after another, or with different numbers of steps, so weft "
-                "cannot tell which rows a rank recomputes: give each its own stage, or use --strategy communicated"
+                f"cannot tell which rows a rank recomputes: give each its own stage{alternative}"
             )
         state.steps[self.stage] = max(state.steps[self.stage], steps)
         num_rows = state.rows_at(self.hop + steps)

@@ -18,6 +18,7 @@ from weft.nn.workload.flops import BlockFlops, DenseFlops
 from weft.nn.workload.layer_sizes import LayerSizes
 from weft.nn.workload.operation import GraphOperation
 from weft.nn.workload.outline import outline
+from weft.nn.workload.receptive_field import ReceptiveField
 from weft.utils.errors import InputError
 
 NONZERO_COST = 8
@@ -59,6 +60,9 @@ class Workload:
         outlines: Outlines of the same workload, from another process.
     """
 
+    receptive_field: ReceptiveField | None = None
+    """The only rows that the steps of this workload compute; None: all rows."""
+
     def __init__(
         self,
         model: nn.Module,
@@ -74,6 +78,19 @@ class Workload:
         self.dense_flops: dict[DenseFlopsKey, tuple[DenseFlops, ...]] = {}
         self._graph = graph if isinstance(graph, Graph) else None
         self._block_flops: dict[tuple[str, int, bool, bool], BlockFlops] = {}
+
+    def restrict(self, field: ReceptiveField) -> Workload:
+        """Return the workload of steps that compute only a receptive field.
+
+        It shares outlines and FLOPs with this one.
+
+        Args:
+            field: The rows.
+        """
+        work = Workload(self.model, self.stats, self.optimisations, num_classes=self.num_classes)
+        work._graph, work.receptive_field = self._graph, field
+        work.outlines, work.dense_flops, work._block_flops = self.outlines, self.dense_flops, self._block_flops
+        return work
 
     @property
     def graph(self) -> Graph:

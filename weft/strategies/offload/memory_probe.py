@@ -46,19 +46,15 @@ class MemoryProbe:
         self, graph: Graph, model: nn.Module, place_at: PlaceAt, *, retains: bool = False, like: Hashable = None
     ) -> None:
         self.graph, self.model, self._place_at, self.retains, self._like = graph, model, place_at, retains, like
-        self._in_place = False
 
-    @property
-    def in_place(self) -> MemoryProbe:
-        """Measurement of chunks that read rows in place."""
-        probe = copy.copy(self)
-        probe._in_place = True
-        return probe
-
-    def peak(self, schedules: Iterable[Sequence[tuple[ChunkShape, int]]]) -> int:
-        """Return the peak bytes of any chunk of some schedules, each given as shape and bytes next to it.
+    def peak(self, schedules: Iterable[Sequence[tuple[ChunkShape, int]]], *, in_place: bool = False) -> int:
+        """Return the peak bytes of any chunk of some schedules.
 
         If segments keep their autograd graphs, those of the other chunks of the schedule count as well.
+
+        Args:
+            schedules: The chunks of each schedule, as shape and bytes next to it.
+            in_place: True if chunks read rows in place, and not in slots.
         """
         schedule_shapes = [
             torch.tensor([(*shape, extra) for shape, extra in each], dtype=torch.float64) for each in schedules
@@ -67,7 +63,7 @@ class MemoryProbe:
         others = torch.cat([each.sum(0) - each for each in schedule_shapes])
         peak, sparse = extra.flatten(), shapes[:, 2] < shapes[:, 1]
         for kind in filter(torch.any, (sparse, ~sparse)):
-            growth = self._moments(shapes[kind])
+            growth = self._moments(shapes[kind], in_place)
             peak[kind] += (_sizes(shapes[kind]) @ growth).amax(1)
             if self.retains:  # kept autograd graphs grow with targets and edges
                 peak[kind] += others[kind][:, [0, 2]] @ growth[[1, 3], 0]
@@ -77,7 +73,7 @@ class MemoryProbe:
         """Return the peak bytes on the device of a training step or evaluation with chunks of one shape."""
         return self.peak([[(shape, 0)]])
 
-    def _moments(self, shapes: Tensor) -> Tensor:
+    def _moments(self, shapes: Tensor, in_place: bool) -> Tensor:
         """Return the bytes in use at each moment: constant, and per target, slot and edge, [4, moments].
 
         The first moment is the one before the backward pass.
@@ -85,9 +81,9 @@ class MemoryProbe:
         dense = not self.graph.relations and bool((shapes[:, 2] >= shapes[:, 1]).all())
         small = SMALL if dense else self._small(shapes)
         growths = _growth_by_model.setdefault(self.model, {})
-        if (self._like, self._in_place, small) not in growths:
-            growths[self._like, self._in_place, small] = self._growth([small, *larger(small)])
-        return growths[self._like, self._in_place, small]
+        if (self._like, in_place, small) not in growths:
+            growths[self._like, in_place, small] = self._growth([small, *larger(small)], in_place)
+        return growths[self._like, in_place, small]
 
     def _small(self, shapes: Tensor) -> ChunkShape:
         """Return a small chunk with about the proportions of the largest of some chunks."""
@@ -95,26 +91,27 @@ class MemoryProbe:
         shares = (largest / largest.max()).clamp(min=MIN_SHARE)
         return ChunkShape(*((shares * max(SMALL)).int() | 1).tolist())
 
-    def _growth(self, shapes: Sequence[ChunkShape]) -> Tensor:
+    def _growth(self, shapes: Sequence[ChunkShape], in_place: bool) -> Tensor:
         """Fit the bytes in use as a linear function of a chunk's sizes, by running chunks of four shapes.
 
         Args:
             shapes: Four chunk shapes, with linearly independent rows in `_sizes`.
+            in_place: True if chunks read rows in place.
 
         Returns:
             Coefficients float64 [4, m]: a column for each moment of a step; its rows are the constant bytes, and the
             bytes per target, slot and edge.
         """
-        alive = [self._work_on(shape) for shape in shapes]
+        alive = [self._work_on(shape, in_place) for shape in shapes]
         if len({*map(len, alive)}) > 1:  # a custom layer that runs more operations on a larger chunk
             alive = [[moments[0], max(moments)] for moments in alive]
         sizes = _sizes(torch.tensor(shapes, dtype=torch.float64))
         growth = torch.linalg.solve(sizes, torch.tensor(alive, dtype=torch.float64))
         return torch.cat([growth[:, :1], growth[:, 1:].unique(dim=1)], 1)
 
-    def _work_on(self, shape: ChunkShape) -> list[int]:
+    def _work_on(self, shape: ChunkShape, in_place: bool) -> list[int]:
         """Return the bytes in use before backward, and after each operation of a training step and an evaluation."""
-        placed = self._place(shape)
+        placed = self._place(shape, in_place)
         for training in (True, False):  # allocate what stays: rows on the host, scalings
             self._step(placed, training)
         placed.release_constant()
@@ -132,12 +129,12 @@ class MemoryProbe:
             placed.backward(logits, placed.empty_rows(logits).zero_())
         return alive
 
-    def _place(self, shape: ChunkShape) -> PlacedOffload:
+    def _place(self, shape: ChunkShape, in_place: bool) -> PlacedOffload:
         graph, twin = self._graph(shape), copy.deepcopy(self.model)
         for parameter in embeddings(twin).values():
             parameter.data = parameter.data.new_zeros(graph.typed.num_embedded, parameter.shape[1])
         bounds = [0, max(shape.targets, 1), graph.num_vertices]
-        return self._place_at(graph, twin, bounds, self._in_place)
+        return self._place_at(graph, twin, bounds, in_place)
 
     def _graph(self, shape: ChunkShape) -> Graph:
         """Return a graph with as many vertices as slots, whose edges are all in the first chunk."""

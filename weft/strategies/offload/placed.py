@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from weft.comm import Group, sum_gradients
-from weft.nn import Workload, shared_parameters
+from weft.nn import ReceptiveField, Workload, shared_parameters
 from weft.parallel.chunks.cut.rank_chunks import RankChunks
 from weft.parallel.chunks.run.activations import StoredRows
 from weft.parallel.chunks.run.chunk_runtime import Fetcher, PlacedChunks
 from weft.parallel.chunks.run.passes import ChunkPass
-from weft.partition import ReceptiveField
 from weft.strategies.base import Placed, Step, whole_topology
 from weft.strategies.offload.estimate import OffloadEstimate
 from weft.strategies.step_pruning import describe_receptive_fields

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from weft.comm import Group
 from weft.cost import NOMINAL_RATES, Trace, all_reduce
 from weft.data import Graph
-from weft.nn import SPREAD, Workload, embeddings
+from weft.nn import SPREAD, ReceptiveField, Workload, embeddings
 from weft.parallel.chunks.cut.rank_chunks import ChunkShape, RankChunks
 from weft.parallel.chunks.program.chunk_program import Segment
 from weft.parallel.chunks.program.segment_flops import SegmentFlops
 from weft.parallel.chunks.program.tracer import ProgramTracer
 from weft.parallel.chunks.run.chunk_runtime import as_slice
-from weft.partition import Dependencies, ReceptiveField, make_dependencies
+from weft.partition import Dependencies, make_dependencies
 from weft.runtime.memory.heap import release_freed_memory
 from weft.storage.unnamed_files import free_bytes
 from weft.strategies.base import MemoryUse, Options, Plan
@@ -66,8 +66,11 @@ class OffloadPlan(Plan):
 
     def solve(self, state: Any) -> None:
         work = self.work
-        tracer = ProgramTracer(work.graph, work.model, work.optimisations)
-        self.programs = {training: tracer.program(training=training) for training in (True, False)}
+        try:
+            tracer = ProgramTracer(work.graph, work.model, work.optimisations)
+            self.programs = {training: tracer.program(training=training) for training in (True, False)}
+        except InputError as error:
+            raise InputError(f"strategy {self.name}: {error}") from error
         self.vertices = self.make_vertices()
         if (num_aggregates := self.programs[True].num_hops) != (num_in_outline := len(self.vertices.caching.costs)):
             raise InputError(
@@ -356,8 +359,7 @@ class OffloadPlan(Plan):
         estimate = estimate_offload(self.work.graph, self.work.model, chunks, sizes, trace, pinned=self.pinned)
         if self.in_memory:
             estimate = replace(estimate, host=estimate.host + estimate.disk + self._copied_features(chunks), disk=0)
-        probe = self.memory_probe.in_place if chunks.in_place else self.memory_probe
-        return replace(estimate, device=probe.peak(chunks.chunks))
+        return replace(estimate, device=self.memory_probe.peak(chunks.chunks, in_place=chunks.in_place))
 
     def _copied_features(self, chunks: RankChunks) -> int:
         """Return the bytes of a rank's copy of its features; 0 if it reads them where the graph stores them."""

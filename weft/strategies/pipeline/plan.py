@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 from weft.parallel.chunks.cut.ranges import VERTEX_COST
@@ -41,6 +40,10 @@ class PipelinePlan(OffloadPlan):
     optimisations = ("keep", "inter", "prefetch", "priority", "eager")
     options: PipelineOptions
 
+    def solve(self, state: Any) -> None:
+        self._ranks: list[OrderedRank] = []
+        super().solve(state)
+
     def make_vertices(self) -> VertexPlan:
         return CommunicatedPlan(self.work, self.size, VertexOptions(partition=self.options.partition))
 
@@ -51,15 +54,17 @@ class PipelinePlan(OffloadPlan):
         default = min(affordable, CHUNKS[-1]) if self.size > 1 and affordable >= CHUNKS[0] else 1
         return min(self.options.chunks or default, self.max_chunks)
 
-    @cached_property
+    @property
     def _ordered(self) -> list[OrderedRank]:
-        return order_ranks(self.vertices.all_dependencies, priority=self.work.optimisations.priority)
+        if not self._ranks:
+            self._ranks = order_ranks(self.vertices.all_dependencies, priority=self.work.optimisations.priority)
+        return self._ranks
 
     def make_cutters(self) -> list[Cutter]:
         return [self.make_cutter([rank.needed]) for rank in self._ordered]
 
     def release(self) -> None:
-        self.__dict__.pop("_ordered", None)
+        self._ranks = []
         super().release()
 
     def choose_orders(self, count: int) -> Orders | None:

@@ -21,6 +21,7 @@ from weft.nn import (
     FeatureTables,
     GraphOperation,
     Inputs,
+    ReceptiveField,
     Sum,
     Total,
     Workload,
@@ -40,7 +41,7 @@ from weft.strategies.split.pre_sampling import PreSampling, pre_sample
 from weft.strategies.split.read_ahead import prepare_ahead
 from weft.strategies.split.sampler import BatchSampler, SampledBatch, exchange_requests, exchange_requests_locally
 from weft.strategies.split.step_trace import BatchPlan
-from weft.strategies.vertex.plan import CommunicatedPlan, PlacedVertices, VertexOptions
+from weft.strategies.vertex.plan import CommunicatedPlan, PlacedVertices, VertexOptions, VertexPlan
 from weft.utils.errors import InputError
 from weft.utils.random import key
 from weft.utils.units import format_bytes
@@ -89,6 +90,7 @@ class MiniBatchPlan(CommunicatedPlan):
     """True if the ranks split a batch by the owners of its vertices; False if each has its own micro-batch."""
 
     def solve(self, state: Any) -> None:
+        self._profiled: list[tuple[BatchPlan, int]] = []
         super().solve(state)
         operations = self.batch_work.outline(BatchPlan.traits, training=True)
         fanouts = self.one_rank_sampler.fanouts
@@ -103,6 +105,9 @@ class MiniBatchPlan(CommunicatedPlan):
                 f"--fanout {self.options.fanout}: the model sums the edges of each relation, which would be biased for "
                 "sampled edges: give --fanout all, or convolutions with aggr='mean'"
             )
+
+    def restrict_to(self, field: ReceptiveField) -> VertexPlan:
+        return CommunicatedPlan(self.work, self.size, VertexOptions(partition=self.part)).restrict_to(field)
 
     def check_fits(self) -> None:
         if self.options.cache_memory is not None:
@@ -251,8 +256,7 @@ class MiniBatchPlan(CommunicatedPlan):
 
     def release(self) -> None:
         super().release()
-        for name in ("sampler", "whole_sampler", "examined"):
-            self.__dict__.pop(name, None)
+        self._profiled = []
 
     def trace(self, rank: int = 0, *, training: bool, epoch: int = 0, number: int = 0) -> Trace:
         """Return the operations of a training step or an evaluation.
@@ -285,17 +289,20 @@ class MiniBatchPlan(CommunicatedPlan):
         sampler = self.one_rank_sampler
         return -(-len(sampler.examples) // (sampler.batch_size or len(sampler.examples)))
 
-    @cached_property
+    @property
     def profiled_steps(self) -> Sequence[tuple[BatchPlan, int]]:
         """Plans of some steps of the first epoch, each with the number of steps that it stands for.
 
         The last step, whose batch may be smaller, stands for itself.
         """
+        if self._profiled:
+            return self._profiled
         others, last = range(self.num_steps - 1), self.num_steps - 1
         size = max(1, -(-len(others) // (NUM_PROFILED_STEPS - 1)))
         parts = [others[first : first + size] for first in range(0, len(others), size)]
         steps = [(self.batch(0, part[len(part) // 2]), len(part)) for part in parts]
-        return [*steps, (self.batch(0, last), 1)]
+        self._profiled = [*steps, (self.batch(0, last), 1)]
+        return self._profiled
 
     def epoch_steps(self, rank: int = 0) -> Sequence[Steps]:
         return [Steps(batch.trace(rank, training=True), number) for batch, number in self.profiled_steps]
@@ -335,7 +342,7 @@ class MiniBatchPlan(CommunicatedPlan):
         return rows, rows
 
     def place(self, group: Group, *, seed: int = 0) -> PlacedBatches:
-        vars(self).pop("examined", None)
+        self._profiled = []
         return PlacedBatches(self, group, seed=seed)
 
 

@@ -5,7 +5,6 @@ Every rank stores the whole topology, is responsible for N / P rows, and aggrega
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -25,18 +24,17 @@ from weft.nn import (
     EdgeSoftmax,
     GraphOperation,
     KernelMemory,
+    ReceptiveField,
     WorkingSet,
     estimate_kernel_memory,
 )
 from weft.parallel.columns.chunking import Chunking, by_chunk, least_bytes, limit_error
 from weft.parallel.columns.column_memory import ExchangeColumns, PassSizes, SetSize
 from weft.parallel.columns.column_pass import ColumnRounds
-from weft.partition import ReceptiveField
 from weft.runtime.native import count_parts
 from weft.strategies.base import MemoryUse, Options
 from weft.strategies.resident import AggregateSize, ResidentPlaced, ResidentPlan, StepInputs
 from weft.strategies.single import OneRankPlan
-from weft.strategies.step_pruning import pruned_traits
 from weft.strategies.tensor.attention_columns import AttentionPlan
 from weft.strategies.tensor.column_exchange import ColumnExchange, operations
 from weft.strategies.tensor.pruned_exchange import LayerRows, PrunedColumns
@@ -74,8 +72,11 @@ class TensorPlan(ResidentPlan):
         "pipeline, or on one rank single"
     )
     options: TensorOptions
-    pruned: VertexPlan | None = None
-    """Receptive field of the steps of this plan, as blocks of a single rank; None: the whole graph."""
+
+    @cached_property
+    def pruned(self) -> VertexPlan | None:
+        """Blocks of a single rank on the receptive field of this plan's workload; None: the whole graph."""
+        return None if self.work.receptive_field is None else OneRankPlan(self.work)
 
     def solve(self, state: Any) -> None:
         if self.work.row_dtype != self.work.dtype and self.chunking is not None:
@@ -97,10 +98,7 @@ class TensorPlan(ResidentPlan):
         return field
 
     def restrict_to(self, field: ReceptiveField) -> TensorPlan:
-        plan = copy.copy(self)
-        plan.pruned, plan.traits = OneRankPlan(self.work).restrict_to(field), pruned_traits(self.traits)
-        plan.__dict__.pop("_attention", None)
-        return plan
+        return TensorPlan(self.work.restrict(field), self.size, self.options, self.machine)
 
     def release(self) -> None:
         super().release()
@@ -126,9 +124,8 @@ class TensorPlan(ResidentPlan):
 
     def layer_split(self, number: int) -> LayerRows:
         """Return the distribution of the rows at a layer boundary of the receptive field."""
-        assert self.pruned is not None
-        assert self.pruned.receptive_field is not None
-        return LayerRows(num_rows=self.pruned.receptive_field.rows[number], size=self.size)
+        assert self.work.receptive_field is not None
+        return LayerRows(num_rows=self.work.receptive_field.rows[number], size=self.size)
 
     def layer_rows(self, rank: int) -> Sequence[slice | Tensor]:
         if self.pruned is None:

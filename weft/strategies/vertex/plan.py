@@ -8,7 +8,6 @@ once.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -26,16 +25,16 @@ from weft.nn import (
     BlockSize,
     GraphOperation,
     KernelMemory,
+    ReceptiveField,
     Sum,
     Topology,
     embeddings,
     estimate_kernel_memory,
     is_embedded,
 )
-from weft.partition import Caching, Choice, Dependencies, ReceptiveField, make_dependencies, range_parts
+from weft.partition import Caching, Choice, Dependencies, make_dependencies, range_parts
 from weft.strategies.base import Options, whole_topology
 from weft.strategies.resident import ResidentPlaced, ResidentPlan, StepInputs
-from weft.strategies.step_pruning import pruned_traits
 from weft.strategies.vertex.blocks import Block, BlockStats, Halos, operations
 from weft.strategies.vertex.costs import NOMINAL, caching_costs, fetched_width, is_fetched, is_sum
 from weft.strategies.vertex.embedding_rows import make_embedded_halo, recomputed_by_owner
@@ -69,11 +68,9 @@ class VertexPlan(ResidentPlan):
 
     options_type: ClassVar[type[Options]] = VertexOptions
     optimisations: ClassVar[tuple[str, ...]] = ("reach", "ring", "overlap", "cover")
-    traits = SPREAD._replace(shrinks_rows=True)
+    traits = SPREAD._replace(shrinks_rows=True, alternative="--strategy communicated")
     ratio: ClassVar[float | None] = None
     """Share of remote sources that is cached; None: as the options say, or by cost."""
-    receptive_field: ReceptiveField | None = None
-    """Receptive field of the steps of this plan; None: the whole graph."""
     options: VertexOptions
 
     def solve(self, state: Any) -> None:
@@ -108,16 +105,18 @@ class VertexPlan(ResidentPlan):
             if rank not in self._choices:
                 edges, caching = self.work.graph.in_edges, self.caching_of(rank)
                 self._choices[rank] = Choice.of(edges, self.part, rank, caching)
-            options = {
-                "choice": self._choices[rank],
-                "last_read": self.receptive_field.last_boundary if self.receptive_field else None,
-            }
-            self._dependencies[rank] = self._dependencies_by(self.caching, rank, **options)
+            field = self.work.receptive_field
+            last_read = None if field is None else field.last_boundary
+            self._dependencies[rank] = self._dependencies_by(
+                self.caching, rank, choice=self._choices[rank], last_read=last_read
+            )
         return self._dependencies[rank]
 
     def restrict_to(self, field: ReceptiveField) -> VertexPlan:
-        plan = copy.copy(self)
-        plan.receptive_field, plan.traits, plan._dependencies = field, pruned_traits(self.traits), {}
+        plan = type(self)(
+            self.work.restrict(field), self.size, replace(self.options, partition=self.part), self.machine
+        )
+        plan.caching, plan._choices = self.caching, self._choices  # of the whole graph
         return plan
 
     def make_step_inputs(self, placed: ResidentPlaced) -> VertexStepInputs:

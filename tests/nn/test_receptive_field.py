@@ -13,7 +13,8 @@ from torch import Tensor
 from tests.lib.graph_checks import CALM
 from tests.lib.graphs import make_graph
 from weft.data import Adjacency
-from weft.partition import Caching, ReceptiveField, make_dependencies
+from weft.nn import ReceptiveField
+from weft.partition import Caching, make_dependencies
 
 NUM_PARTS = 3
 CACHING = Caching(costs=torch.ones(3, 5, dtype=torch.float64), ratio=0.5)
