@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import weft
+from weft.strategies import STRATEGIES
 
 ROOT = Path(weft.nn.__file__).parent.parent
 PACKAGES = (
@@ -144,6 +145,63 @@ def test_one_door_to_the_network() -> None:
         place = path.relative_to(ROOT)
         if any(name.startswith("torch.distributed") for name in imports(path)):
             assert place.parts[0] in NETWORK or str(place) in NETWORK, f"{path} imports torch.distributed"
+
+
+NAMES = {name for name, plan in STRATEGIES.items() if plan.__module__.startswith("weft.")}
+"""Names of weft's strategies. Other tests may have registered more."""
+BELOW_STRATEGIES = {*PACKAGES[: PACKAGES.index("strategies")]} - {"config"}
+OTHER_MEANINGS = {("data", "split"), ("nn", "cached")}
+"""Strings of a package that equal a strategy's name and mean something else: a graph's split, an argument of PyG."""
+
+
+def strategies_named(text: str, package: str) -> list[str]:
+    """Return the strings in a file's text that name a strategy.
+
+    These are strings that equal a strategy's name, such as in a comparison, except for OTHER_MEANINGS, and messages
+    with a name before or after the word "strategy": "--strategy offload", "strategy 'offload'", "the offload strategy".
+    Docstrings and comments may explain by strategies.
+
+    Args:
+        text: Text of the file.
+        package: Package of the file.
+    """
+    nodes, names = nodes_of(text), "|".join(NAMES)
+    docstrings = [node.value for node in nodes if isinstance(node, ast.Expr)]
+    strings = [node for node in nodes if isinstance(node, ast.Constant) and node not in docstrings]
+    values = [node.value for node in strings if isinstance(node.value, str)]
+    message = re.compile(rf"strateg(y|ies)\W{{1,3}}({names})\b|\b({names}) strateg")
+    return [
+        value
+        for value in values
+        if message.search(value) or (value in NAMES and (package, value) not in OTHER_MEANINGS)
+    ]
+
+
+def test_strategies_are_named_by_themselves_alone() -> None:
+    """Packages below `weft.strategies` are told a strategy's name, or the strategy adds it to an error."""
+    for path in (path for package in BELOW_STRATEGIES for path in (ROOT / package).rglob("*.py")):
+        strings = strategies_named(path.read_text(), path.relative_to(ROOT).parts[0])
+        assert not strings, f"{path} names a strategy: {strings}"
+
+
+@pytest.mark.parametrize(
+    ("line", "is_found"),
+    [
+        ('name = "offload"', True),
+        ('if config.strategy == "single": pass', True),
+        ('train(strategy="cached")', True),
+        ('raise ValueError(f"strategy offload: {name} fails")', True),
+        ("raise ValueError(\"use strategy='tensor', or --strategy \" f'pipeline for {name}')", True),
+        ('raise ValueError("unlike the hybrid strategy")', True),
+        ('"""Under `offload` or --strategy single, this is slow."""', False),
+        ("x = 1  # not under strategy tensor", False),
+        ('raise ValueError(f"strategy {name}: split a single tensor")', False),
+        ('raise ValueError("use another strategy; a cached pipeline")', False),
+    ],
+)
+def test_a_planted_name_of_a_strategy_is_found(line: str, is_found: bool) -> None:
+    text = (ROOT / "parallel" / "chunks" / "run" / "chunk_views.py").read_text()
+    assert bool(strategies_named(f"{text}\n{line}\n", "parallel")) is is_found
 
 
 SERVERS = {

@@ -405,7 +405,8 @@ def test_a_bad_flag_is_one_line(
 def test_out_of_memory_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "digits", "--hidden", str(2**20), "--layers", "3", "--out", str(tmp_path / "run")]) == 1
     (error,) = complaints(capsys.readouterr().err)
-    assert error.startswith("weft: error: out of memory (4398.05 GB more were requested): reduce the widths")
+    remedy = "reduce the widths, or use --strategy offload, which stores rows on disk"
+    assert error == f"weft: error: out of memory (4398.05 GB more were requested): {remedy}"
     assert not (tmp_path / "run").exists()
 
 

@@ -117,7 +117,7 @@ def _run_command(
         else exec_python(path, arguments, descriptors)
     )
     sys.argv = ["weft", *arguments]
-    cli.run_in_child = lambda: None  # a child would have to import the modules
+    cli.run_in_child = lambda _: None  # a child would have to import the modules
     if prepare is not None:
         prepare()
     try:

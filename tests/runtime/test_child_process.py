@@ -23,7 +23,7 @@ from weft.runtime.processes.forkserver import launchers_folder
 from weft.runtime.processes.stop_request import SIGNALS
 from weft.utils.errors import RunError
 try:
-    code = run_in_child()
+    code = run_in_child("use less")
 except RunError as error:
     sys.exit(str(error))
 if code is not None:
@@ -58,7 +58,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     with start(body, tmp_path) as process:
         _, err = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "was killed by SIGKILL (out of memory? --strategy offload stores rows on disk) in epoch 3, training; " in err
+    assert "was killed by SIGKILL (out of memory? use less) in epoch 3, training; " in err
     assert err.endswith("; continue with --resume --out runs/a\n")
     assert not list(tmp_path.iterdir())
 
@@ -110,6 +110,6 @@ def test_without_a_child_the_run_stays_in_its_process(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(child_process.subprocess, "Popen", refuse)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    assert run_in_child() is None
+    assert run_in_child("") is None
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
     assert "warning: no process can be started" in capsys.readouterr().err

@@ -159,7 +159,10 @@ class AddedRows(TwoAggregates):
 def check_custom_layers(group: Group) -> None:
     """Check that these layers run if ranks keep every row, and are refused if rows may be cached."""
     graph, _ = Case(model="gcn").build()
-    for layer, message in ((TwoAggregates, "give each its own stage"), (AddedRows, r"use view\.targets\(x\)")):
+    for layer, message in (
+        (TwoAggregates, "give each its own stage, or use --strategy communicated"),
+        (AddedRows, r"use view\.targets\(x\)"),
+    ):
         torch.manual_seed(1)
         model = Stack([layer()]).double()
         step = Step(epoch=0, training=False)

@@ -124,7 +124,7 @@ class CustomModule(nn.Module):
         ({}, True),
         ({"device": "cpu"}, False),
         ({"disable": "capture"}, False),
-        ({"strategy": "tensor"}, False),
+        ({"capturable": False}, False),
         ({"timeline": 3}, False),
         ({"sums": "torch_sparse"}, False),
         ({"triton": None}, False),
@@ -136,13 +136,16 @@ class CustomModule(nn.Module):
 )
 def test_captures_small_steps_of_kernels_alone(changed: dict[str, Any], expected: bool) -> None:
     settings: dict[str, Any] = {"device": "cuda", "disable": "", "num_edges": 10_000, "num_vertices": 2_708}
-    settings |= {"model": make_model("gcn", 4, 7), "strategy": "single", "timeline": 0, "loss": None}
+    settings |= {"model": make_model("gcn", 4, 7), "capturable": True, "timeline": 0, "loss": None}
     settings |= {"sums": "triton", "triton": cpu} | changed
     sizes = {"num_edges": settings["num_edges"], "num_vertices": settings["num_vertices"], "num_classes": 7}
     work = SimpleNamespace(optimisations=Optimisations.without(settings["disable"]), itemsize=4)
     group = SimpleNamespace(device=torch.device(settings["device"]))
-    placed: Any = SimpleNamespace(work=work, graph=SimpleNamespace(**sizes), group=group, model=settings["model"])
-    config = Config(strategy=settings["strategy"], timeline=settings["timeline"])
+    capturable, model = settings["capturable"], settings["model"]
+    placed: Any = SimpleNamespace(
+        work=work, graph=SimpleNamespace(**sizes), group=group, model=model, capturable=capturable
+    )
+    config = Config(timeline=settings["timeline"])
     functions = replace(NO_FUNCTIONS, loss=settings["loss"])
     with (
         replaced(cuda_graph, "triton_backend", lambda: settings["triton"]),

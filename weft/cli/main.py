@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from weft.cli.data import add_data_commands, import_graph
 from weft.cli.parser import Parser, add_options, given_fields, integer, integers, parse_strategies
-from weft.config.config import PLACEMENT_FIELDS, Config, PartitionOptions, is_imported
+from weft.config.config import MEMORY_REMEDY, PLACEMENT_FIELDS, Config, PartitionOptions, is_imported
 from weft.config.files import named_by, options_text, read_options, with_choices
 from weft.runtime.memory.heap import PRELOAD
 from weft.runtime.processes.child_process import run_in_child
@@ -113,7 +113,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         print_message(str(stop))
         return 128 + stop.signal
     except Exception as error:
-        code, text = 1, explain_error(error)
+        code, text = 1, explain_error(error, MEMORY_REMEDY)
     finally:
         if arguments is None:
             handle_signals(signal.SIG_IGN)  # Python would print a traceback for a signal while it ends
@@ -217,7 +217,7 @@ def _prepare_process(options: argparse.Namespace) -> int | None:
         os.environ.setdefault(PRELOAD, "")  # without the heap for large arrays
     starts_ranks = options.command in (_compare, _sweep, _probe) or values.get("workers", 1) != 1
     if "RANK" in os.environ or not starts_ranks:
-        return run_in_child()
+        return run_in_child(MEMORY_REMEDY)
     start_forkserver()
     return None
 

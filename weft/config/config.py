@@ -22,6 +22,8 @@ training_option = partial(option, section="training")
 strategy_option = partial(option, section="strategy")
 run_option = partial(option, section="run")
 
+MEMORY_REMEDY = "use --strategy offload, which stores rows on disk"
+"""Advice for a run that exhausts the memory."""
 SCHEDULER_EPOCHS = {"step": 30, "cosine": 0, "plateau": 10}
 """Default of `scheduler_epochs` by scheduler; 0: all epochs of the run."""
 

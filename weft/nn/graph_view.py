@@ -54,6 +54,8 @@ class ViewTraits(NamedTuple):
     """Message of the error if a layer calls `View.block`. Empty: the call is allowed."""
     shrinks_rows: bool = False
     """True if a stage may have fewer rows after its aggregate than before."""
+    alternative: str = ""
+    """Other strategy to use, for the error if `shrinks_rows` makes a stage impossible. Empty: none."""
 
 
 ONE_DEVICE = ViewTraits(CostHints(inputs=1, dropped=1, rows=2), sparse_first=True)

@@ -20,6 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from weft.config.config import MEMORY_REMEDY
 from weft.reporting.page import vega
 from weft.reporting.write import read_runs, report_page
 from weft.utils.error_line import explain_error, print_error
@@ -96,7 +97,7 @@ class ReportServer(ThreadingHTTPServer):
         """Print a line for an unexpected error, and nothing if the client has disconnected."""
         error = sys.exception()
         if isinstance(error, Exception) and not isinstance(error, ConnectionError):
-            print_error(explain_error(error), shared=False)
+            print_error(explain_error(error, MEMORY_REMEDY), shared=False)
 
     def state(self) -> str:
         """Return a checksum that changes with each file that the report is made of."""

@@ -154,7 +154,8 @@ def is_captured(config: Config, strategy: Placed, functions: OwnFunctions = NO_F
     return (
         device.type == "cuda"
         and work.optimisations.capture
-        and (config.strategy, config.task, config.timeline, functions.loss) == ("single", "node", 0, None)
+        and strategy.capturable
+        and (config.task, config.timeline, functions.loss) == ("node", 0, None)
         and kernels_in_use("sum") == {"triton"}  # cuSPARSE's wait for the GPU
         and triton_backend() is not None
         and graph.num_edges <= MAX_EDGES

@@ -46,25 +46,31 @@ def print_error(text: str, *, shared: bool) -> None:
             json.dump({"message": summary}, file)
 
 
-def killed_by(number: int) -> str:
+def killed_by(number: int, remedy: str) -> str:
     """Return words for the end of a process by a signal, with the probable cause.
 
     Args:
         number: Number of the signal.
+        remedy: What to do if memory was exhausted.
     """
-    hint = " (out of memory? --strategy offload stores rows on disk)" if number == signal.SIGKILL else ""
+    hint = f" (out of memory? {remedy})" if number == signal.SIGKILL else ""
     return f"killed by {signal.Signals(number).name}{hint}"
 
 
-def explain_error(error: Exception) -> str:
-    """Return one line about an unexpected error and its remedy. With WEFT_TRACEBACK set, also print the traceback."""
+def explain_error(error: Exception, remedy: str) -> str:
+    """Return one line about an unexpected error and its remedy. With WEFT_TRACEBACK set, also print the traceback.
+
+    Args:
+        error: The error.
+        remedy: What to do if memory is exhausted.
+    """
     if os.environ.get("WEFT_TRACEBACK"):
         traceback.print_exception(error)
     text = str(error)
     if isinstance(error, MemoryError) or OUT_OF_MEMORY.search(text):
         match = REQUESTED_BYTES.search(text)
         requested = f" ({format_bytes(int(match[1]))} more were requested)" if match else ""
-        return f"out of memory{requested}: reduce the widths, or use --strategy offload, which stores rows on disk"
+        return f"out of memory{requested}: reduce the widths, or {remedy}"
     if isinstance(error, OSError):
         return f"{error.filename or 'input or output'}: {error.strerror or error}"
     return f"unexpected error ({cause(error)}): please report it, with the output under WEFT_TRACEBACK=1"

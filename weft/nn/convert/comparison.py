@@ -42,7 +42,9 @@ class Outcome:
     """Calls of dropout in training (True) and in evaluation (False)."""
 
 
-def check_same_results(model: nn.Module, converted: Converted, make_graph: Callable[[], RandomGraph]) -> None:
+def check_same_results(
+    model: nn.Module, converted: Converted, make_graph: Callable[[], RandomGraph], alternative: str
+) -> None:
     """Check that a converted model computes the same numbers as the original.
 
     Both run in float64, on copies: two steps of SGD in training mode, then an evaluation. Dropout is left out, but its
@@ -52,6 +54,7 @@ def check_same_results(model: nn.Module, converted: Converted, make_graph: Calla
         model: The original.
         converted: Its converted form.
         make_graph: Function that returns the graph on which they run.
+        alternative: What else to do with the model, in errors.
 
     Raises:
         InputError: The results differ, or the comparison cannot run. The message names the line, and what to do.
@@ -66,8 +69,8 @@ def check_same_results(model: nn.Module, converted: Converted, make_graph: Calla
         except Exception as error:
             raise InputError(
                 f"{line_of_error(error)}: {name} cannot be compared with its converted form, as it fails on a random "
-                f"graph of {NUM_VERTICES} vertices in float64 ({first_line(error)}): use --strategy single, which runs "
-                "it as it is, or convert it with unchecked=True"
+                f"graph of {NUM_VERTICES} vertices in float64 ({first_line(error)}): {alternative}, or convert it "
+                "with unchecked=True"
             ) from error
         try:
             difference = _difference(expected, _run(_copied(converted), graph))
@@ -78,19 +81,19 @@ def check_same_results(model: nn.Module, converted: Converted, make_graph: Calla
         except Exception as error:
             raise InputError(
                 f"{line_of_error(error)}: the converted model fails where the original does not ({first_line(error)}): "
-                f"{graph.alternative}"
+                f"{alternative}"
             ) from error
         if not difference:
             return
         if _difference(expected, _run(_copied(model), graph)):
             raise InputError(
                 f"{line_of_code(type(model).forward)}: {name} draws random numbers, of which only those of dropout are "
-                f"the same on all ranks: use nn.Dropout or functional.dropout; or {graph.alternative}"
+                f"the same on all ranks: use nn.Dropout or functional.dropout; or {alternative}"
             )
         line = _differing_line(model, converted, graph)
     raise InputError(
         f"{line}: {name} would compute other numbers than in PyG ({difference}): write this without the feature that "
-        f"the conversion ignores; or {graph.alternative}"
+        f"the conversion ignores; or {alternative}"
     )
 
 

@@ -23,6 +23,9 @@ from weft.nn.convert.tracing import EDGES, parameters_of, trace
 from weft.nn.layers.norm import BatchNorm
 from weft.utils.errors import InputError
 
+LISTED = "use layers that docs/models.md lists"
+"""Advice for a model that cannot be converted."""
+
 
 def convert(
     model: nn.Module,
@@ -30,6 +33,7 @@ def convert(
     edge_inputs: Collection[str] = (),
     shape: GraphShape | None = None,
     unchecked: bool = False,
+    alternative: str = LISTED,
 ) -> Converted:
     """Convert an unchanged PyG model to one that runs under weft's strategies, with the same results as on one device.
 
@@ -47,6 +51,8 @@ def convert(
             numbers of features. None: these are found from the model's parameters. A model on a graph from HeteroData
             needs it (`GraphShape.of(graph.by_type())`).
         unchecked: True to leave out the comparison of the converted model's results with the original's.
+        alternative: What else to do if the results differ, in the error. A model on a graph from HeteroData has no
+            alternative but weft's layers.
 
     Returns:
         A model that shares the parameters. It names them as before, so `state_dict` works in both directions.
@@ -84,8 +90,10 @@ def convert(
         shadow.add_module(INPUT, RowsByType(types.typed))
     converted = Converted(shadow, training, evaluating).train(model.training)
     if not unchecked:
+        alternative = f"{LISTED}, or weft.nn.RGCN" if types else alternative
         make_graph = partial(RandomGraph.of, model, frozenset(edge_inputs), shape)
-        check_same_results(model, converted, partial(RandomTypedGraph.of_types, types) if types else make_graph)
+        make = partial(RandomTypedGraph.of_types, types) if types else make_graph
+        check_same_results(model, converted, make, alternative)
     return converted
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,8 +36,6 @@ class RandomGraph:
     """The edges."""
     edge_inputs: frozenset[str] = frozenset()
     """Optional arguments of the model's forward that the graph has."""
-    alternative: ClassVar[str] = "use --strategy single, which runs the model as it is"
-    """Advice for a model that cannot be converted."""
 
     @classmethod
     def of(cls, model: nn.Module, edge_inputs: frozenset[str], shape: GraphShape | None) -> RandomGraph:
@@ -126,7 +124,6 @@ class RandomTypedGraph(RandomGraph):
 
     types: GraphTypes
     """Types of the graph."""
-    alternative: ClassVar[str] = "use layers that docs/models.md lists, or weft.nn.RGCN"
 
     @classmethod
     def of_types(cls, types: GraphTypes) -> RandomTypedGraph:

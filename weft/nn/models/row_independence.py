@@ -79,12 +79,15 @@ class Call:
     """Copy of the result, if it is a tensor; else empty."""
 
 
-def check_row_independence(work: Workload, *, all_rows: bool) -> None:
+def check_row_independence(
+    work: Workload, *, all_rows: bool, alternative: str = "a strategy that stores all rows on one rank"
+) -> None:
     """Check that a model draws no random numbers, and that its rows do not depend on which other rows are present.
 
     Args:
         work: The workload.
         all_rows: True if one rank stores all rows, so that rows may depend on each other.
+        alternative: What to use for a model whose rows depend on each other, in the error.
 
     Raises:
         InputError: The model fails the check; the message names the innermost module that does.
@@ -112,7 +115,7 @@ def check_row_independence(work: Workload, *, all_rows: bool) -> None:
                     return
                 raise InputError(
                     f"the model cannot run on a subset of the rows ({str(error).partition(chr(10))[0]}), but a rank "
-                    "stores no others: use --strategy single"
+                    f"stores no others: use {alternative}"
                 ) from error
             name = _first_difference(calls, calls_again, 0.0)
             if name:
@@ -127,7 +130,7 @@ def check_row_independence(work: Workload, *, all_rows: bool) -> None:
                     raise InputError(
                         f"{name} mixes vertices outside of message passing: its rows change when other rows are "
                         "present, and a rank stores only some. Use weft.nn.BatchNorm(width), called with the view, "
-                        "view.total(x) for other sums over vertices, or --strategy single"
+                        f"view.total(x) for other sums over vertices, or {alternative}"
                     )
 
 

@@ -29,8 +29,11 @@ FROM_TERMINAL = 0x80
 """Origin SI_KERNEL of a signal (asm-generic/siginfo.h). For Ctrl-C, the child has received it as well."""
 
 
-def run_in_child() -> int | None:
+def run_in_child(memory_remedy: str) -> int | None:
     """Run the command of this process in a child process, to which signals are passed on.
+
+    Args:
+        memory_remedy: What to do if memory is exhausted.
 
     Returns:
         The exit code of the child. None in the child itself, or where no process can be started: this process then runs
@@ -60,7 +63,7 @@ def run_in_child() -> int | None:
             child.send_signal(received.si_signo)
     if child.returncode >= 0:
         return child.returncode
-    rank, end = os.environ.get("RANK", "0"), killed_by(-child.returncode)
+    rank, end = os.environ.get("RANK", "0"), killed_by(-child.returncode, memory_remedy)
     raise RunError(f"rank {rank} (pid {child.pid}) was {end} in {_last_words(folder)}")
 
 

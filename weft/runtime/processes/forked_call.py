@@ -13,7 +13,7 @@ from weft.utils.error_line import killed_by
 from weft.utils.errors import RunError
 
 
-def call_in_fork(function: Callable[[], bytes], name: str) -> bytes:
+def call_in_fork(function: Callable[[], bytes], name: str, memory_remedy: str) -> bytes:
     """Call a function in a fork of this process, and return its result.
 
     A signal interrupts the wait for it, and the fork is killed. The fork has only one thread, so the function must not
@@ -22,6 +22,7 @@ def call_in_fork(function: Callable[[], bytes], name: str) -> bytes:
     Args:
         function: The function.
         name: What it is, for an error.
+        memory_remedy: What to do if memory is exhausted.
 
     Raises:
         RunError: It failed, or was killed.
@@ -46,6 +47,6 @@ def call_in_fork(function: Callable[[], bytes], name: str) -> bytes:
             os.waitpid(child, 0)
             raise
         if code:
-            raise RunError(f"{name} {f'was {killed_by(-code)}' if code < 0 else 'failed'}")
+            raise RunError(f"{name} {f'was {killed_by(-code, memory_remedy)}' if code < 0 else 'failed'}")
         file.seek(0)
         return file.read()

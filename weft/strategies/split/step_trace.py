@@ -26,7 +26,7 @@ class BatchPlan(VertexPlan):
 
     name = "batch"
     optimisations = ()  # no cover, which would need a matching for every step
-    traits = SPREAD._replace(shrinks_rows=True)
+    traits = SPREAD._replace(shrinks_rows=True, alternative="--strategy communicated")
     ratio = 0.0
     whole_graph = (True,)
 

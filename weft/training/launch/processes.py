@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
+from weft.config.config import MEMORY_REMEDY
 from weft.runtime.meter import STATUS_BYTES, read_status
 from weft.runtime.processes.forkserver import remove_launchers_folder, start_method
 from weft.runtime.processes.stop_request import SIGNALS, blocked_signals, handle_signals
@@ -244,7 +245,9 @@ class Ranks:
         operation = read_status(self._meeting.status, rank)
         pid = self._processes[rank].pid
         if code < 0:
-            return RunError(f"rank {rank} (pid {pid}) was {killed_by(-code)} in {operation}; the others were stopped")
+            return RunError(
+                f"rank {rank} (pid {pid}) was {killed_by(-code, MEMORY_REMEDY)} in {operation}; the others were stopped"
+            )
         if code == UNGUARDED:
             return InputError(NO_GUARD.format(getattr(sys.modules["__main__"], "__file__", "the script")))
         if code == UNKNOWN:
@@ -289,7 +292,7 @@ def _run_rank(
     try:
         entry(*arguments.open(), meeting)
     except Exception as error:
-        message = str(error) if isinstance(error, InputError | RunError) else explain_error(error)
+        message = str(error) if isinstance(error, InputError | RunError) else explain_error(error, MEMORY_REMEDY)
         report.send_bytes(json.dumps({"kind": type(error).__name__, "message": message}).encode())
         sys.stderr.flush()
         os._exit(1)  # without cleanup: gloo would wait for the lost peer

@@ -118,9 +118,9 @@ def converted_model(model: nn.Module, shape: GraphShape, width: int, config: Con
     Raises:
         InputError: The model cannot be converted, and the strategy is another, or the graph is heterogeneous.
     """
-    inputs = edge_inputs(shape)
+    inputs, alternative = edge_inputs(shape), "use --strategy single, which runs the model as it is"
     try:
-        return convert(model, edge_inputs=inputs, shape=shape, unchecked=config.unchecked)
+        return convert(model, edge_inputs=inputs, shape=shape, unchecked=config.unchecked, alternative=alternative)
     except InputError as error:
         if config.strategy != "single" or takes_types(model):
             raise

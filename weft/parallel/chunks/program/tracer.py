@@ -38,8 +38,8 @@ class ProgramTracer:
         for module in (model, *([model.encoder] if isinstance(model, LinkModel) else [])):
             if phases_of(module) is None:
                 raise InputError(
-                    f"strategy offload runs a model segment by segment, but {type(module).__name__} runs as a whole: "
-                    "make it a weft.nn.Stack of its layers, without hooks"
+                    f"the model must run segment by segment, but {type(module).__name__} runs as a whole: make it a "
+                    "weft.nn.Stack of its layers, without hooks"
                 )
         self.graph, self.model, self.optimisations = graph, model, optimisations
         parameter = next(model.parameters(), torch.empty(0))
@@ -163,9 +163,7 @@ class ProgramTracer:
             return graph_view.aggregate(op, rows)
         name, target_rows = type(op.layer).__name__, rows["own"]
         if steps > 1:
-            raise InputError(
-                f"strategy offload: {name} cannot repeat its aggregate {steps} times: propagate by a layer of weft.nn"
-            )
+            raise InputError(f"{name} cannot repeat its aggregate {steps} times: propagate by a layer of weft.nn")
         ids, edges = torch.arange(len(target_rows)), self.topology.adjacency
         block = replace(
             edges, indices=edges.indices + len(target_rows), num_sources=2 * len(target_rows), known_transpose=None
@@ -178,11 +176,11 @@ class ProgramTracer:
             raise
         except (RuntimeError, ValueError) as error:
             raise InputError(
-                f"strategy offload: {name} cannot run on a chunk ({str(error).splitlines()[0]}): use view.targets(x) "
-                "for the rows of its result, and one aggregate"
+                f"{name} cannot run on a chunk ({str(error).splitlines()[0]}): use view.targets(x) for the rows of its "
+                "result, and one aggregate"
             ) from error
         if len(result) != len(target_rows):
-            raise InputError(f"strategy offload: {name} returns more rows than targets: use view.targets(x)")
+            raise InputError(f"{name} returns more rows than targets: use view.targets(x)")
         graph_view._calls = view._calls
         return result
 

@@ -15,8 +15,8 @@ from weft.utils.errors import InputError
 def refused(*_: Any, **__: Any) -> Any:
     """Raise the error for operations that need more rows than a range has."""
     raise InputError(
-        "strategy offload: a custom layer, norm or activation requests an aggregate, the edges or the sum of all rows, "
-        "but gets only some rows at a time: use a layer of weft.nn or BatchNorm for this, or another strategy"
+        "a custom layer, norm or activation requests an aggregate, the edges or the sum of all rows, but gets only "
+        "some rows at a time: use a layer of weft.nn or BatchNorm for this, or another strategy"
     )
 
 
