@@ -24,7 +24,7 @@ PACKAGES = (
 PEERS = {"comm", "partition", "nn", "cost"}
 """Packages that do not import each other, whatever their order."""
 NETWORK = {"comm", "training/launch/processes.py"}
-HEAVY = {"torch.utils.flop_counter", "triton", "pandas", "scipy", "torch_geometric", "matplotlib"}
+HEAVY = {"torch.utils.flop_counter", "psutil", "triton", "pandas", "scipy", "torch_geometric", "matplotlib"}
 
 
 def imports(path: Path) -> set[str]:
@@ -77,7 +77,7 @@ def test_the_documented_order_is_that_of_the_code() -> None:
 
 
 def test_no_process_has_what_it_does_not_need() -> None:
-    """Heavy modules cost each process tens of megabytes. PyTorch's FLOP counter imports Triton if it is installed."""
+    """Heavy modules cost tens of megabytes, or 20 ms (psutil). PyTorch's FLOP counter imports Triton if it is installed."""
     code = f"import sys, weft.training.planning.plan_call; print(*{HEAVY} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not done.stdout.split()

@@ -216,7 +216,7 @@ def test_ranks_use_the_heap(heap: dict[str, str], tmp_path: Path) -> None:
         until = time.monotonic() + 60
         while not (tmp_path / "run" / "metrics.jsonl").exists() and time.monotonic() < until:
             time.sleep(0.1)
-        maps = [Path(f"/proc/{pid}/maps").read_text() for pid in descendants(process.pid) if pid != process.pid]
+        maps = [Path(f"/proc/{each.pid}/maps").read_text() for each in descendants(process.pid)[1:]]
         process.terminate()
     assert sum("_native" in text for text in maps) >= 2
     assert all(heap[PRELOAD] in text for text in maps)

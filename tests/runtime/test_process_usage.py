@@ -5,10 +5,11 @@ from __future__ import annotations
 import mmap
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from weft.runtime.processes.usage import ProcessUsage, resident_part, watch
+from weft.runtime.processes.usage import ProcessUsage, resident_bytes, watch
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's /proc")
 
@@ -62,16 +63,12 @@ def test_short_peaks_are_measured(tmp_path: Path) -> None:
 
 def test_a_heap_that_grows_while_it_is_read_counts_once() -> None:
     """A heap that Linux 6.18 lists several times, because it grew in the meantime, counts with its last size."""
-    grows = [f"5600a000-5600{end}000 rw-p 00000000 00:00 0  [heap]\n{sizes(kib)}" for end, kib in (("b", 4), ("d", 12))]
-    library = f"7f00a000-7f00c000 r-xp 00000000 08:01 7  /lib/libc.so.6\n{sizes(8, anonymous=0)}"
-    of_library = {"/lib/libc.so.6": 8 << 10}
-    assert resident_part("".join([*grows, library])) == (12 << 10, of_library, of_library)
-
-
-def sizes(kib: int, anonymous: int | None = None) -> str:
-    """Return the smaps entry of a mapping that is completely resident and private."""
-    fields = {"Size": kib, "Rss": kib, "Pss": kib, "Anonymous": kib if anonymous is None else anonymous}
-    return "".join(f"{name}: {number:12} kB\n" for name, number in fields.items()) + "VmFlags: rd wr mr\n"
+    heap = [
+        SimpleNamespace(addr=f"5600a000-5600{end}000", path="[heap]", rss=size, pss=size, anonymous=size)
+        for end, size in (("b", 4 << 10), ("d", 12 << 10))
+    ]
+    library = SimpleNamespace(addr="7f00a000-7f00c000", path="/lib/libc.so.6", rss=8 << 10, pss=8 << 10, anonymous=0)
+    assert resident_bytes([SimpleNamespace(memory_maps=lambda **_: [*heap, library])]) == 20 << 10
 
 
 def test_files_without_a_name_count(tmp_path: Path) -> None:

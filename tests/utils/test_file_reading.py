@@ -32,7 +32,7 @@ READERS = {
     "runtime/processes/cores.py": 1,  # /sys
     "runtime/memory/limit.py": 3,  # /proc and /sys
     "runtime/meter.py": 1,  # a file of the launcher, in its private folder
-    "runtime/processes/usage.py": 3,  # /proc
+    "runtime/processes/usage.py": 1,  # standard error of a measured run, in a private folder
     "storage/table_file.py": 1,  # a draft of this process
     "storage/unnamed_files.py": 1,  # an unnamed file of this process
     "training/launch/local_ranks.py": 1,  # a file in the launcher's private folder

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import platform
-import re
 import stat
 import subprocess
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 SAMPLE_SECONDS, QUICK_SAMPLES = 0.005, 10
 """Seconds between two samples, and number of quick samples (anonymous memory only) after each complete one."""
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-KCMP, KCMP_VM = {"x86_64": 312, "aarch64": 272}.get(platform.machine(), -1), 1
-"""Number of the system call kcmp, and of its operation that compares two address spaces (linux/kcmp.h)."""
-MAPPING = re.compile(r"([0-9a-f]+)-[0-9a-f]+ \S+ \S+ \S+ \d+ *(.*)")
-"""First line of a mapping in /proc/PID/smaps: its address, and its file, if it has one."""
 
 
 class ProcessUsage(NamedTuple):
@@ -55,11 +49,11 @@ def watch(command: Sequence[str], scratch: Path, *, limit: int | None = None) ->
         subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr_file, env=environment) as process,
     ):
         while process.poll() is None:
-            pids = descendants(process.pid)
-            others = resident_bytes(pids) - anonymous_bytes(pids)
-            disk = max(disk, folder_bytes(scratch) + open_file_bytes(pids))
+            processes = descendants(process.pid)
+            others = resident_bytes(processes) - anonymous_bytes(processes)
+            disk = max(disk, folder_bytes(scratch) + open_file_bytes(processes))
             for _ in range(QUICK_SAMPLES):
-                now = others + anonymous_bytes(pids)
+                now = others + anonymous_bytes(processes)
                 memory, before = max(memory, min(before, now)), now
                 if limit is not None and memory > limit:
                     process.kill()  # processes that it started end with it
@@ -69,25 +63,20 @@ def watch(command: Sequence[str], scratch: Path, *, limit: int | None = None) ->
     return ProcessUsage(memory, disk, process.returncode, lines[-1] if lines else "")
 
 
-def descendants(pid: int) -> list[int]:
-    """Return a process and all running processes that it started.
+def descendants(pid: int) -> list[psutil.Process]:
+    """Return a process and all running processes that it started; none if one of them ends in the meantime.
 
-    New processes that still share their parent's memory are left out.
+    New processes that still share their parent's memory (vfork), and so have exactly its sizes, are left out.
     """
-    children = defaultdict[int, list[int]](list)
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            children[parent].append(int(folder.name))
-    pids = [pid]
-    for parent in pids:
-        pids += [
-            child for child in children[parent] if ctypes.CDLL(None).syscall(KCMP, parent, child, KCMP_VM, 0, 0) != 0
-        ]
-    return pids
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        processes = [process, *process.children(recursive=True)]
+        memory = {each.pid: each.memory_info() for each in processes}
+        return [each for each in processes if memory[each.pid] != memory.get(each.ppid())]
+    return []
 
 
-def resident_bytes(pids: Sequence[int]) -> int:
+def resident_bytes(processes: Sequence[psutil.Process]) -> int:
     """Return the resident memory of some processes in bytes; pages that several of them share count once.
 
     A mapped file counts with the larger of two numbers: the sum of the processes' proportional set sizes (PSS), and the
@@ -95,63 +84,40 @@ def resident_bytes(pids: Sequence[int]) -> int:
     the file too; one process alone, if each process maps another part.
     """
     private, largest, shares = 0, Counter[str](), Counter[str]()
-    for pid in pids:
-        with suppress(OSError):
-            anonymous, mapped, shared = resident_part(Path(f"/proc/{pid}/smaps").read_text())
-            private += anonymous
-            largest |= mapped
-            shares += shared
+    for process in processes:
+        mappings = {}
+        with suppress(psutil.Error):
+            for mapping in process.memory_maps(grouped=False):
+                # Linux repeats a mapping, such as a heap, that grew while it was read. The last one counts.
+                mappings[mapping.addr.partition("-")[0]] = mapping
+        files = Counter[str]()
+        for mapping in mappings.values():
+            in_file = mapping.rss - mapping.anonymous
+            if mapping.path.startswith("/") and in_file:
+                private += mapping.anonymous
+                files[mapping.path] += in_file
+                shares[mapping.path] += mapping.pss * in_file // mapping.rss
+            else:
+                private += mapping.pss
+        largest |= files
     return private + (largest | shares).total()
 
 
-def anonymous_bytes(pids: Sequence[int]) -> int:
+def anonymous_bytes(processes: Sequence[psutil.Process]) -> int:
     """Return the resident anonymous memory of some processes in bytes; shared pages count for each process."""
     total = 0
-    for pid in pids:
-        with suppress(OSError):
-            _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
-            total += (int(resident) - int(shared)) * PAGE_BYTES
+    for process in processes:
+        with suppress(psutil.Error):
+            memory = process.memory_info()
+            total += memory.rss - memory.shared
     return total
 
 
-def resident_part(smaps: str) -> tuple[int, Counter[str], Counter[str]]:
-    """Return a process's resident anonymous memory; and by file, its resident bytes and its proportional share."""
-    private, files, shares = 0.0, Counter[str](), Counter[str]()
-    for name, sizes in _mappings(smaps).values():
-        rss, anonymous = sizes["Rss"], sizes["Anonymous"]
-        share = sizes["Pss"] / max(rss, 1)
-        if name.startswith("/"):
-            private += anonymous * (share if anonymous == rss else 1)
-            files[name] += rss - anonymous
-            shares[name] += round(share * (rss - anonymous))
-        else:
-            private += rss * share
-    return round(private), files, shares
-
-
-def _mappings(smaps: str) -> dict[str, tuple[str, dict[str, int]]]:
-    """Return file and sizes of each mapping, by address.
-
-    Linux writes smaps in portions, and repeats a mapping that grew in the meantime, such as a heap. The last one
-    counts.
-    """
-    mappings: dict[str, tuple[str, dict[str, int]]] = {}
-    sizes: dict[str, int] = {}
-    for line in smaps.splitlines():
-        key, _, value = line.partition(":")
-        if begins := MAPPING.match(line):
-            sizes = {}
-            mappings[begins[1]] = begins[2], sizes
-        elif value.endswith(" kB"):
-            sizes[key] = int(value.split()[0]) << 10
-    return mappings
-
-
-def open_file_bytes(pids: Sequence[int]) -> int:
-    """Return the disk space of the unnamed files that some processes have open."""
+def open_file_bytes(processes: Sequence[psutil.Process]) -> int:
+    """Return the disk space of the unnamed files that some processes have open, which psutil does not list."""
     sizes = {}
-    for pid in pids:
-        for status in _open_files(pid):
+    for process in processes:
+        for status in _open_files(process.pid):
             if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
                 sizes[status.st_dev, status.st_ino] = status.st_blocks * 512
     return sum(sizes.values())

@@ -27,7 +27,6 @@ from weft.runtime.meter import Meter
 from weft.runtime.native import _native
 from weft.runtime.processes.cores import num_cores
 from weft.runtime.processes.temporary_folder import temporary_folder
-from weft.runtime.processes.usage import watch
 from weft.training.launch.processes import Meeting, launch
 from weft.training.progress import waiting
 from weft.utils.errors import InputError, Stopped
@@ -149,6 +148,8 @@ def process_facts() -> dict[str, Any]:
 
 def watch_tiny(workers: int) -> int:
     """Return the peak memory in bytes of a run of local ranks on a tiny graph; 0 if the run fails."""
+    from weft.runtime.processes.usage import watch  # it imports psutil, which other commands do not need
+
     with temporary_folder() as folder:
         run = [sys.executable, "-m", "weft", "train", TINY_GRAPH, "--quiet", "--out", f"{folder}/run"]
         run += ["--epochs", TINY_EPOCHS, "--eval-every", TINY_EPOCHS]
