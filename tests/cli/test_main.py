@@ -381,6 +381,7 @@ def test_signal_before_training(seconds: float, tmp_path: Path) -> None:
     ("flags", "message"),
     [
         (["--epoch", "3"], "unknown flag --epoch: did you mean --epochs?"),
+        (["--normalize_features"], "unknown flag --normalize_features: did you mean --normalize-features?"),
         (["--epochs", "+3"], "argument --epochs: '+3' is not a whole number"),
         (["--epochs", "\u0663"], "argument --epochs: '\u0663' is not a whole number"),
         (["--epochs", "1_000"], "argument --epochs: '1_000' is not a whole number"),

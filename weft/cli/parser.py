@@ -42,7 +42,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise InputError for refused arguments, with a hint for former, misplaced and misspelt flags."""
-        flag = re.match(r"unrecognized arguments: (--[a-z-]+)", message)
+        flag = re.match(r"unrecognized arguments: (--[\w-]+)", message)
         if flag and (former := FORMER_OPTIONS.get(flag[1].removeprefix("--"))):
             message = f"{flag[1]} is now --{former}"
         elif flag and flag[1] in _flags():

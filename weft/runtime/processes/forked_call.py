@@ -7,8 +7,9 @@ import signal
 import tempfile
 import warnings
 from collections.abc import Callable
+from typing import IO, NoReturn
 
-from weft.runtime.processes.stop_request import SIGNALS
+from weft.runtime.processes.stop_request import SIGNALS, blocked_signals
 from weft.utils.error_line import killed_by
 from weft.utils.errors import RunError
 
@@ -29,24 +30,33 @@ def call_in_fork(function: Callable[[], bytes], name: str, memory_remedy: str) -
     """
     with tempfile.TemporaryFile() as file, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks of processes with threads
-        child = os.fork()
-        if not child:
-            code = 1
-            try:
-                for number in SIGNALS:
-                    signal.signal(number, signal.SIG_DFL)
-                file.write(function())
-                file.flush()
-                code = 0
-            finally:
-                os._exit(code)
+        child = 0
         try:
+            with blocked_signals():  # one that arrives during the fork would also be handled in the child
+                child = os.fork()
+                if not child:
+                    _run_and_exit(function, file)
             code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         except BaseException:  # a signal
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+            if child:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
             raise
         if code:
             raise RunError(f"{name} {f'was {killed_by(-code, memory_remedy)}' if code < 0 else 'failed'}")
         file.seek(0)
         return file.read()
+
+
+def _run_and_exit(function: Callable[[], bytes], file: IO[bytes]) -> NoReturn:
+    """Write a function's result to a file, and end this process, which signals may end as well."""
+    code = 1
+    try:
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        file.write(function())
+        file.flush()
+        code = 0
+    finally:
+        os._exit(code)
