@@ -77,7 +77,7 @@ def test_the_documented_order_is_that_of_the_code() -> None:
 
 
 def test_no_process_has_what_it_does_not_need() -> None:
-    """Heavy modules cost tens of megabytes, or 20 ms (psutil). PyTorch's FLOP counter imports Triton if it is installed."""
+    """Heavy modules cost tens of megabytes, psutil 20 ms. PyTorch's FLOP counter imports Triton if it is there."""
     code = f"import sys, weft.training.planning.plan_call; print(*{HEAVY} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not done.stdout.split()
