@@ -198,7 +198,8 @@ def finish_run(random: Random, scene: Scene, graph: str, run: tuple[object, ...]
         check("has finished its" in error, error)
     else:
         words = ("train", graph) if random.random() < 0.5 else run
-        scene.run(*words, "--out", out, "--resume").check_ended(0)
+        patient = ("--timeout", 60)  # not the short one that the run may have
+        scene.run(*words, *patient, "--out", out, "--resume").check_ended(0)
 
 
 def begun(out: Path) -> bool:
