@@ -27,15 +27,15 @@ from weft.config.config import Config
 from weft.config.files import read_options
 from weft.cost import Profile
 from weft.partition import PartitionBook, make_book
-from weft.reporting.timeline_rows import read_spans
+from weft.reporting.sections.timeline_rows import read_spans
 from weft.runtime.kernel_selection import DEFAULT
 from weft.training.artifacts import checkpoint
 from weft.training.artifacts.run_folder import RunFolder
 from weft.training.artifacts.saved_model import SavedModel
 from weft.training.planning import probe_command
-from weft.utils import jsonl, migrate
 from weft.utils.errors import InputError
-from weft.utils.migrate import VERSIONS
+from weft.utils.files import jsonl, migrate
+from weft.utils.files.migrate import VERSIONS
 
 FORMER = Path(__file__).parent / "fixtures" / "c72d10d"
 CHECKPOINT = Path("checkpoints") / "epoch-00000003"

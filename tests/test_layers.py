@@ -228,7 +228,7 @@ def test_only_datasets_are_fetched() -> None:
             assert not is_client or file in SERVERS.get(name, ()), f"{path} imports {name}"
         assert "create_connection" not in text, path
         assert "torch.hub" not in text, path
-        assert file == "data/io/downloads.py" or 'import_extra("torch_geometric.datasets"' not in text, path
+        assert file == "data/io/published/downloads.py" or 'import_extra("torch_geometric.datasets"' not in text, path
 
 
 def test_one_way_to_print() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.lib.running import children, losses
-from weft.utils import jsonl
+from weft.utils.files import jsonl
 
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from weft.config.config import Config
-from weft.utils import jsonl
 from weft.utils.errors import InputError, RunError
-from weft.utils.jsonl import Recorder
+from weft.utils.files import jsonl
+from weft.utils.files.jsonl import Recorder
 
 
 def test_survives_its_file(tmp_path: Path) -> None:

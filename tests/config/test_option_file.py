@@ -13,7 +13,7 @@ import pytest
 from weft.config.config import Config
 from weft.config.files import named_by, options_text, read_options
 from weft.utils.errors import InputError
-from weft.utils.migrate import VERSIONS
+from weft.utils.files.migrate import VERSIONS
 
 FIELDS = {spec.name: spec for spec in dataclasses.fields(Config)}
 

@@ -22,8 +22,8 @@ from weft.data import load
 from weft.partition import PartitionBook, make_book
 from weft.runtime.kernel_selection import DEFAULT, KernelSelection
 from weft.training.artifacts import checkpoint
-from weft.utils import jsonl
 from weft.utils.errors import InputError
+from weft.utils.files import jsonl
 
 pytestmark = pytest.mark.filterwarnings("ignore::weft.data.DataWarning")
 

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from tests.lib.small_files import QUICK, THOROUGH, assert_graph_or_one_line, graph, write_npz, write_typed_npz
 from weft.data import Graph, load
-from weft.data.tensor_checks import UNSIGNED
+from weft.data.checks.tensor_checks import UNSIGNED
 from weft.partition import PartitionBook, make_book
 from weft.partition.book import checksum, read
 

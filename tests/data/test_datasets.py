@@ -13,7 +13,7 @@ import torch
 
 from tests.lib.graph_checks import assert_one_line, same_graph
 from weft.data import Graph, load, require_trainable
-from weft.data.io.downloads import LOADERS
+from weft.data.io.published.downloads import LOADERS
 from weft.utils.errors import InputError
 
 

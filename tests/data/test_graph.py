@@ -12,7 +12,8 @@ from hypothesis import given
 from torch import Tensor
 
 from tests.lib.graph_checks import CALM, assert_one_line, graphs
-from weft.data import Adjacency, DataWarning, Graph, require_trainable, tensor_checks
+from weft.data import Adjacency, DataWarning, Graph, require_trainable
+from weft.data.checks import tensor_checks
 from weft.utils.errors import InputError
 
 

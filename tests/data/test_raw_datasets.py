@@ -17,8 +17,8 @@ import torch
 
 from tests.lib.graph_checks import assert_one_line, same_graph
 from weft.data import Graph, load
-from weft.data.io.downloads import LOADERS
-from weft.data.io.pickled_arrays import PickledCsr, read_pickled
+from weft.data.io.published.downloads import LOADERS
+from weft.data.io.published.pickled_arrays import PickledCsr, read_pickled
 from weft.utils.errors import InputError
 
 sparse = pytest.importorskip("scipy.sparse")

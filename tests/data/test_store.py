@@ -27,7 +27,7 @@ from weft.cli.main import main
 from weft.data import DataWarning, Graph, load, save
 from weft.data import graph as graph_module
 from weft.data.adjacency import Adjacency
-from weft.data.rules import check_stored_transpose
+from weft.data.checks.rules import check_stored_transpose
 from weft.data.store import check_record, store
 from weft.data.store.npy import map_array
 from weft.runtime.processes.temporary_folder import LEFTOVER_SECONDS, lock_folder
@@ -389,7 +389,7 @@ def test_unsorted_rows_of_a_matrix_are_refused() -> None:
 @pytest.mark.parametrize("block", [1, 2, 3, 1 << 22])
 def test_blocks_of_the_check_agree(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.data.adjacency.BLOCK_ENTRIES", block)
-    monkeypatch.setattr("weft.data.rules.BLOCK_ENTRIES", block)
+    monkeypatch.setattr("weft.data.checks.rules.BLOCK_ENTRIES", block)
     edges = torch.randint(9, (2, 40), generator=torch.Generator().manual_seed(0))
     graph = Graph.from_edges(*edges, weight=torch.arange(40.0), num_vertices=50)
     assert graph.in_edges.unsorted_target is None

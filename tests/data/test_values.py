@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from weft.data import DataWarning, Graph, load, require_trainable
+from weft.data.checks.tensor_checks import has_label, label_kind
 from weft.data.io.graph_parts import gather_parts
 from weft.data.tables.edge_list import edge_list_parts
-from weft.data.tensor_checks import has_label, label_kind
 from weft.utils.errors import InputError
 
 SOURCE, TARGET = torch.tensor([0, 1, 2, 3]), torch.tensor([1, 2, 3, 0])

@@ -10,8 +10,8 @@ from hypothesis import assume, given
 
 from tests.lib.graph_checks import CALM, assert_one_line, graphs, same_graph
 from weft.data import Graph, load, reorder
-from weft.data.rules import check_values
-from weft.data.tensor_checks import MASKS
+from weft.data.checks.rules import check_values
+from weft.data.checks.tensor_checks import MASKS
 from weft.data.vertex_order import ORDERS
 from weft.utils.errors import InputError
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from weft.data import Graph
-from weft.data.tensor_checks import LINKS, MASKS
+from weft.data.checks.tensor_checks import LINKS, MASKS
 from weft.utils.errors import InputError
 
 # Saving flushes to disk, and other programs share the machine: no deadline, and not too many graphs.

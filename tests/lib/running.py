@@ -23,7 +23,7 @@ from tests.lib.ranks import forked, on_ranks
 from weft.cli import main as cli
 from weft.cli.main import main
 from weft.comm import Group
-from weft.utils import jsonl
+from weft.utils.files import jsonl
 
 LISTEN = "0A"
 LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}

@@ -57,7 +57,7 @@ def test_a_book_is_replaced_atomically(graph: Graph, tmp_path: Path, monkeypatch
         raise OSError("no space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr("weft.utils.file_writing.sync", fail)
+        patch.setattr("weft.utils.files.file_writing.sync", fail)
         with pytest.raises(OSError, match="no space left"):
             make_book(graph, 3, method="range").save(path)
     assert path.read_bytes() == before

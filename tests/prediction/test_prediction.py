@@ -40,7 +40,7 @@ from weft.strategies.offload.plan import OffloadPlan
 from weft.training.flag_checks import make_options
 from weft.training.run import Run
 from weft.training.tasks import row_batching
-from weft.utils.file_writing import is_draft
+from weft.utils.files.file_writing import is_draft
 from weft.utils.units import parse_bytes
 
 OPTIONS: dict[str, Any] = {"epochs": 3, "dtype": "float64", "hidden": 8, "layers": 3, "dropout": 0.2, "quiet": True}

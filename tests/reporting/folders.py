@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.config.config import Config
-from weft.utils.jsonl import Recorder
+from weft.utils.files.jsonl import Recorder
 
 Line = dict[str, Any]
 

@@ -15,7 +15,7 @@ from tests.lib.running import train
 from tests.reporting.folders import make_run
 from weft.reporting.serve import ReportServer
 from weft.reporting.write import read_runs, write_report
-from weft.utils.jsonl import Recorder
+from weft.utils.files.jsonl import Recorder
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright: make browser")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

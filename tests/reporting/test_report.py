@@ -30,7 +30,7 @@ from weft.reporting.records import KINDS, REQUIRED_FIELDS
 from weft.reporting.serve import HOST, ReportServer
 from weft.reporting.write import read_runs, report_page
 from weft.utils.errors import InputError
-from weft.utils.jsonl import Recorder
+from weft.utils.files.jsonl import Recorder
 
 pytest.importorskip("altair")
 GRAPH = "sbm:vertices=300,degree=6,classes=3,features=8"

@@ -30,7 +30,7 @@ from weft.training import machine_context, run
 from weft.training.artifacts.run_folder import RunFolder
 from weft.training.machine_context import kernels_for_run
 from weft.training.planning import probe_command
-from weft.utils import jsonl
+from weft.utils.files import jsonl
 
 HARDWARE = {"processor": "none", "cores": 2}
 DAY = "weft probe, 2026-11-23"

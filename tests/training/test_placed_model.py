@@ -98,7 +98,7 @@ def test_equals_train_bit_for_bit(strategy: str, size: int, tmp_path: Path) -> N
     results, run = torch.load(path, weights_only=True), weft.Run.open(out)
     for epoch, scores in zip(run.history, results["scores"], strict=True):
         assert {name: epoch[name] for name in scores} == scores
-    last = weft.utils.jsonl.read(out / "metrics.jsonl")[-1]
+    last = weft.utils.files.jsonl.read(out / "metrics.jsonl")[-1]
     assert last["epochs"] == EPOCHS
     best = max(range(EPOCHS), key=lambda number: (results["scores"][number]["val_accuracy"] or 0, -number))
     if best == EPOCHS - 1:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.lib.running import children, losses, train
-from weft.utils import jsonl
+from weft.utils.files import jsonl
 
 RUN = ("train", "digits", "--hidden", "16", "--dtype", "float64", "--strategy", "communicated")
 EPOCHS = 150

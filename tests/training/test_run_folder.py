@@ -26,8 +26,8 @@ from weft.training.artifacts import checkpoint
 from weft.training.artifacts.folder_lock import FolderLock
 from weft.training.artifacts.run_folder import RunFolder
 from weft.training.artifacts.run_writer import replaced
-from weft.utils import jsonl
 from weft.utils.errors import InputError
+from weft.utils.files import jsonl
 
 DRAFT = ".weft-0123456789abcdef.tmp"
 OPTIONS: dict[str, Any] = {"hidden": 8, "checkpoint_every": 2, "quiet": True}

@@ -33,8 +33,8 @@ from tests.lib.running import (
 )
 from weft.comm import Group
 from weft.partition import make_book
-from weft.utils import jsonl
 from weft.utils.errors import InputError
+from weft.utils.files import jsonl
 
 RUN = ["train", "digits", "--hidden", "16", "--dtype", "float64", "--norm", "batch"]
 EPOCHS = 12

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from weft.utils.errors import InputError
-from weft.utils.file_reading import open_regular, read_bytes, read_text
+from weft.utils.files.file_reading import open_regular, read_bytes, read_text
 
 ROOT = Path(__file__).parents[2]
 LIBRARIES = (
     *("ZipFile", "dataset", "from_file", "fromfile", "genfromtxt", "load_file", "loadtxt", "memmap", "read_csv"),
     *("read_parquet", "read_table", "safe_open"),
 )
-"""Functions of libraries that open a file; those that get a path need a check of `weft.utils.file_reading` before."""
+"""Functions of libraries that open a file; those that get a path need a check of `file_reading` before."""
 READERS = {
     "data/io/npz_arrays.py": 1,  # open_regular, then ZipFile of the file
     "data/io/ogb.py": 1,  # the same
@@ -38,13 +38,13 @@ READERS = {
     "training/launch/local_ranks.py": 1,  # a file in the launcher's private folder
     "training/launch/processes.py": 1,  # open of Received, not of a file
     "training/planning/probe_command.py": 1,  # /proc
-    "utils/tensor_file.py": 1,  # safe_open after check_regular
+    "utils/files/tensor_file.py": 1,  # safe_open after check_regular
 }
-"""Number of calls in each file of weft that read a file without `weft.utils.file_reading`, and why they may."""
+"""Number of calls in each file of weft that read a file without `weft.utils.files.file_reading`, and why they may."""
 
 
 def test_every_reader_is_known() -> None:
-    """A new place that reads a file uses weft.utils.file_reading, or is listed with the reason why it need not."""
+    """A new place that reads a file uses file_reading, or is listed with the reason why it need not."""
     counts: dict[str, int] = {}
     for path in sorted((ROOT / "weft").rglob("*.py")):
         nodes = ast.walk(ast.parse(path.read_text()))
@@ -109,7 +109,7 @@ def test_other_kinds_of_files_are_refused_at_once(tmp_path: Path) -> None:
 @pytest.mark.timeout(10)
 def test_a_file_that_becomes_a_fifo_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "fifo")
-    monkeypatch.setattr("weft.utils.file_reading.check_regular", lambda _: None)
+    monkeypatch.setattr("weft.utils.files.file_reading.check_regular", lambda _: None)
     with pytest.raises(InputError, match="is a FIFO"):
         open_regular(tmp_path / "fifo")
 

@@ -1,4 +1,4 @@
-"""Files are written completely or not at all, never through a symbolic link, and always by weft.utils.file_writing."""
+"""Files are written completely or not at all, never through a symbolic link, and always by file_writing."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.lib.language import ROOT
-from weft.utils import file_writing
-from weft.utils.file_writing import draft_in, is_draft, new_file, open_in_place, remove_drafts, write_text
+from weft.utils.files import file_writing
+from weft.utils.files.file_writing import draft_in, is_draft, new_file, open_in_place, remove_drafts, write_text
 
 LIBRARIES = ("ParquetWriter", "copy2", "copyfile", "save_file", "save_tensors", "savefig", "savez", "tofile")
 """Functions that write a file by its path."""
@@ -30,8 +30,8 @@ WRITERS = {
     "training/launch/local_ranks.py": 3,  # in a folder that only this user may open
     "training/launch/processes.py": 1,  # in such a folder
     "utils/error_line.py": 1,  # torchrun's file for an error
-    "utils/jsonl.py": 1,  # a descriptor of open_in_place
-    "utils/tensor_file.py": 1,  # save_file in save_tensors, whose calls count
+    "utils/files/jsonl.py": 1,  # a descriptor of open_in_place
+    "utils/files/tensor_file.py": 1,  # save_file in save_tensors, whose calls count
 }
 """Largest number of calls in each file of weft that open or write a file that is not the draft of a new file."""
 
@@ -90,7 +90,7 @@ def test_old_drafts_of_this_user_are_removed(tmp_path: Path, monkeypatch: pytest
 
 
 def test_every_writer_is_known() -> None:
-    """A new place that writes a file uses weft.utils.file_writing, or is listed with the reason why it need not."""
+    """A new place that writes a file uses file_writing, or is listed with the reason why it need not."""
     counts: dict[str, int] = {}
     for path in sorted((ROOT / "weft").rglob("*.py")):
         nodes = ast.walk(ast.parse(path.read_text()))

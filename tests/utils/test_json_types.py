@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from weft.utils.json_types import from_json, has_type
+from weft.utils.files.json_types import from_json, has_type
 
 
 @dataclass(frozen=True, kw_only=True)

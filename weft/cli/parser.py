@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from weft.config.config import Config, PartitionOptions
 from weft.config.option import help_text
 from weft.utils.errors import InputError, nearest
-from weft.utils.migrate import FORMER_OPTIONS
+from weft.utils.files.migrate import FORMER_OPTIONS
 
 COMMAND_FLAGS = (
     "--config",

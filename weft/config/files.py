@@ -14,9 +14,9 @@ from typing import Any
 import tomli_w
 
 from weft.config.option import checked, help_text, unknown_option
-from weft.utils import migrate
 from weft.utils.errors import InputError, readable, unknown
-from weft.utils.file_reading import MAX_OPTIONS_BYTES, read_text
+from weft.utils.files import migrate
+from weft.utils.files.file_reading import MAX_OPTIONS_BYTES, read_text
 
 WIDTH = 100
 """Width of help texts in files."""

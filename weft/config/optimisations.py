@@ -21,7 +21,7 @@ class Optimisations:
     onednn: bool = True
     """Compute linear layers by oneDNN if the kernel selection says so (weft.nn.layers.linear_transform)."""
     lines: bool = True
-    """Align rows that sums over edges read to cache lines if this saves memory accesses (weft.runtime.memory.alignment)."""
+    """Align rows that sums over edges read to cache lines (weft.runtime.memory.alignment)."""
     reach: bool = True
     """Skip rows on which no loss of a training vertex depends, or in evaluations, no result of a scored vertex."""
     ring: bool = True

@@ -9,7 +9,7 @@ from dataclasses import field
 from typing import Any
 
 from weft.utils.errors import InputError, unknown
-from weft.utils.migrate import FORMER_OPTIMISATIONS, FORMER_OPTIONS
+from weft.utils.files.migrate import FORMER_OPTIMISATIONS, FORMER_OPTIONS
 
 
 def option(

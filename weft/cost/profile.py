@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, Self
 
 from weft.cost.prices import REMEDY, Network, Prices, PriceTable
 from weft.runtime.kernel_selection import DEFAULT, KernelSelection
-from weft.utils import migrate
 from weft.utils.errors import InputError, readable
-from weft.utils.file_reading import MAX_JSON_BYTES, read_text
-from weft.utils.file_writing import write_text
+from weft.utils.files import migrate
+from weft.utils.files.file_reading import MAX_JSON_BYTES, read_text
+from weft.utils.files.file_writing import write_text
 
 KINDS = ("compute", "network")
 """Kinds of seconds that are calibrated separately, whatever the strategy."""

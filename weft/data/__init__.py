@@ -2,6 +2,8 @@
 
 from weft.data.adjacency import Adjacency as Adjacency
 from weft.data.adjacency import Transpose as Transpose
+from weft.data.checks.rules import require_trainable as require_trainable
+from weft.data.checks.tensor_checks import DataWarning as DataWarning
 from weft.data.graph import Graph as Graph
 from weft.data.graph_shape import GraphShape as GraphShape
 from weft.data.graph_stats import GraphStats as GraphStats
@@ -17,12 +19,10 @@ from weft.data.links import Links as Links
 from weft.data.links import negative_key as negative_key
 from weft.data.links import require_links as require_links
 from weft.data.links import with_held_out_links as with_held_out_links
-from weft.data.rules import require_trainable as require_trainable
 from weft.data.store.digests import changed_data as changed_data
 from weft.data.store.digests import data_digests as data_digests
 from weft.data.store.store import is_symmetric as is_symmetric
 from weft.data.store.store import save as save
-from weft.data.tensor_checks import DataWarning as DataWarning
 from weft.data.vertex_names import VertexNames as VertexNames
 from weft.data.vertex_order import reorder as reorder
 from weft.data.vertex_types import UNTYPED as UNTYPED

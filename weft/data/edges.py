@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from weft.data.adjacency import Adjacency
-from weft.data.fields import GraphFields
-from weft.data.tensor_checks import (
+from weft.data.checks.tensor_checks import (
     DataWarning,
     Numbers,
     as_integers,
@@ -23,6 +22,7 @@ from weft.data.tensor_checks import (
     dense_cpu_tensor,
     vertex_ids,
 )
+from weft.data.fields import GraphFields
 from weft.runtime.memory.limit import check_fits_memory
 from weft.runtime.native import coo_to_csr
 from weft.utils.errors import InputError

@@ -14,18 +14,8 @@ import torch
 from torch import Tensor
 
 from weft.data.adjacency import Adjacency
-from weft.data.edges import build
-from weft.data.fields import GraphFields
-from weft.data.io.graph_parts import gather_parts
-from weft.data.io.other_libraries import NODE, SOURCE, TARGET, dgl_fields, matrix_edges, network_tables
-from weft.data.io.pyg import PygGraph, from_pyg, to_pyg
-from weft.data.io.pyg_links import with_split_links
-from weft.data.rules import check_kinds, check_shapes, check_stored_transpose, check_values, warn_doubtful
-from weft.data.splits import SHARES, random_split, split_by_time
-from weft.data.store.check_record import record_check
-from weft.data.store.store import read_store, save
-from weft.data.tables.table_graph import ColumnRoles, table_parts
-from weft.data.tensor_checks import (
+from weft.data.checks.rules import check_kinds, check_shapes, check_stored_transpose, check_values, warn_doubtful
+from weft.data.checks.tensor_checks import (
     LINKS,
     MASKS,
     Numbers,
@@ -38,6 +28,16 @@ from weft.data.tensor_checks import (
     located,
     user_labels,
 )
+from weft.data.edges import build
+from weft.data.fields import GraphFields
+from weft.data.io.graph_parts import gather_parts
+from weft.data.io.other_libraries import NODE, SOURCE, TARGET, dgl_fields, matrix_edges, network_tables
+from weft.data.io.pyg import PygGraph, from_pyg, to_pyg
+from weft.data.io.pyg_links import with_split_links
+from weft.data.splits import SHARES, random_split, split_by_time
+from weft.data.store.check_record import record_check
+from weft.data.store.store import read_store, save
+from weft.data.tables.table_graph import ColumnRoles, table_parts
 from weft.data.vertex_types import TypedShape, relation_edges, type_range
 from weft.storage.unnamed_files import release
 from weft.utils.errors import InputError, check_word, printable

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from weft.data.adjacency import Adjacency
+from weft.data.checks.tensor_checks import DataWarning
 from weft.data.graph import Graph
 from weft.data.inverse_relations import forward_relations
-from weft.data.tensor_checks import DataWarning
 from weft.utils.errors import InputError
 from weft.utils.random import key, keyed_integers, keyed_words
 

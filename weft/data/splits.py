@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.data.tensor_checks import has_label
+from weft.data.checks.tensor_checks import has_label
 from weft.runtime.memory.limit import check_fits_memory
 from weft.utils.errors import InputError
 from weft.utils.random import key

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from weft.data.adjacency import Adjacency
+from weft.data.checks.tensor_checks import check_numbering
 from weft.data.fields import GraphFields
-from weft.data.tensor_checks import check_numbering
 from weft.runtime.memory.limit import check_fits_memory
 from weft.utils.errors import unknown
 

@@ -26,7 +26,7 @@ from weft.training.rank import make_plan, make_workload, prepare_process
 from weft.training.run import Run, make_job, parse_call, prepared_graph, run_checked
 from weft.training.tasks.task import requested_model, task_model
 from weft.utils.errors import InputError
-from weft.utils.jsonl import Recorder
+from weft.utils.files.jsonl import Recorder
 
 ABLATION_CHUNKS = 4
 """Number of chunks of an ablation without `--chunks` or a memory limit."""

@@ -16,7 +16,7 @@ from weft.training.flag_checks import refuse_foreign_flags
 from weft.training.launch.torchrun import under_torchrun
 from weft.training.run import run
 from weft.utils.errors import InputError, RunError, Stopped
-from weft.utils.jsonl import Recorder
+from weft.utils.files.jsonl import Recorder
 from weft.utils.terminal import print_message
 
 

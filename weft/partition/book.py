@@ -16,10 +16,10 @@ from weft.config.config import PartitionOptions
 from weft.data import Graph
 from weft.partition.assign import METHODS
 from weft.partition.quality import Quality
-from weft.utils import migrate
 from weft.utils.errors import InputError, readable, unknown
-from weft.utils.file_writing import new_file
-from weft.utils.tensor_file import open_tensors, save_tensors
+from weft.utils.files import migrate
+from weft.utils.files.file_writing import new_file
+from weft.utils.files.tensor_file import open_tensors, save_tensors
 
 FORMAT = "weft-book"
 REMEDY = "make it again with 'weft partition'"

@@ -40,7 +40,7 @@ from weft.training.tasks.losses import num_logits, output_kind
 from weft.training.tasks.row_batching import row_blocks
 from weft.training.tasks.task import graph_for_task
 from weft.utils.errors import InputError, RunError, Stopped, unknown
-from weft.utils.file_writing import draft_in, new_file, sync
+from weft.utils.files.file_writing import draft_in, new_file, sync
 from weft.utils.optional_packages import check_extra
 from weft.utils.terminal import print_message
 

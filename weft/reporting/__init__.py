@@ -1,6 +1,5 @@
 """Reports, tables and charts of runs, made from their records alone."""
 
-from weft.reporting.curves import plot, run_facts
 from weft.reporting.page import make_page
 from weft.reporting.print_table import print_table
 from weft.reporting.records import RunRecords, epoch_columns, rank_columns
@@ -13,6 +12,7 @@ from weft.reporting.run_table import (
     stage_table,
     sweep_table,
 )
+from weft.reporting.sections.curves import plot, run_facts
 
 __all__ = [
     "RunRecords",

@@ -8,13 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from weft.reporting.curves import configuration, curves, overview
 from weft.reporting.figures import Data
-from weft.reporting.inputs import graph, partition
 from weft.reporting.page_parts import Code, Figure, PageTable, Runs, Section
 from weft.reporting.records import RunRecords
-from weft.reporting.time_costs import balance, seconds, timelines
-from weft.reporting.volumes import memory, traffic
+from weft.reporting.sections.curves import configuration, curves, overview
+from weft.reporting.sections.inputs import graph, partition
+from weft.reporting.sections.time_costs import balance, seconds, timelines
+from weft.reporting.sections.volumes import memory, traffic
 from weft.utils.notebook import html_text
 from weft.utils.optional_packages import import_extra
 

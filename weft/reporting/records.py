@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.config.config import Config
-from weft.utils import jsonl
 from weft.utils.errors import InputError
+from weft.utils.files import jsonl
 
 RecordLine = dict[str, Any]
 """Line of metrics.jsonl."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from weft.reporting.page import make_page
 from weft.reporting.records import RunRecords
 from weft.utils.errors import InputError, printable, readable
-from weft.utils.file_writing import write_text
+from weft.utils.files.file_writing import write_text
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunRecords]:

@@ -15,9 +15,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
-from weft.utils import migrate
 from weft.utils.errors import readable
-from weft.utils.file_reading import MAX_OPTIONS_BYTES, read_text
+from weft.utils.files import migrate
+from weft.utils.files.file_reading import MAX_OPTIONS_BYTES, read_text
 
 IMPLEMENTATIONS = {
     "map": ("torch", "mkl", "onednn"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.runtime.clock import Clock
-from weft.utils.migrate import VERSIONS
+from weft.utils.files.migrate import VERSIONS
 
 STREAMS = ("compute", "send", "receive", "load", "store")
 """Rows of a timeline."""

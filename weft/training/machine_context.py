@@ -20,8 +20,8 @@ from weft.strategies import get_strategy
 from weft.training.artifacts.run_folder import RunFolder
 from weft.training.launch.torchrun import on_one_host, under_torchrun
 from weft.training.planning.probe_command import load_profile
-from weft.utils import migrate
 from weft.utils.errors import InputError
+from weft.utils.files import migrate
 from weft.utils.terminal import print_message
 
 

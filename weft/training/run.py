@@ -40,12 +40,12 @@ from weft.training.planning.search import AUTO
 from weft.training.progress import waiting
 from weft.training.rank import Ended, Job, make_plan, make_workload, prepare_process, run_rank
 from weft.training.tasks.task import graph_for_task, requested_model, task_model
-from weft.utils import jsonl
 from weft.utils.dtypes import dtype_name
 from weft.utils.errors import InputError, RunError, Stopped, printable, unknown
+from weft.utils.files import jsonl
+from weft.utils.files.tensor_file import load_tensors
 from weft.utils.notebook import facts_table
 from weft.utils.optional_packages import import_extra
-from weft.utils.tensor_file import load_tensors
 
 
 @dataclass(frozen=True, kw_only=True)

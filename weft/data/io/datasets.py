@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from weft.data.checks.tensor_checks import located
 from weft.data.graph import Graph
 from weft.data.inverse_relations import with_inverse_relations
 from weft.data.io import generate, npz, ogb
 from weft.data.io.described_graph import KIND, is_described
 from weft.data.io.digits import digits
-from weft.data.io.downloads import LOADERS, download
 from weft.data.io.fill import with_normalized_features, with_random_classes, with_random_features
 from weft.data.io.graph_parts import gather_parts
 from weft.data.io.npz_arrays import REMEDY
+from weft.data.io.published.downloads import LOADERS, download
 from weft.data.store.manifest import is_store, require_not_set_aside
 from weft.data.tables import edge_list
-from weft.data.tensor_checks import located
 from weft.data.vertex_order import reorder
 from weft.utils.errors import InputError, readable, unknown
 from weft.utils.user_folders import expand_user, home_folder
@@ -50,7 +50,7 @@ def load(
        OGB's (weft.data.io.ogb). Files: .npz (weft.data.io.npz); .txt, .csv, .tsv, also .gz, and .npy (`read_edges`).
     3. The built-in graph `digits`.
     4. The name of an .npz file in the folder that the environment variable WEFT_DATA names.
-    5. A public data set through PyG, downloaded into `root`; see weft.data.io.downloads.LOADERS.
+    5. A public data set through PyG, downloaded into `root`; see weft.data.io.published.downloads.LOADERS.
 
     Args:
         name_or_path: Name, path or recipe.

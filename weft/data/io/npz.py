@@ -20,6 +20,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from weft.data.checks.tensor_checks import (
+    MASKS,
+    as_integers,
+    cast,
+    check_ids,
+    check_length,
+    located,
+    no_label,
+    user_labels,
+)
 from weft.data.edges import build, count_vertices
 from weft.data.fields import GraphFields
 from weft.data.io.npz_arrays import (
@@ -37,16 +47,6 @@ from weft.data.io.npz_arrays import (
 )
 from weft.data.splits import Masks, split_labelled
 from weft.data.store.npy import as_tensor
-from weft.data.tensor_checks import (
-    MASKS,
-    as_integers,
-    cast,
-    check_ids,
-    check_length,
-    located,
-    no_label,
-    user_labels,
-)
 from weft.data.vertex_types import VERTEX, merge_features, numbered_relations, put_rows, vertex_relations
 from weft.utils.errors import InputError, readable, unknown
 

@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from weft.data.checks.tensor_checks import cast, check_ids, check_pointers, vertex_ids
 from weft.data.store.npy import as_tensor, parsing, read_header
-from weft.data.tensor_checks import cast, check_ids, check_pointers, vertex_ids
 from weft.runtime.memory.limit import check_fits_memory
 from weft.utils.errors import InputError
-from weft.utils.file_reading import open_regular
+from weft.utils.files.file_reading import open_regular
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -14,15 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from weft.data.checks.tensor_checks import Float32Rounding, check_finite, check_ids, located
 from weft.data.io.graph_parts import EdgesOfPart, GraphParts
 from weft.data.splits import Masks
 from weft.data.store.npy import Header, parsing, read_header
 from weft.data.tables.edge_list import read_edge_table
 from weft.data.tables.table_graph import labels_of
 from weft.data.tables.text_table import read_blocks
-from weft.data.tensor_checks import Float32Rounding, check_finite, check_ids, located
 from weft.utils.errors import InputError
-from weft.utils.file_reading import open_regular
+from weft.utils.files.file_reading import open_regular
 
 EDGES, BINARY = "edge.csv.gz", "data.npz"
 SPLITS = ("train", "valid", "test")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from weft.data.tensor_checks import MASKS
+from weft.data.checks.tensor_checks import MASKS
 from weft.utils.errors import InputError
 
 NODE, SOURCE, TARGET = "node", "source", "target"

@@ -11,10 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from weft.data.edges import build, count_vertices, vertex_count
-from weft.data.fields import GraphFields
-from weft.data.splits import Masks
-from weft.data.tensor_checks import (
+from weft.data.checks.tensor_checks import (
     MASKS,
     DataWarning,
     as_integers,
@@ -30,6 +27,9 @@ from weft.data.tensor_checks import (
     vertex_ids,
     warn_whole_values,
 )
+from weft.data.edges import build, count_vertices, vertex_count
+from weft.data.fields import GraphFields
+from weft.data.splits import Masks
 from weft.data.vertex_types import VERTEX, merge_features, numbered_relations, put_rows, relation_edges, type_range
 from weft.utils.errors import InputError, readable
 from weft.utils.optional_packages import import_extra

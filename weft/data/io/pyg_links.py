@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from weft.data.checks.tensor_checks import DataWarning, vertex_ids
 from weft.data.fields import GraphFields
 from weft.data.io.pyg import PygGraph, read
-from weft.data.tensor_checks import DataWarning, vertex_ids
 from weft.data.vertex_types import type_range
 from weft.utils.errors import InputError, readable
 

@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from weft.utils.file_reading import MAX_JSON_BYTES, read_text
-from weft.utils.file_writing import write_text
+from weft.utils.files.file_reading import MAX_JSON_BYTES, read_text
+from weft.utils.files.file_writing import write_text
 
 NAME = "checked.json"
 """Name of the record in a graph folder."""

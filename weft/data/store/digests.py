@@ -10,8 +10,8 @@ import numpy as np
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from weft.data.checks.tensor_checks import LINKS, MASKS
 from weft.data.fields import GraphFields
-from weft.data.tensor_checks import LINKS, MASKS
 from weft.storage.unnamed_files import release
 
 CHUNK_BYTES = 1 << 22

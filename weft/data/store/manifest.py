@@ -13,9 +13,9 @@ from torch import Tensor
 
 from weft.data.store.digests import digest_of, note_digest
 from weft.data.store.npy import map_array
-from weft.utils import migrate
 from weft.utils.errors import InputError, readable
-from weft.utils.file_reading import MAX_JSON_BYTES, read_text
+from weft.utils.files import migrate
+from weft.utils.files.file_reading import MAX_JSON_BYTES, read_text
 
 FORMAT = "weft-graph"
 MANIFEST = "manifest.json"

@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.data.tensor_checks import dense_cpu_tensor
+from weft.data.checks.tensor_checks import dense_cpu_tensor
 from weft.storage.unnamed_files import note_mapped
 from weft.utils.errors import InputError, readable
-from weft.utils.file_reading import open_regular
+from weft.utils.files.file_reading import open_regular
 
 REMEDY = "save numbers by numpy.save, or fetch the file again"
 

@@ -37,8 +37,8 @@ from weft.data.vertex_names import NUMBER_COLUMN, OFFSET_COLUMN, TEXT_COLUMN, Ve
 from weft.runtime.processes.temporary_folder import lock_folder, remove_leftovers
 from weft.storage.unnamed_files import note_mapped
 from weft.utils.errors import InputError
-from weft.utils.file_writing import sync
-from weft.utils.migrate import versioned
+from weft.utils.files.file_writing import sync
+from weft.utils.files.migrate import versioned
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 """Constants of Linux's renameat2: paths are relative to the current folder; exchange the two names."""

@@ -13,12 +13,12 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 
 from weft.data.adjacency import topology_digest
+from weft.data.checks.tensor_checks import check_ids
 from weft.data.edges import check_sparse_ids, vertex_count, warn_merged
 from weft.data.io.graph_parts import EdgesOfPart, GraphParts, require_rows
 from weft.data.store.external_sort import RecordFile, Records, ReportProgress, sorted_records
 from weft.data.store.npy_writer import ArrayWriter, write_array
 from weft.data.store.store import no_types, write_manifest
-from weft.data.tensor_checks import check_ids
 from weft.runtime.memory.heap import release_freed_memory
 from weft.runtime.native import id_dtype
 from weft.storage.unnamed_files import release

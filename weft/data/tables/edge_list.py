@@ -11,13 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.data.io.graph_parts import EdgesOfPart, GraphParts
-from weft.data.splits import Masks, split_labelled, split_vertices
-from weft.data.store.npy import map_array, map_tensor
-from weft.data.tables.table import FrameTable, InputTable, TextTable
-from weft.data.tables.table_graph import split_column
-from weft.data.tables.text_table import TextBlock, read_blocks
-from weft.data.tensor_checks import (
+from weft.data.checks.tensor_checks import (
     BLOCK_ENTRIES,
     Float32Rounding,
     cast,
@@ -26,6 +20,12 @@ from weft.data.tensor_checks import (
     vertex_ids,
     warn_whole_values,
 )
+from weft.data.io.graph_parts import EdgesOfPart, GraphParts
+from weft.data.splits import Masks, split_labelled, split_vertices
+from weft.data.store.npy import map_array, map_tensor
+from weft.data.tables.table import FrameTable, InputTable, TextTable
+from weft.data.tables.table_graph import split_column
+from weft.data.tables.text_table import TextBlock, read_blocks
 from weft.utils.errors import InputError
 
 TEXT_SUFFIXES = (".txt", ".csv", ".tsv")

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.data.checks.tensor_checks import Float32Rounding, located
 from weft.data.tables.text_table import COMMENT, MAX_SHOWN, SEPARATORS, bad_line, read_text
 from weft.data.tables.text_table import NUMBER as NUMBER_TEXT
-from weft.data.tensor_checks import Float32Rounding, located
 from weft.data.vertex_names import Ids, Texts
 from weft.utils.errors import InputError, readable, unknown
-from weft.utils.file_reading import check_regular
+from weft.utils.files.file_reading import check_regular
 from weft.utils.optional_packages import import_extra
 from weft.utils.user_folders import expand_user
 

@@ -13,6 +13,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from weft.data.checks.tensor_checks import (
+    MASKS,
+    DataWarning,
+    Float32Rounding,
+    cast,
+    has_label,
+    located,
+    warn_whole_values,
+)
 from weft.data.io.graph_parts import EdgesOfPart, GraphParts
 from weft.data.splits import SHARES, Masks, random_split, split_by_time
 from weft.data.tables.table import (
@@ -29,15 +38,6 @@ from weft.data.tables.table import (
     open_table,
     raise_at_first,
     require_columns,
-)
-from weft.data.tensor_checks import (
-    MASKS,
-    DataWarning,
-    Float32Rounding,
-    cast,
-    has_label,
-    located,
-    warn_whole_values,
 )
 from weft.data.vertex_names import Ids, NameCollector, NameIndex, Texts, VertexNames, concatenate_ids, id_text
 from weft.utils.errors import InputError, check_word

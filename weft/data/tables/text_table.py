@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from weft.runtime.memory.limit import check_fits_memory
 from weft.utils.errors import InputError
-from weft.utils.file_reading import check_regular, open_regular
+from weft.utils.files.file_reading import check_regular, open_regular
 
 BLOCK_BYTES = 1 << 24
 MAX_LINE_BYTES = 1 << 24

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from weft.comm import Group
 from weft.config.config import Config
 from weft.runtime.memory.limit import check_fits_memory
-from weft.utils import migrate
 from weft.utils.errors import InputError, RunError, readable
-from weft.utils.file_reading import MAX_RECORD_BYTES, open_regular, read_text
-from weft.utils.file_writing import sync
-from weft.utils.json_types import check_types, from_json
-from weft.utils.jsonl import FilePosition
-from weft.utils.tensor_file import load_tensors, save_tensors
+from weft.utils.files import migrate
+from weft.utils.files.file_reading import MAX_RECORD_BYTES, open_regular, read_text
+from weft.utils.files.file_writing import sync
+from weft.utils.files.json_types import check_types, from_json
+from weft.utils.files.jsonl import FilePosition
+from weft.utils.files.tensor_file import load_tensors, save_tensors
 
 MAX_CHECKPOINTS = 2
 """Number of checkpoints that a run keeps."""

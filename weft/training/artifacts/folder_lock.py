@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.utils.errors import InputError
-from weft.utils.file_writing import open_in_place
+from weft.utils.files.file_writing import open_in_place
 
 NAME = "lock"
 """Name of the lock file, which exists while the run lives and contains the process that locked it."""

@@ -20,11 +20,11 @@ from weft.training.artifacts import checkpoint
 from weft.training.artifacts.checkpoint import Checkpoint
 from weft.training.artifacts.folder_lock import NAME as LOCK
 from weft.training.artifacts.folder_lock import FolderLock, require_unlocked
-from weft.utils import jsonl
 from weft.utils.errors import InputError
-from weft.utils.file_writing import is_draft, refuse_link, remove_drafts, write_text
-from weft.utils.jsonl import FilePosition
-from weft.utils.migrate import NewerFile
+from weft.utils.files import jsonl
+from weft.utils.files.file_writing import is_draft, refuse_link, remove_drafts, write_text
+from weft.utils.files.jsonl import FilePosition
+from weft.utils.files.migrate import NewerFile
 from weft.utils.terminal import print_message
 
 FRAME = ("kind", "version")

@@ -22,11 +22,11 @@ from weft.training.artifacts.run_folder import RunFolder
 from weft.training.artifacts.saved_model import Description
 from weft.training.planning.calibration import Estimate
 from weft.training.progress import ProgressShow
-from weft.utils import jsonl
 from weft.utils.errors import RunError
-from weft.utils.file_writing import new_file
-from weft.utils.jsonl import Recorder
-from weft.utils.tensor_file import save_tensors
+from weft.utils.files import jsonl
+from weft.utils.files.file_writing import new_file
+from weft.utils.files.jsonl import Recorder
+from weft.utils.files.tensor_file import save_tensors
 
 
 class RunWriter:

@@ -17,10 +17,10 @@ from weft.training.artifacts import checkpoint
 from weft.training.artifacts.checkpoint import Progress
 from weft.training.artifacts.run_folder import RunFolder
 from weft.training.tasks.task import task_model
-from weft.utils import jsonl, migrate
 from weft.utils.dtypes import dtype_name
 from weft.utils.errors import InputError, readable
-from weft.utils.tensor_file import open_tensors
+from weft.utils.files import jsonl, migrate
+from weft.utils.files.tensor_file import open_tensors
 
 METADATA = "weft"
 """Key of the description in the metadata of model.safetensors."""

@@ -32,7 +32,7 @@ from weft.training.launch.processes import NO_SPACE, STOPPED, Meeting, launch
 from weft.training.progress import waiting
 from weft.training.rank import Ended, named_tensors, prepare_process
 from weft.utils.errors import InputError, RunError
-from weft.utils.tensor_file import load_tensors, save_tensors
+from weft.utils.files.tensor_file import load_tensors, save_tensors
 
 RankWork = Callable[[Plan, Group], Ended]
 """Work of a rank on a plan. Returns the number of the signal that stopped it, or JSON values, of which those of rank 0

@@ -15,7 +15,7 @@ from weft.cost import GPUS, Network, Profile, nominal_network, nominal_prices
 from weft.cost.datasheets import GIB
 from weft.runtime.memory.limit import memory_limit_bytes
 from weft.utils.errors import InputError, readable, unknown
-from weft.utils.file_reading import MAX_OPTIONS_BYTES, read_text
+from weft.utils.files.file_reading import MAX_OPTIONS_BYTES, read_text
 from weft.utils.units import parse_bytes
 
 FLAG = "--machines"

@@ -13,9 +13,9 @@ from weft.config.config import Config
 from weft.nn import Workload
 from weft.training.planning.calibration import Epoch, Estimate
 from weft.training.planning.search import StrategyEstimate
-from weft.utils import migrate
 from weft.utils.errors import InputError, readable
-from weft.utils.file_reading import MAX_JSON_BYTES, read_text
+from weft.utils.files import migrate
+from weft.utils.files.file_reading import MAX_JSON_BYTES, read_text
 
 PLANNED_FIELDS = {spec.name for spec in dataclasses.fields(Config)} - {"graph", "model"}
 """Fields of a configuration that a plan may set."""

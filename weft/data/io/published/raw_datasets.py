@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weft.data.checks.tensor_checks import check_ids, check_length, check_pointers, user_labels, vertex_ids
 from weft.data.edges import both_ways, build
 from weft.data.fields import GraphFields
 from weft.data.io.npz_arrays import Arrays, read_all, read_features, required_array, whole_numbers
-from weft.data.io.pickled_arrays import PickledCsr, read_pickled
+from weft.data.io.published.pickled_arrays import PickledCsr, read_pickled
 from weft.data.splits import Masks
 from weft.data.store.npy import as_tensor, map_array
-from weft.data.tensor_checks import check_ids, check_length, check_pointers, user_labels, vertex_ids
 from weft.runtime.memory.limit import check_fits_memory
-from weft.utils.file_reading import MAX_JSON_BYTES, read_text
+from weft.utils.files.file_reading import MAX_JSON_BYTES, read_text
 
 NUM_VALIDATION = 500
 """Number of validation vertices in the public splits of Planetoid. They follow the training vertices."""

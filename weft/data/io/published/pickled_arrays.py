@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.utils.file_reading import read_bytes
+from weft.utils.files.file_reading import read_bytes
 
 MAX_PICKLE_BYTES = 1 << 28
 """Largest pickled file that is read."""

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weft.utils import migrate
 from weft.utils.errors import readable
-from weft.utils.file_reading import MAX_RECORD_BYTES, read_text
+from weft.utils.files import migrate
+from weft.utils.files.file_reading import MAX_RECORD_BYTES, read_text
 
 MICROSECONDS = 1e3
 """Microseconds per millisecond."""

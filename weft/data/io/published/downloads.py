@@ -1,7 +1,7 @@
 """Public data sets, which PyG's loaders download and weft reads.
 
 PyG's loaders also unpickle: the raw files of Planetoid, and the processed copies that they keep as torch files. So they
-only download here, and weft reads the raw files itself (weft.data.io.raw_datasets).
+only download here, and weft reads the raw files itself (weft.data.io.published.raw_datasets).
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from weft.data.checks.tensor_checks import MASKS
 from weft.data.fields import GraphFields
-from weft.data.io.raw_datasets import READERS
+from weft.data.io.published.raw_datasets import READERS
 from weft.data.splits import split_labelled
-from weft.data.tensor_checks import MASKS
 from weft.utils.errors import InputError, readable
 from weft.utils.optional_packages import import_extra
 

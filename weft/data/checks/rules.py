@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from weft.data.adjacency import BLOCK_ENTRIES, Adjacency, Transpose
-from weft.data.fields import GraphFields
-from weft.data.tensor_checks import (
+from weft.data.checks.tensor_checks import (
     LINKS,
     MASKS,
     SEVERAL_LABELS,
@@ -28,6 +27,7 @@ from weft.data.tensor_checks import (
     has_label,
     label_kind,
 )
+from weft.data.fields import GraphFields
 from weft.data.vertex_names import VertexNames
 from weft.data.vertex_types import type_range
 from weft.runtime import native

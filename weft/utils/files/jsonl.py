@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from weft.utils import migrate
 from weft.utils.errors import InputError, RunError
-from weft.utils.file_reading import MAX_RECORD_BYTES, read_bytes
-from weft.utils.file_writing import open_in_place, refuse_link, write_bytes
+from weft.utils.files import migrate
+from weft.utils.files.file_reading import MAX_RECORD_BYTES, read_bytes
+from weft.utils.files.file_writing import open_in_place, refuse_link, write_bytes
 
 EPOCHS = "epochs.jsonl"
 """Name of the copy, next to the record file."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from weft.reporting import figures
-from weft.reporting.curves import finite, loss_data
 from weft.reporting.figures import SECONDS, Data, FigureGroup
 from weft.reporting.page_parts import (
     Code,
@@ -22,7 +21,8 @@ from weft.reporting.page_parts import (
 )
 from weft.reporting.records import RecordColumns, RecordLine, RunRecords, rank_summaries
 from weft.reporting.run_table import STAGES
-from weft.reporting.timeline_rows import TimelineSpan, read_spans, span_totals
+from weft.reporting.sections.curves import finite, loss_data
+from weft.reporting.sections.timeline_rows import TimelineSpan, read_spans, span_totals
 from weft.utils.units import format_bytes
 
 MAX_SPANS = 3000

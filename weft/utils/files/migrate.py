@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.utils.errors import InputError
-from weft.utils.file_reading import MAX_JSON_BYTES, read_text
+from weft.utils.files.file_reading import MAX_JSON_BYTES, read_text
 from weft.utils.terminal import print_message
 
 VERSIONS = {

@@ -1,0 +1,1 @@
+"""Checks of a graph's arrays and values."""

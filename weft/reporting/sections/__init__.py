@@ -1,0 +1,1 @@
+"""Sections of the report: curves, inputs, volumes, time and costs."""
