@@ -23,6 +23,8 @@ PACKAGES = (
 """All packages, each of which imports only from those before it."""
 PEERS = {"comm", "partition", "nn", "cost"}
 """Packages that do not import each other, whatever their order."""
+MAX_FILES = 14
+"""Largest number of files of a folder, those of its subfolders not included."""
 NETWORK = {"comm", "training/launch/processes.py"}
 HEAVY = {"torch.utils.flop_counter", "psutil", "triton", "pandas", "scipy", "torch_geometric", "matplotlib"}
 
@@ -69,6 +71,11 @@ def test_imports_go_down() -> None:
             assert target in PACKAGES, f"{path} imports {name}"
             assert PACKAGES.index(target) < PACKAGES.index(package), f"{path} imports {name}: upward"
             assert not {target, package} <= PEERS, f"{path} imports {name}: sideways"
+
+
+def test_no_folder_has_many_files() -> None:
+    counts = {folder: len([*folder.glob("*.py")]) for folder in ROOT.rglob("*") if folder.is_dir()}
+    assert max(counts.values()) <= MAX_FILES, {folder for folder in counts if counts[folder] > MAX_FILES}
 
 
 def test_the_documented_order_is_that_of_the_code() -> None:
