@@ -25,7 +25,7 @@ from tests.lib.graphs import make_typed_graph
 from tests.lib.running import Command, members
 
 ROOT = Path(__file__).parents[2]
-WAIT_SECONDS = 120.0
+WAIT_SECONDS = 240.0
 """Time limit of a command: several times that of a slow one on a busy machine, and longer than `--timeout`."""
 PATIENCE_SECONDS = 15.0
 """Time limit for processes and files of an ended command to disappear."""
