@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from tests.campaign.scene import Missed, Scene, check, check_same, epochs_recorded, until
+from tests.campaign.scene import Missed, Scene, begun, check, check_same, epochs_recorded, until
 from tests.campaign.settings import Placement, Setting, draw_placement, draw_setting
 from tests.lib.running import keep_files_in
 
@@ -135,7 +135,7 @@ def draw_run(random: Random, scene: Scene, what: str) -> tuple[Setting, Placemen
 def go_on(scene: Scene, setting: Setting, placement: Placement, run: tuple[object, ...], out: Path) -> None:
     """Start or resume the run, now with room, and compare it with an uninterrupted run."""
     whole = scene.stage.whole(setting, placement, "--epochs", EPOCHS)
-    resume = ("--resume",) if out.exists() and any(out.iterdir()) else ()
+    resume = ("--resume",) if begun(out) else ()
     scene.run(*run, *resume).check_ended(0)
     check_same(out, whole.folder)
 

@@ -13,6 +13,7 @@ from tests.campaign.scene import (
     Broken,
     Missed,
     Scene,
+    begun,
     check,
     check_same,
     command_line,
@@ -24,7 +25,6 @@ from tests.campaign.scene import (
 )
 from tests.campaign.settings import Placement, draw_placement, draw_setting
 from tests.lib.running import Command, handled, members, ranks
-from weft.training.artifacts.run_folder import UNBEGUN
 
 EPOCHS = 24
 BLOWS = 6
@@ -200,13 +200,6 @@ def finish_run(random: Random, scene: Scene, graph: str, run: tuple[object, ...]
         words = ("train", graph) if random.random() < 0.5 else run
         patient = ("--timeout", 60)  # not the short one that the run may have
         scene.run(*words, *patient, "--out", out, "--resume").check_ended(0)
-
-
-def begun(out: Path) -> bool:
-    """Return whether there is a run to resume; raise Broken if there is anything else."""
-    names = sorted(path.name for path in out.iterdir() if path.name not in UNBEGUN) if out.exists() else []
-    check(not names or "config.toml" in names, f"neither begun nor to be resumed: {names}")
-    return bool(names)
 
 
 def finished(out: Path) -> bool:

@@ -23,6 +23,7 @@ from typing import Any
 from tests.campaign.settings import Placement, Setting
 from tests.lib.graphs import make_typed_graph
 from tests.lib.running import Command, members
+from weft.training.artifacts.run_folder import UNBEGUN
 
 ROOT = Path(__file__).parents[2]
 WAIT_SECONDS = 240.0
@@ -386,6 +387,13 @@ def epochs_recorded(folder: Path) -> int:
     except OSError:
         return 0
     return len(re.findall(r'^\{"kind": "epoch"', text, re.MULTILINE))
+
+
+def begun(out: Path) -> bool:
+    """Return whether there is a run to resume; raise Broken if there is anything else."""
+    names = sorted(path.name for path in out.iterdir() if path.name not in UNBEGUN) if out.exists() else []
+    check(not names or "config.toml" in names, f"neither begun nor to be resumed: {names}")
+    return bool(names)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

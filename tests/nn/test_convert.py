@@ -18,6 +18,7 @@ from weft.kernels import EdgeDropout, reference
 from weft.nn import Converted, GraphView, PyGConv, Sum, convert
 from weft.nn.convert.convert import parameters_of
 from weft.nn.convert.native_layers import Aggregated, GlobalNorm
+from weft.nn.convert.traced_model import _flatten, _restored
 from weft.nn.layers.phases import Boundary
 from weft.utils.errors import InputError
 from weft.utils.random import key
@@ -422,3 +423,13 @@ class TakesEdgeAttr(UnderAutocast):
 def test_a_model_that_takes_edge_features_refuses_edge_weights() -> None:
     with pytest.raises(InputError, match="takes edge_attr, but the graph has edge weights instead"):
         convert(TakesEdgeAttr(), edge_inputs=["edge_weight"])
+
+
+def test_the_state_of_a_gru_keeps_its_shape_on_a_rank_of_few_rows() -> None:
+    """A state [1, 1, F] of one row could also have its rows first; the comparison on many rows has shown which."""
+    converted = convert(PYG_MODELS["pyg-gru"]())
+    name = min(converted.row_seconds)
+    rows: dict[str, Tensor] = {}
+    shapes = {name: _flatten(torch.ones(1, 1, 8), name, rows, 1, "", converted.row_seconds)}
+    fewer = {name: rows[name][:0]}
+    assert _restored(fewer, shapes)[name].shape == (1, 0, 8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import json
 import multiprocessing
@@ -11,6 +12,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +259,26 @@ def test_a_manipulated_checkpoint_with_valid_checksums_is_refused(change: str, s
     files = contents(folder)
     with pytest.raises(InputError, match=message):
         weft.train("digits", out=folder, epochs=3, scheduler="step", scheduler_epochs=1, resume=True, **OPTIONS)
+    assert contents(folder) == files
+
+
+@pytest.mark.parametrize("hidden", ["epoch-00000006", "checkpoints"])
+def test_a_checkpoint_that_may_not_be_read_is_not_skipped(
+    hidden: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With permission, the run continues from it, so the files of the run stay as they are."""
+    files, listdir, read = contents(folder), os.listdir, checkpoint._read
+
+    def refuse(function: Callable[[Path], Any], path: Path) -> Any:
+        if Path(path).name == hidden:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return function(path)
+
+    monkeypatch.setattr(os, "listdir", partial(refuse, listdir))
+    monkeypatch.setattr(checkpoint, "_read", partial(refuse, read))
+    with pytest.raises(InputError, match=f"{hidden}: Permission denied"):
+        resume(folder)
+    monkeypatch.undo()
     assert contents(folder) == files
 
 

@@ -73,7 +73,10 @@ def check_same_results(
                 "with unchecked=True"
             ) from error
         try:
-            difference = _difference(expected, _run(_copied(converted), graph))
+            copied = _copied(converted)
+            difference = _difference(expected, _run(copied, graph))
+            assert isinstance(copied, Converted)
+            converted.row_seconds |= copied.row_seconds
             if not difference and parameter_dtype(model) == torch.float32:
                 difference = _difference_in_float32(model, converted, graph.with_dtype(torch.float32))
         except InputError:

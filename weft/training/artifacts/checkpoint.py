@@ -141,6 +141,7 @@ def newest(folder: Path) -> Checkpoint | None:
 
     Raises:
         InputError: All checkpoints are damaged.
+        PermissionError: A checkpoint may not be read. It is not skipped either.
         NewerFile: A later version of weft wrote a checkpoint. It is not skipped, so that its progress is not lost.
     """
     paths = _newest_first(folder)
@@ -150,7 +151,9 @@ def newest(folder: Path) -> Checkpoint | None:
                 return _read(path)
         except migrate.NewerFile:
             raise
-        except InputError:
+        except InputError as error:
+            if isinstance(error.__cause__, PermissionError):
+                raise error.__cause__ from None
             continue
     if paths:
         raise InputError(f"{folder}: all checkpoints are damaged; give a new --out to start again")
@@ -243,13 +246,15 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    return sorted((path for path in folder.glob("epoch-*") if _epoch_of(path) >= 0), key=_epoch_of, reverse=True)
+    """Return the checkpoints in a folder, none if there is no folder; OSError if it may not be read."""
+    names = os.listdir(folder) if folder.exists() else []  # glob takes a folder that may not be read for an empty one
+    return sorted((folder / name for name in names if _epoch_of(folder / name) >= 0), key=_epoch_of, reverse=True)
 
 
 def _epoch_of(path: Path) -> int:
     """Return the epoch in the name of a checkpoint's folder, or -1 if the name is not that of a checkpoint."""
-    number = path.name.removeprefix("epoch-")
-    return int(number) if number.isascii() and number.isdigit() else -1
+    prefix, _, number = path.name.partition("-")
+    return int(number) if prefix == "epoch" and number.isascii() and number.isdigit() else -1
 
 
 def _remove(path: Path) -> None:

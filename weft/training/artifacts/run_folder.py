@@ -206,8 +206,9 @@ class RunFolder:
         if resumed_from and not resumed_from.data:
             print_message(NO_DIGESTS.format(self.path))
         with self._usable():
-            damaged_copy = jsonl.restore(self.metrics, resumed_from.record if resumed_from else FilePosition())
+            # Checkpoints first: a later one whose part of the record is gone could not be resumed.
             checkpoint.drop_after(self.checkpoints, resumed_from.progress.epoch if resumed_from else 0)
+            damaged_copy = jsonl.restore(self.metrics, resumed_from.record if resumed_from else FilePosition())
         if damaged_copy:
             print_message(
                 f"{self.metrics} is damaged: its epochs are restored from {jsonl.EPOCHS}, and the damaged file is kept "
