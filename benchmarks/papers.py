@@ -33,9 +33,9 @@ from weft.config.config import Config
 from weft.cost.datasheets import BYTES, GATHER_EFFICIENCY, NUMBER_BYTES, PASSES_PER_HEAD, STREAM_EFFICIENCY
 from weft.data import DescribedGraph
 from weft.nn import GraphOperation
+from weft.parallel.blocks.blocks import BlockStats
 from weft.runtime.kernel_call import KernelCall
 from weft.strategies import MemoryUse, register
-from weft.strategies.vertex.blocks import BlockStats
 from weft.strategies.vertex.plan import CommunicatedPlan
 from weft.training.planning.machine_list import Machines, clusters_on
 from weft.training.planning.plan_subject import DescribedSubject

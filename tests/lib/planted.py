@@ -17,10 +17,10 @@ from tests.lib.session import Given, check_case, reference
 from weft.comm import Group, columns, halo
 from weft.nn import Attend, EdgeSoftmax, RelationRows, SubTopology, embedding_rows
 from weft.nn.layers import typed_input
+from weft.parallel.blocks.embedding_rows import EmbeddedHalo
 from weft.parallel.chunks.run.chunk_halos import GradFlow, RowFlow
 from weft.storage.host_rows import HostRows, MemoryRows
 from weft.strategies.tensor.attention_columns import AttentionPlan
-from weft.strategies.vertex.embedding_rows import EmbeddedHalo
 from weft.strategies.vertex.plan import PlacedVertices
 
 

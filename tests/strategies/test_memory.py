@@ -18,14 +18,14 @@ from tests.lib.ranks import on_ranks
 from weft.comm import Group
 from weft.data import Adjacency
 from weft.nn import Workload, make_model
+from weft.parallel.blocks.blocks import Halos
 from weft.parallel.chunks.run.chunk_runtime import Runtime
 from weft.parallel.columns.column_memory import PassSizes
+from weft.parallel.exchange import Exchange
 from weft.runtime.memory.tensor_peak import TensorPeak
 from weft.strategies import Placed, get_strategy
-from weft.strategies.placed_view import Exchange
 from weft.strategies.resident import ResidentPlaced, ResidentPlan
 from weft.strategies.tensor.plan import TensorOptions, TensorPlan
-from weft.strategies.vertex.blocks import Halos
 from weft.strategies.vertex.plan import CommunicatedPlan
 from weft.strategies.vertex.stale import StalePlan
 from weft.training.tasks.metrics import NodeTask

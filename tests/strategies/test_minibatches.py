@@ -27,10 +27,10 @@ from weft.data.sampling import layer_key
 from weft.nn import MODELS, BatchNorm, Stack, Sum, View, Workload, embeddings
 from weft.nn.aggregate.topology import Norm
 from weft.nn.models.model_zoo import ATTENTION
+from weft.parallel.blocks.blocks import Block
 from weft.strategies import CandidateLinks
 from weft.strategies.split import sampler
 from weft.strategies.split.batch_blocks import SampledBlock
-from weft.strategies.vertex.blocks import Block
 from weft.training.tasks.metrics import NodeTask
 from weft.training.tasks.task import make_task
 from weft.utils.errors import InputError

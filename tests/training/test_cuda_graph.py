@@ -25,7 +25,7 @@ from weft.config.config import Config
 from weft.config.optimisations import Optimisations
 from weft.kernels import cpu
 from weft.nn import GraphView, make_model
-from weft.strategies.placed_view import PlacedView
+from weft.parallel.exchange import PlacedView
 from weft.training import cuda_graph, loop
 from weft.training.custom_functions import NO_FUNCTIONS
 

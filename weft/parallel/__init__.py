@@ -1,5 +1,8 @@
-"""Chunk by chunk execution of a model on a graph, independent of any strategy.
+"""What strategies share, independent of any of them: exchanges, blocks, and execution chunk by chunk.
 
+- `exchange` is the view of a layer on a rank, and the exchange that brings rows to its edges.
+- `operations` has operations of a trace that several strategies have.
+- `blocks` are the in-edges of a rank, and the rows that it fetches for them (vertex parallelism).
 - `chunks.cut` divides a rank's targets into chunks and plans which rows stay on the device between them (residency).
 - `chunks.program` traces a model and cuts it into segments at its aggregates; a pass is compiled into stages.
 - `chunks.run` executes a pass: rows on the host, rounds, aggregates, and the rows that ranks exchange. `offload` runs

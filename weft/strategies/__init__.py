@@ -1,14 +1,15 @@
 """Strategies: rules for where rows, columns and edges are stored and what crosses the network.
 
 Each strategy has a file or a folder; `STRATEGIES` maps their names to their plans. Reading order: base, single,
-resident, placed_view, vertex, tensor, offload, pipeline, split.
+resident, vertex, tensor, offload, pipeline, split.
 """
 
+from weft.parallel.exchange import Exchange, PlacedView
+from weft.parallel.operations import AggregateSize, aggregate
 from weft.strategies.base import CandidateLinks, MemoryUse, Options, Placed, Plan, Step
 from weft.strategies.offload.plan import OffloadPlan
 from weft.strategies.pipeline.plan import PipelinePlan
-from weft.strategies.placed_view import Exchange, PlacedView
-from weft.strategies.resident import AggregateSize, ResidentPlaced, ResidentPlan, aggregate
+from weft.strategies.resident import ResidentPlaced, ResidentPlan
 from weft.strategies.single import SinglePlan
 from weft.strategies.split.plan import SampledPlan, SplitPlan
 from weft.strategies.tensor.plan import TensorPlan

@@ -5,8 +5,9 @@ from __future__ import annotations
 from weft.comm import Group
 from weft.cost import Operation
 from weft.nn import ONE_DEVICE, Aggregate, GraphOperation, KernelMemory, ReceptiveField, estimate_kernel_memory
-from weft.strategies.placed_view import Identity
-from weft.strategies.resident import AggregateSize, ResidentPlaced, ResidentPlan, aggregate
+from weft.parallel.exchange import Identity
+from weft.parallel.operations import AggregateSize, aggregate
+from weft.strategies.resident import ResidentPlaced, ResidentPlan
 from weft.strategies.vertex.plan import VertexPlan
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from weft.cost import Operation, all_reduce, transfer
 from weft.nn import DenseFlops, Total, WholeLayer
+from weft.parallel.blocks.blocks import BlockStats
 from weft.parallel.chunks.cut.rank_chunks import HopSchedule, RankChunks
 from weft.parallel.chunks.program.chunk_program import Segment, differentiable_ports
 from weft.parallel.chunks.program.segment_flops import SegmentFlops
@@ -16,7 +17,6 @@ from weft.parallel.chunks.run.chunk_halos import HaloPlan
 from weft.parallel.chunks.run.rounds import Round
 from weft.parallel.chunks.run.slots import SlotLayout, Way, edge_bytes
 from weft.runtime.kernel_call import KernelCall, backward_of, merged
-from weft.strategies.vertex.blocks import BlockStats
 
 LOADED, WRITTEN_BACK = 2, 3
 """Number of times that a row is moved by index.

@@ -19,6 +19,7 @@ from weft.comm import Group
 from weft.cost import NOMINAL_RATES, Trace, all_reduce
 from weft.data import Graph
 from weft.nn import SPREAD, ReceptiveField, Workload, embeddings
+from weft.parallel.blocks.embedding_rows import make_embedded_halo
 from weft.parallel.chunks.cut.rank_chunks import ChunkShape, RankChunks
 from weft.parallel.chunks.program.chunk_program import Segment
 from weft.parallel.chunks.program.segment_flops import SegmentFlops
@@ -35,7 +36,6 @@ from weft.strategies.offload.moves import Moves, MoveSizes
 from weft.strategies.offload.options import ChunkOptions, OffloadOptions
 from weft.strategies.offload.placed import PlacedOffload
 from weft.strategies.step_pruning import find_receptive_field, reason_for_all_rows
-from weft.strategies.vertex.embedding_rows import make_embedded_halo
 from weft.strategies.vertex.plan import CommunicatedPlan, HybridOptions, HybridPlan, VertexPlan
 from weft.utils.errors import InputError
 from weft.utils.units import format_bytes

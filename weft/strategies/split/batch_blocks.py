@@ -11,9 +11,9 @@ from weft.comm import Group, Halo
 from weft.kernels import Scale
 from weft.nn import Aggregate, Inputs, Rows, Topology
 from weft.nn.aggregate.topology import Norm
-from weft.strategies.placed_view import PlacedView
+from weft.parallel.blocks.blocks import Block, Halos
+from weft.parallel.exchange import PlacedView
 from weft.strategies.split.sampler import SampledBatch, SampledHop
-from weft.strategies.vertex.blocks import Block, Halos
 from weft.strategies.vertex.plan import PlacedVertices
 
 

@@ -29,12 +29,12 @@ from weft.nn import (
     is_embedded,
     typed_rows,
 )
+from weft.parallel.exchange import PlacedView
 from weft.partition import metis
 from weft.runtime.kernel_selection import avoid_onednn
 from weft.runtime.memory.limit import check_fits_memory
 from weft.runtime.meter import Counts, Meter
 from weft.strategies.base import MemoryUse, Step
-from weft.strategies.placed_view import PlacedView
 from weft.strategies.split.batch_blocks import BatchBlocks
 from weft.strategies.split.feature_cache import cached_tables, feature_bytes, most_read
 from weft.strategies.split.pre_sampling import PreSampling, pre_sample

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from weft.cost import Operation, Trace, all_reduce
 from weft.nn import SPREAD, GraphOperation, LayerSizes, Workload
+from weft.parallel.blocks.blocks import BlockStats, operations
 from weft.runtime.kernel_call import KernelCall
 from weft.strategies.split.feature_cache import feature_bytes
 from weft.strategies.split.sampler import SampledBatch
-from weft.strategies.vertex.blocks import BlockStats, operations
 from weft.strategies.vertex.plan import VertexPlan
 
 

@@ -39,9 +39,9 @@ from weft.parallel.chunks.run.slots import Way
 from weft.parallel.columns.column_memory import PassSizes, SetSize
 from weft.parallel.columns.column_pass import ColumnPass, ColumnRounds
 from weft.parallel.columns.exchange_plan import AssignedRelations
+from weft.parallel.exchange import Exchange, PlacedView
+from weft.parallel.operations import AggregateSize, aggregate
 from weft.runtime.kernel_call import KernelCall
-from weft.strategies.placed_view import Exchange, PlacedView
-from weft.strategies.resident import AggregateSize, aggregate
 from weft.strategies.tensor.attention_columns import AttentionPlan
 
 

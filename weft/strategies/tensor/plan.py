@@ -28,18 +28,19 @@ from weft.nn import (
     WorkingSet,
     estimate_kernel_memory,
 )
+from weft.parallel.blocks.make_blocks import make_blocks
 from weft.parallel.columns.chunking import Chunking, by_chunk, least_bytes, limit_error
 from weft.parallel.columns.column_memory import ExchangeColumns, PassSizes, SetSize
 from weft.parallel.columns.column_pass import ColumnRounds
+from weft.parallel.operations import AggregateSize
 from weft.runtime.native import count_parts
 from weft.strategies.base import MemoryUse, Options
-from weft.strategies.resident import AggregateSize, ResidentPlaced, ResidentPlan, StepInputs
+from weft.strategies.resident import ResidentPlaced, ResidentPlan, StepInputs
 from weft.strategies.single import OneRankPlan
 from weft.strategies.tensor.attention_columns import AttentionPlan
 from weft.strategies.tensor.column_exchange import ColumnExchange, operations
 from weft.strategies.tensor.pruned_exchange import LayerRows, PrunedColumns
 from weft.strategies.vertex.plan import VertexPlan
-from weft.strategies.vertex.setup import make_blocks
 from weft.utils.dtypes import dtype_name
 from weft.utils.errors import InputError
 

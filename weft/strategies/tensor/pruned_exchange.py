@@ -18,9 +18,9 @@ from torch.autograd import Function
 
 from weft.comm import Group, cols_to_rows, column_layout, even_bounds, rows_to_cols
 from weft.nn import Aggregate, EdgeSoftmax, Rows, Topology
-from weft.strategies.placed_view import Exchange, PlacedView
+from weft.parallel.blocks.blocks import Block
+from weft.parallel.exchange import Exchange, PlacedView
 from weft.strategies.tensor.attention_columns import AttentionPlan
-from weft.strategies.vertex.blocks import Block
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from weft.cost import Machine
-from weft.nn import GraphOperation, Sum, Workload
+from weft.nn import GraphOperation, Workload
+from weft.parallel.blocks.blocks import fetched_width, is_fetched
 from weft.partition import Caching
 from weft.strategies.resident import BACK_BYTES, EDGE_BYTES
 
@@ -68,36 +69,6 @@ def caching_costs(
         if boundary == 0 and not fetched:
             first_costly = 1
     return Caching(costs=costs, first=first_costly, ratio=ratio, max_bytes=max_bytes)
-
-
-def is_fetched(op: GraphOperation, hop: int) -> bool:
-    """Return whether an aggregate reads sources over the network: all but constant features and what follows from them.
-
-    Args:
-        op: The aggregate.
-        hop: Number of the aggregate over edges.
-    """
-    return hop > op.hop or op.origin == "rows"
-
-
-def is_sum(op: GraphOperation, hop: int) -> bool:
-    """Return whether an aggregate adds up sources that come over the network, so that partial sums may come instead.
-
-    Args:
-        op: The aggregate.
-        hop: Number of the aggregate over edges.
-    """
-    return isinstance(op.op, Sum) and is_fetched(op, hop)
-
-
-def fetched_width(op: GraphOperation, hop: int) -> int:
-    """Return the numbers of a fetched row: its columns, and at the first step its columns for attention logits.
-
-    Args:
-        op: The aggregate.
-        hop: Number of the aggregate over edges.
-    """
-    return op.width + (op.separate_logit_width if hop == op.hop else 0)
 
 
 def edge_width(op: GraphOperation, hop: int) -> int:

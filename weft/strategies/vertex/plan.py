@@ -32,13 +32,13 @@ from weft.nn import (
     estimate_kernel_memory,
     is_embedded,
 )
+from weft.parallel.blocks.blocks import Block, BlockStats, Halos, fetched_width, is_fetched, is_sum, operations
+from weft.parallel.blocks.embedding_rows import make_embedded_halo, recomputed_by_owner
+from weft.parallel.blocks.make_blocks import make_blocks
 from weft.partition import Caching, Choice, Dependencies, make_dependencies, range_parts
 from weft.strategies.base import Options, whole_topology
 from weft.strategies.resident import ResidentPlaced, ResidentPlan, StepInputs
-from weft.strategies.vertex.blocks import Block, BlockStats, Halos, operations
-from weft.strategies.vertex.costs import NOMINAL, caching_costs, fetched_width, is_fetched, is_sum
-from weft.strategies.vertex.embedding_rows import make_embedded_halo, recomputed_by_owner
-from weft.strategies.vertex.setup import make_blocks
+from weft.strategies.vertex.costs import NOMINAL, caching_costs
 from weft.utils.errors import InputError
 
 MAX_LEVELS = 100

@@ -9,16 +9,15 @@ from torch import Tensor
 
 from weft.comm import Group, Halo, Route, make_route, make_sum_route
 from weft.nn import GraphOperation, Sum
+from weft.parallel.blocks.blocks import Block, PlacedRows
 from weft.partition import Dependencies, Hop
-from weft.strategies.resident import ResidentPlaced
-from weft.strategies.vertex.blocks import Block
 
 MakeHalo = Callable[[Route, Group, str], Halo]
 """Function that creates a halo from its route, the ranks and a name."""
 
 
 def make_blocks(
-    placed: ResidentPlaced,
+    placed: PlacedRows,
     needed: Dependencies,
     operations: Sequence[GraphOperation],
     covered: Collection[int],
@@ -61,7 +60,7 @@ def make_blocks(
     return blocks
 
 
-def least_halo_route(hop: Hop, inputs: Tensor, placed: ResidentPlaced) -> Route:
+def least_halo_route(hop: Hop, inputs: Tensor, placed: PlacedRows) -> Route:
     """Return the route of the fewest rows that can replace a halo. All ranks must call it.
 
     Args:

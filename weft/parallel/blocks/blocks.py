@@ -9,19 +9,42 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from weft.comm import EdgeSlices, Group, Halo, slice_edges
 from weft.cost import Operation
-from weft.nn import Aggregate, GraphOperation, Rows, SubTopology, Sum, Topology
+from weft.data import Graph
+from weft.nn import Aggregate, GraphOperation, Rows, SubTopology, Sum, Topology, Workload
+from weft.parallel.blocks.embedding_rows import EmbeddedHalo
+from weft.parallel.exchange import Exchange, PlacedView
+from weft.parallel.operations import AggregateSize, aggregate
 from weft.partition import Hop
 from weft.runtime.kernel_call import KernelCall
-from weft.strategies.placed_view import Exchange, PlacedView
-from weft.strategies.resident import AggregateSize, ResidentPlaced, aggregate
-from weft.strategies.vertex.costs import fetched_width, is_fetched
-from weft.strategies.vertex.embedding_rows import EmbeddedHalo
+
+
+class PlacedRows(Protocol):
+    """Plan on a rank, as far as blocks need it: the whole graph on the host, and the rank's group."""
+
+    work: Workload
+    """The workload."""
+    group: Group
+    """The ranks."""
+    graph: Graph
+    """The graph."""
+
+    @property
+    def topology(self) -> Topology:
+        """Topology of the whole graph."""
+
+    @property
+    def shrinks_rows(self) -> bool:
+        """True if an aggregate may have fewer rows after it than before."""
+
+    def features(self, vertices: Tensor) -> Tensor:
+        """Return the features of some vertices, on the group's device."""
 
 
 class Block(SubTopology):
@@ -39,7 +62,7 @@ class Block(SubTopology):
     targets: Tensor
 
     def __init__(
-        self, hop: Hop, rows: Tensor, placed: ResidentPlaced, halo: Halo | None, least_halo: Halo | None = None
+        self, hop: Hop, rows: Tensor, placed: PlacedRows, halo: Halo | None, least_halo: Halo | None = None
     ) -> None:
         self.device = placed.group.device
         sources = torch.cat([rows[: hop.num_inputs], hop.fetched])  # on the host
@@ -159,7 +182,7 @@ class Halos(Exchange):
         num_targets = len(self.blocks[-1].targets)
         # Rows that are sliced are not the constant features, whose aggregates are computed once. A plan whose traits
         # say that rows shrink takes all rows for sliced ones.
-        is_whole = len(x) == num_targets and not self.blocks[-1].placed.plan.traits.shrinks_rows
+        is_whole = len(x) == num_targets and not self.blocks[-1].placed.shrinks_rows
         return x if is_whole else x[:num_targets]
 
     def own_rows(self, x: Tensor) -> Tensor:
@@ -304,3 +327,33 @@ def operations(
         if op.is_aggregate:
             requested += blocks[number].aggregate(op, fetched=fetched)
     return requested
+
+
+def is_fetched(op: GraphOperation, hop: int) -> bool:
+    """Return whether an aggregate reads sources over the network: all but constant features and what follows from them.
+
+    Args:
+        op: The aggregate.
+        hop: Number of the aggregate over edges.
+    """
+    return hop > op.hop or op.origin == "rows"
+
+
+def is_sum(op: GraphOperation, hop: int) -> bool:
+    """Return whether an aggregate adds up sources that come over the network, so that partial sums may come instead.
+
+    Args:
+        op: The aggregate.
+        hop: Number of the aggregate over edges.
+    """
+    return isinstance(op.op, Sum) and is_fetched(op, hop)
+
+
+def fetched_width(op: GraphOperation, hop: int) -> int:
+    """Return the numbers of a fetched row: its columns, and at the first step its columns for attention logits.
+
+    Args:
+        op: The aggregate.
+        hop: Number of the aggregate over edges.
+    """
+    return op.width + (op.separate_logit_width if hop == op.hop else 0)
