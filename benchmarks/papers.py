@@ -34,6 +34,7 @@ from weft.cost.datasheets import BYTES, GATHER_EFFICIENCY, NUMBER_BYTES, PASSES_
 from weft.data import DescribedGraph
 from weft.nn import GraphOperation
 from weft.parallel.blocks.blocks import BlockStats
+from weft.parallel.blocks.vertex_blocks import VertexBlocks
 from weft.runtime.kernel_call import KernelCall
 from weft.strategies import MemoryUse, register
 from weft.strategies.vertex.plan import CommunicatedPlan
@@ -98,16 +99,24 @@ def neutronstar(strategy: str, disable: str) -> System:
     return System(vertex(strategy, disable), messages=True, on_host=True, unlike=unlike)
 
 
+class SancusBlocks(VertexBlocks):
+    """Blocks of a rank that receives all rows of all others."""
+
+    def sizes(self, rank: int, op: GraphOperation, number: int) -> BlockStats:
+        owned = [len(part.owned) for part in self.all_dependencies]
+        others = sum(owned) - owned[rank]
+        return replace(super().sizes(rank, op, number), num_sent=owned[rank] * (len(owned) - 1), num_received=others)
+
+
 @register
 class SancusPlan(CommunicatedPlan):
     """Plan of Sancus: every rank sends all its rows to all others in every epoch (NeutronTP, section 5.2)."""
 
     name = "sancus"
 
-    def block(self, rank: int, op: GraphOperation, number: int) -> BlockStats:
-        owned = [len(part.owned) for part in self.all_dependencies]
-        others = sum(owned) - owned[rank]
-        return replace(super().block(rank, op, number), num_sent=owned[rank] * (len(owned) - 1), num_received=others)
+    def vertex_blocks(self) -> VertexBlocks:
+        caching = self.make_caching()
+        return SancusBlocks(self.work, self.size, self.options.partition, caching, self.traits, covers=True)
 
 
 SANCUS = System(

@@ -59,14 +59,14 @@ def test_hybrid_uses_the_mean_cost_of_rows_under_partial_aggregation() -> None:
         Given(machine=MACHINE).plan("hybrid", workload(replace(case, without=optimisation)), 3)
         for optimisation in ("", "cover")
     )
-    for rank, needed in enumerate(NOTHING.plan("communicated", workload(case), 3).all_dependencies):
+    for rank, needed in enumerate(NOTHING.plan("communicated", workload(case), 3).blocks.all_dependencies):
         layer = needed.hops[1]
         rows_per_source = sum(layer.cover.received) / len(layer.fetched)
-        costs, partial_costs = without.caching_of(rank).costs, plan.caching_of(rank).costs
+        costs, partial_costs = without.blocks.caching_of(rank).costs, plan.blocks.caching_of(rank).costs
         assert rows_per_source < 1
         assert float(partial_costs[1, 2]) == pytest.approx(rows_per_source * float(costs[1, 2]))
         assert torch.equal(partial_costs[0], costs[0])  # constant features
-        assert len(plan.dependencies(rank).rows) <= len(without.dependencies(rank).rows)
+        assert len(plan.blocks.dependencies(rank).rows) <= len(without.blocks.dependencies(rank).rows)
 
 
 def mixed() -> Stack:

@@ -22,8 +22,9 @@ from weft.comm import Group, Messages
 from weft.nn import Workload
 from weft.parallel.chunks.run.chunk_aggregates import ChunkAggregates
 from weft.partition import METHODS
+from weft.strategies import VertexOptions
 from weft.strategies.pipeline.row_order import halo_plan, order_ranks
-from weft.strategies.vertex.plan import CommunicatedPlan, VertexOptions
+from weft.strategies.vertex.plan import CommunicatedPlan
 from weft.utils.errors import RunError
 
 SLOW = pytest.mark.slow
@@ -131,7 +132,7 @@ def test_chunks_wait_for_what_they_read(method: str, priority: bool) -> None:
 
     part = part_by(method, case, size)
     vertices = CommunicatedPlan(Workload(model, graph), size, VertexOptions(partition=part))
-    ranks = order_ranks(vertices.all_dependencies, priority=priority)
+    ranks = order_ranks(vertices.blocks.all_dependencies, priority=priority)
     bounds = [[order.needed.num_own * chunk // num_chunks for chunk in range(num_chunks + 1)] for order in ranks]
     plans = [halo_plan(ranks, bounds, rank, at_once=False) for rank in range(size)]
     chunk_of: dict[int, tuple[int, int]] = {}

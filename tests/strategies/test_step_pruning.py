@@ -60,7 +60,7 @@ def test_pruned_steps_aggregate_fewer_edges_and_transform_fewer_rows(name: str) 
 def test_plans_release_the_dependencies_of_pruned_steps(name: str) -> None:
     plan: Any = Given().plan(name, workload(CASE), 2)
     few = plan.step_plans[True]
-    dependencies = weakref.ref((few.pruned if name == "tensor" else few).dependencies(0))
+    dependencies = weakref.ref((few.pruned if name == "tensor" else few.blocks).dependencies(0))
     assert dependencies()
     plan.release()
     gc.collect()

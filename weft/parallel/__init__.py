@@ -1,4 +1,4 @@
-"""What strategies share, independent of any of them: exchanges, blocks, and execution chunk by chunk.
+"""Building blocks of all strategies, which depend on none: exchanges, blocks, and execution chunk by chunk.
 
 - `exchange` is the view of a layer on a rank, and the exchange that brings rows to its edges.
 - `operations` has operations of a trace that several strategies have.

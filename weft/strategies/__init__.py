@@ -6,14 +6,14 @@ resident, vertex, tensor, offload, pipeline, split.
 
 from weft.parallel.exchange import Exchange, PlacedView
 from weft.parallel.operations import AggregateSize, aggregate
-from weft.strategies.base import CandidateLinks, MemoryUse, Options, Placed, Plan, Step
+from weft.strategies.base import CandidateLinks, MemoryUse, Options, Placed, Plan, Step, VertexOptions
 from weft.strategies.offload.plan import OffloadPlan
 from weft.strategies.pipeline.plan import PipelinePlan
 from weft.strategies.resident import ResidentPlaced, ResidentPlan
 from weft.strategies.single import SinglePlan
 from weft.strategies.split.plan import SampledPlan, SplitPlan
 from weft.strategies.tensor.plan import TensorPlan
-from weft.strategies.vertex.plan import CachedPlan, CommunicatedPlan, HybridPlan, VertexOptions
+from weft.strategies.vertex.plan import CachedPlan, CommunicatedPlan, HybridPlan
 from weft.strategies.vertex.stale import StalePlan
 from weft.utils.errors import unknown
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -27,11 +27,31 @@ PARAMETER_COPIES = 5
 """Copies of each parameter during a run: value, gradient, Adam's two moments, and the best value so far."""
 CHECKPOINT_COPIES = 8
 """Copies made while a checkpoint is written: each of the above but the gradient, as tensors and as bytes."""
+RECOMPUTING = SPREAD._replace(shrinks_rows=True, alternative="--strategy communicated")
+"""Properties of views on ranks that recompute remote rows: an aggregate has fewer rows after it than before."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of a strategy: a field for each of its flags, which other strategies do not accept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VertexOptions(Options):
+    """Options of vertex parallelism."""
+
+    partition: Tensor | None = field(default=None, repr=False, compare=False)
+    """Rank of every vertex, int32 [N]; None: contiguous ranges."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HybridOptions(VertexOptions):
+    """Options of `hybrid`: which remote sources are cached."""
+
+    cache_ratio: float | None = None
+    """Share of remote sources to cache at each layer; None: wherever it costs less."""
+    cache_memory: int | None = None
+    """Limit of a rank's cached vertices in bytes; None: no limit."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -32,6 +32,7 @@ from weft.nn import (
     step_memory,
     typed_rows,
 )
+from weft.parallel.blocks.caching_costs import BACK_BYTES, EDGE_BYTES
 from weft.parallel.exchange import Exchange, PlacedView
 from weft.parallel.operations import backward_operations, dense_operations
 from weft.runtime.memory.tensor_peak import TensorPeak
@@ -39,8 +40,6 @@ from weft.strategies.base import CHECKPOINT_COPIES, PARAMETER_COPIES, MemoryUse,
 from weft.strategies.step_pruning import describe_receptive_fields, find_receptive_field
 from weft.utils.random import key
 
-EDGE_BYTES, BACK_BYTES = 4, 8
-"""Bytes of an edge in the adjacency (source), and in the transpose that gradients need (target, and edge position)."""
 NONZERO_BYTES = 20
 """Bytes of a nonzero feature: column and value; in the transpose row, position and value."""
 VERTEX_BYTES, ROW_BYTES = 32, 56
@@ -109,8 +108,8 @@ class ResidentPlan(Plan):
 
     def layer_sizes(self, rank: int) -> LayerSizes:
         """Return the number of rows and edges that a rank has at each layer boundary."""
-        has_block = any(op.op == "block" for op in self.work.outline(self.traits, training=True))
-        return make_layer_sizes(self.work, self.layer_rows(rank), self.layer_blocks(rank) if has_block else ())
+        blocks = self.layer_blocks(rank) if self.work.reads_edges(self.traits) else ()
+        return make_layer_sizes(self.work, self.layer_rows(rank), blocks)
 
     @abstractmethod
     def forward_operations(self, op: GraphOperation, rank: int) -> list[Operation]:

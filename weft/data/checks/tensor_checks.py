@@ -444,9 +444,10 @@ def check_ids(field: str, ids: Tensor, num_vertices: int) -> None:
     if not len(ids) or (int(ids.min()) >= 0 and int(ids.max()) < num_vertices):
         return
     place, value = first_flagged(ids, (ids < 0) | (ids >= num_vertices))
+    if value < 0:
+        raise InputError(f"{field}{place} is {value}: vertices are numbered from 0, so no id is negative")
     limits = f"the graph has {num_vertices} vertices, numbered from 0"
-    remedy = "no id is negative" if value < 0 else "correct the id or raise num_vertices"
-    raise InputError(f"{field}{place} is {value}: {limits}; {remedy}")
+    raise InputError(f"{field}{place} is {value}: {limits}; correct the id or raise num_vertices")
 
 
 def check_numbering(field: str, count: int, num_things: int, unit: str) -> None:

@@ -16,6 +16,7 @@ from weft.data.checks.tensor_checks import (
     Float32Rounding,
     cast,
     check_finite,
+    check_ids,
     located,
     vertex_ids,
     warn_whole_values,
@@ -178,6 +179,8 @@ def read_edge_array(path: Path) -> Iterator[EdgesOfPart]:
     pair = edges if len(edges) == 2 else edges.T
     with located(path):
         source, target = (vertex_ids(f"edge_index[{row}]", pair[row]) for row in (0, 1))
+        for row, ids in enumerate((source, target)):
+            check_ids(f"edge_index[{row}]", ids, MAX_ID)
     yield EdgesOfPart(source=source, target=target)
 
 

@@ -186,6 +186,10 @@ class Workload:
         )
         return tuple(operations)
 
+    def reads_edges(self, traits: ViewTraits) -> bool:
+        """Return whether a layer reads the edges itself, and not by an aggregate."""
+        return any(op.op == "block" for op in self.outline(traits, training=True))
+
     def stage_hops(self, traits: ViewTraits) -> list[list[int]]:
         """Return the numbers of the layers of message passing in each stage of the model."""
         spans = [set[int]() for _ in range(cast(int, self.model.num_stages))]

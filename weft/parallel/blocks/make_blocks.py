@@ -16,12 +16,23 @@ MakeHalo = Callable[[Route, Group, str], Halo]
 """Function that creates a halo from its route, the ranks and a name."""
 
 
+def plain_halo(route: Route, group: Group, name: str) -> Halo:
+    """Return a halo with all optimisations on.
+
+    Args:
+        route: Rows that ranks exchange.
+        group: The ranks.
+        name: Name of the exchange.
+    """
+    return Halo(route, group, name=name)
+
+
 def make_blocks(
     placed: PlacedRows,
     needed: Dependencies,
     operations: Sequence[GraphOperation],
     covered: Collection[int],
-    make_halo: MakeHalo,
+    make_halo: MakeHalo = plain_halo,
 ) -> list[Block]:
     """Return the block of each aggregate; successive aggregates with the same rows on every rank share one.
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.strategies.base import Options
-from weft.strategies.vertex.plan import HybridOptions
+from weft.strategies.base import HybridOptions, Options
 
 
 @dataclass(frozen=True, kw_only=True)

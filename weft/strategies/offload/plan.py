@@ -19,7 +19,9 @@ from weft.comm import Group
 from weft.cost import NOMINAL_RATES, Trace, all_reduce
 from weft.data import Graph
 from weft.nn import SPREAD, ReceptiveField, Workload, embeddings
+from weft.parallel.blocks.caching_costs import NOMINAL, caching_costs
 from weft.parallel.blocks.embedding_rows import make_embedded_halo
+from weft.parallel.blocks.vertex_blocks import VertexBlocks
 from weft.parallel.chunks.cut.rank_chunks import ChunkShape, RankChunks
 from weft.parallel.chunks.program.chunk_program import Segment
 from weft.parallel.chunks.program.segment_flops import SegmentFlops
@@ -28,7 +30,7 @@ from weft.parallel.chunks.run.chunk_runtime import as_slice
 from weft.partition import Dependencies, make_dependencies
 from weft.runtime.memory.heap import release_freed_memory
 from weft.storage.unnamed_files import free_bytes
-from weft.strategies.base import MemoryUse, Options, Plan
+from weft.strategies.base import RECOMPUTING, MemoryUse, Options, Plan
 from weft.strategies.offload.cutter import Cutter, Orders
 from weft.strategies.offload.estimate import OffloadEstimate, estimate_offload, graph_bytes
 from weft.strategies.offload.memory_probe import MemoryProbe
@@ -36,7 +38,6 @@ from weft.strategies.offload.moves import Moves, MoveSizes
 from weft.strategies.offload.options import ChunkOptions, OffloadOptions
 from weft.strategies.offload.placed import PlacedOffload
 from weft.strategies.step_pruning import find_receptive_field, reason_for_all_rows
-from weft.strategies.vertex.plan import CommunicatedPlan, HybridOptions, HybridPlan, VertexPlan
 from weft.utils.errors import InputError
 from weft.utils.units import format_bytes
 
@@ -46,12 +47,6 @@ MARGIN = 0.95
 """Share of a limit that is filled, since chunks have needed up to 5 % more than estimated."""
 ATTENTION_COST = 3
 """Cost of an attention's edge, relative to an edge of a sum."""
-
-
-class ChunkVertices(HybridPlan):
-    """Partition of the vertices, and cached sources, for chunks."""
-
-    optimisations = ()  # no cover: chunks load the rows of sources alone
 
 
 class OffloadPlan(Plan):
@@ -94,18 +89,28 @@ class OffloadPlan(Plan):
         self._cutters: list[Cutter] = []
         self._chunks: dict[int, RankChunks] = {}
 
-    def make_vertices(self) -> VertexPlan:
-        """Return the plan that partitions the vertices, and decides which sources are cached."""
+    def make_vertices(self) -> VertexBlocks:
+        """Return the partition of the vertices, and the decision which sources are cached."""
         options = self.options
         assert isinstance(options, OffloadOptions)
         by_cost = options.cache_ratio is not None or self.machine is not None
-        caching = HybridOptions(
-            partition=options.partition, cache_ratio=options.cache_ratio, cache_memory=options.cache_memory
-        )
-        vertices = (ChunkVertices if by_cost else CommunicatedPlan)(self.work, self.size, caching, self.machine)
-        return (
-            vertices.restrict_to(self.receptive_field) if isinstance(self.receptive_field, ReceptiveField) else vertices
-        )
+        ratio = options.cache_ratio if by_cost else 0.0
+        vertices = self.vertex_blocks(options.partition, ratio=ratio, max_bytes=options.cache_memory)
+        field = self.receptive_field
+        return vertices.restrict(self.work.restrict(field)) if isinstance(field, ReceptiveField) else vertices
+
+    def vertex_blocks(self, partition: Tensor | None, *, ratio: float | None, max_bytes: int | None) -> VertexBlocks:
+        """Return the blocks of a partition.
+
+        Args:
+            partition: Rank of every vertex, int32 [N]; None: contiguous ranges.
+            ratio: Share of remote sources to cache; None: wherever it costs less.
+            max_bytes: Limit of a rank's cached vertices in bytes; None: no limit.
+        """
+        traits = self.traits if ratio == 0 else RECOMPUTING
+        operations = self.work.outline(traits, training=True)
+        caching = caching_costs(self.work, operations, self.machine or NOMINAL, ratio=ratio, max_bytes=max_bytes)
+        return VertexBlocks(self.work, self.size, partition, caching, traits)
 
     @cached_property
     def receptive_field(self) -> ReceptiveField | str:

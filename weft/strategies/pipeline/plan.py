@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from weft.parallel.blocks.vertex_blocks import VertexBlocks
 from weft.parallel.chunks.cut.ranges import VERTEX_COST
 from weft.parallel.chunks.cut.rank_chunks import RankChunks
+from weft.strategies.base import VertexOptions
 from weft.strategies.offload.cutter import Cutter, Orders
 from weft.strategies.offload.estimate import OffloadEstimate
 from weft.strategies.offload.moves import MoveSizes
 from weft.strategies.offload.options import ChunkOptions
 from weft.strategies.offload.plan import OffloadPlan
 from weft.strategies.pipeline.row_order import OrderedRank, halo_plan, order_ranks
-from weft.strategies.vertex.plan import CommunicatedPlan, VertexOptions, VertexPlan
 
 CHUNKS = range(4, 9)
 """Default range of the number of chunks of a rank.
@@ -44,8 +45,8 @@ class PipelinePlan(OffloadPlan):
         self._ranks: list[OrderedRank] = []
         super().solve(state)
 
-    def make_vertices(self) -> VertexPlan:
-        return CommunicatedPlan(self.work, self.size, VertexOptions(partition=self.options.partition))
+    def make_vertices(self) -> VertexBlocks:
+        return self.vertex_blocks(self.options.partition, ratio=0.0, max_bytes=None)
 
     @property
     def min_chunks(self) -> int:

@@ -34,14 +34,14 @@ from weft.partition import metis
 from weft.runtime.kernel_selection import avoid_onednn
 from weft.runtime.memory.limit import check_fits_memory
 from weft.runtime.meter import Counts, Meter
-from weft.strategies.base import MemoryUse, Step
+from weft.strategies.base import MemoryUse, Step, VertexOptions
 from weft.strategies.split.batch_blocks import BatchBlocks
 from weft.strategies.split.feature_cache import cached_tables, feature_bytes, most_read
 from weft.strategies.split.pre_sampling import PreSampling, pre_sample
 from weft.strategies.split.read_ahead import prepare_ahead
 from weft.strategies.split.sampler import BatchSampler, SampledBatch, exchange_requests, exchange_requests_locally
 from weft.strategies.split.step_trace import BatchPlan
-from weft.strategies.vertex.plan import CommunicatedPlan, PlacedVertices, VertexOptions, VertexPlan
+from weft.strategies.vertex.plan import CommunicatedPlan, PlacedVertices, VertexPlan
 from weft.utils.errors import InputError
 from weft.utils.random import key
 from weft.utils.units import format_bytes
@@ -359,6 +359,7 @@ class SplitPlan(MiniBatchPlan):
             pre_sampling = self.pre_sample()
             part = metis(self.work.graph, self.size, 0, pre_sampling.weights)
             self.options = replace(self.options, partition=part)
+            self.blocks = self.vertex_blocks()
             self._sampled_edges = torch.bincount(part, pre_sampling.edges, self.size).long().tolist()
 
     def state(self) -> list[int] | None:

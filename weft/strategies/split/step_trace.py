@@ -6,12 +6,38 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from weft.cost import Operation, Trace, all_reduce
-from weft.nn import SPREAD, GraphOperation, LayerSizes, Workload
+from weft.nn import GraphOperation, LayerSizes, Workload
 from weft.parallel.blocks.blocks import BlockStats, operations
+from weft.parallel.blocks.vertex_blocks import VertexBlocks
 from weft.runtime.kernel_call import KernelCall
+from weft.strategies.base import RECOMPUTING
 from weft.strategies.split.feature_cache import feature_bytes
 from weft.strategies.split.sampler import SampledBatch
 from weft.strategies.vertex.plan import VertexPlan
+
+
+class SampledBlocks(VertexBlocks):
+    """Blocks of a batch that is already sampled.
+
+    Args:
+        whole: Blocks of the whole graph.
+        batches: Part of the batch of each rank.
+    """
+
+    def __init__(self, whole: VertexBlocks, batches: Sequence[SampledBatch]) -> None:
+        super().__init__(whole.work, whole.size, None, whole.caching, whole.traits)
+        self.batches = batches
+
+    def dependencies(self, rank: int) -> SampledBatch:
+        return self.batches[rank]
+
+    def sizes(self, rank: int, op: GraphOperation, number: int) -> BlockStats:
+        exchanged = self.batches[rank].hops[number].route is not None
+        return replace(super().sizes(rank, op, number), exchanged=exchanged)
+
+    def embedding_exchange(self, rank: int) -> BlockStats:
+        del rank
+        return BlockStats(num_edges=0)
 
 
 class BatchPlan(VertexPlan):
@@ -26,7 +52,7 @@ class BatchPlan(VertexPlan):
 
     name = "batch"
     optimisations = ()  # no cover, which would need a matching for every step
-    traits = SPREAD._replace(shrinks_rows=True, alternative="--strategy communicated")
+    traits = RECOMPUTING
     ratio = 0.0
     whole_graph = (True,)
 
@@ -34,14 +60,8 @@ class BatchPlan(VertexPlan):
         self, work: Workload, batches: Sequence[SampledBatch], *, includes_sampling: bool, prefetched: bool = False
     ) -> None:
         super().__init__(work, len(batches))
+        self.blocks = SampledBlocks(self.blocks, batches)
         self.rank_batches, self.includes_sampling, self.prefetched = batches, includes_sampling, prefetched
-
-    def dependencies(self, rank: int) -> SampledBatch:
-        return self.rank_batches[rank]
-
-    def block(self, rank: int, op: GraphOperation, number: int) -> BlockStats:
-        exchanged = self.rank_batches[rank].hops[number].route is not None
-        return replace(super().block(rank, op, number), exchanged=exchanged)
 
     def layer_sizes(self, rank: int) -> LayerSizes:
         sizes, types = super().layer_sizes(rank), self.work.graph.edge_type
@@ -53,14 +73,10 @@ class BatchPlan(VertexPlan):
         ]
         return replace(sizes, relation_rows=tuple(len(rows) for rows in relation_rows))
 
-    def embedding_exchange(self, rank: int) -> BlockStats:
-        del rank
-        return BlockStats(num_edges=0)
-
     def forward_operations(self, op: GraphOperation, rank: int) -> list[Operation]:
         if op.op == "embed":
             return []
-        blocks = {number: self.block(rank, op, number) for number in op.hops}
+        blocks = {number: self.blocks.sizes(rank, op, number) for number in op.hops}
         return operations(op, blocks, self.work.itemsize, constants=True)
 
     def trace(self, rank: int = 0, *, training: bool) -> Trace:

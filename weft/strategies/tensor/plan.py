@@ -18,6 +18,7 @@ from torch import Tensor
 from weft.comm import Group, column_layout, even_bounds
 from weft.cost import Operation
 from weft.nn import (
+    ONE_DEVICE,
     SPREAD,
     Aggregate,
     ByRelation,
@@ -28,7 +29,9 @@ from weft.nn import (
     WorkingSet,
     estimate_kernel_memory,
 )
+from weft.parallel.blocks.caching_costs import caching_costs
 from weft.parallel.blocks.make_blocks import make_blocks
+from weft.parallel.blocks.vertex_blocks import VertexBlocks
 from weft.parallel.columns.chunking import Chunking, by_chunk, least_bytes, limit_error
 from weft.parallel.columns.column_memory import ExchangeColumns, PassSizes, SetSize
 from weft.parallel.columns.column_pass import ColumnRounds
@@ -36,11 +39,9 @@ from weft.parallel.operations import AggregateSize
 from weft.runtime.native import count_parts
 from weft.strategies.base import MemoryUse, Options
 from weft.strategies.resident import ResidentPlaced, ResidentPlan, StepInputs
-from weft.strategies.single import OneRankPlan
 from weft.strategies.tensor.attention_columns import AttentionPlan
 from weft.strategies.tensor.column_exchange import ColumnExchange, operations
 from weft.strategies.tensor.pruned_exchange import LayerRows, PrunedColumns
-from weft.strategies.vertex.plan import VertexPlan
 from weft.utils.dtypes import dtype_name
 from weft.utils.errors import InputError
 
@@ -75,9 +76,13 @@ class TensorPlan(ResidentPlan):
     options: TensorOptions
 
     @cached_property
-    def pruned(self) -> VertexPlan | None:
+    def pruned(self) -> VertexBlocks | None:
         """Blocks of a single rank on the receptive field of this plan's workload; None: the whole graph."""
-        return None if self.work.receptive_field is None else OneRankPlan(self.work)
+        if self.work.receptive_field is None:
+            return None
+        traits = ONE_DEVICE._replace(shrinks_rows=True)
+        caching = caching_costs(self.work, self.work.outline(traits, training=True), ratio=0.0)
+        return VertexBlocks(self.work, 1, None, caching, traits)
 
     def solve(self, state: Any) -> None:
         if self.work.row_dtype != self.work.dtype and self.chunking is not None:
@@ -109,7 +114,7 @@ class TensorPlan(ResidentPlan):
     def make_step_inputs(self, placed: ResidentPlaced) -> StepInputs:
         assert self.pruned is not None
         group, whole, needed = placed.group, placed.topology, self.pruned.dependencies(0)
-        blocks = make_blocks(placed, needed, (), (), self.pruned.make_halo)
+        blocks = make_blocks(placed, needed, (), ())
         layers = [self.layer_split(hop) for hop in range(len(blocks) + 1)]
         rows, *_, last = self.layer_rows(group.rank)
         assert isinstance(last, Tensor)

@@ -9,7 +9,7 @@ once.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -17,7 +17,6 @@ from torch import Tensor
 
 from weft.comm import Group, Halo, Route
 from weft.cost import Operation
-from weft.data import Adjacency
 from weft.nn import (
     SPREAD,
     SUM_BYTES,
@@ -28,39 +27,16 @@ from weft.nn import (
     ReceptiveField,
     Sum,
     Topology,
-    embeddings,
     estimate_kernel_memory,
-    is_embedded,
 )
-from weft.parallel.blocks.blocks import Block, BlockStats, Halos, fetched_width, is_fetched, is_sum, operations
-from weft.parallel.blocks.embedding_rows import make_embedded_halo, recomputed_by_owner
+from weft.parallel.blocks.blocks import Block, Halos, fetched_width, is_fetched, operations
+from weft.parallel.blocks.caching_costs import NOMINAL, caching_costs
+from weft.parallel.blocks.embedding_rows import make_embedded_halo
 from weft.parallel.blocks.make_blocks import make_blocks
-from weft.partition import Caching, Choice, Dependencies, make_dependencies, range_parts
-from weft.strategies.base import Options, whole_topology
+from weft.parallel.blocks.vertex_blocks import VertexBlocks
+from weft.partition import Caching, Dependencies
+from weft.strategies.base import RECOMPUTING, HybridOptions, Options, VertexOptions, whole_topology
 from weft.strategies.resident import ResidentPlaced, ResidentPlan, StepInputs
-from weft.strategies.vertex.costs import NOMINAL, caching_costs
-from weft.utils.errors import InputError
-
-MAX_LEVELS = 100
-"""Limit of aggregates with caching, since a vertex's layer boundary is stored in an int8."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class VertexOptions(Options):
-    """Options of vertex parallelism."""
-
-    partition: Tensor | None = field(default=None, repr=False, compare=False)
-    """Rank of every vertex, int32 [N]; None: contiguous ranges."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class HybridOptions(VertexOptions):
-    """Options of `hybrid`: which remote sources are cached."""
-
-    cache_ratio: float | None = None
-    """Share of remote sources to cache at each layer; None: wherever it costs less."""
-    cache_memory: int | None = None
-    """Limit of a rank's cached vertices in bytes; None: no limit."""
 
 
 class VertexPlan(ResidentPlan):
@@ -68,19 +44,20 @@ class VertexPlan(ResidentPlan):
 
     options_type: ClassVar[type[Options]] = VertexOptions
     optimisations: ClassVar[tuple[str, ...]] = ("reach", "ring", "overlap", "cover")
-    traits = SPREAD._replace(shrinks_rows=True, alternative="--strategy communicated")
+    traits = RECOMPUTING
     ratio: ClassVar[float | None] = None
     """Share of remote sources that is cached; None: as the options say, or by cost."""
     options: VertexOptions
 
     def solve(self, state: Any) -> None:
         del state
-        self._dependencies: dict[int, Dependencies] = {}
-        self._choices: dict[int, Choice] = {}
-        self.caching = self.make_caching()
-        if len(self.caching.costs) > MAX_LEVELS and self.caching.ratio != 0:
-            many = f"the model has {len(self.caching.costs)} aggregates, but caching supports at most {MAX_LEVELS}"
-            raise InputError(f"{many}: use --strategy communicated")
+        self.blocks = self.vertex_blocks()
+        """Vertices that each rank computes and fetches, and sizes of its blocks."""
+
+    def vertex_blocks(self) -> VertexBlocks:
+        """Return the blocks of the partition that the options have."""
+        covers, partition = "cover" in self.optimisations, self.options.partition
+        return VertexBlocks(self.work, self.size, partition, self.make_caching(), self.traits, covers=covers)
 
     def make_caching(self) -> Caching:
         """Return the costs and limits that decide which remote sources are cached."""
@@ -94,154 +71,33 @@ class VertexPlan(ResidentPlan):
             max_bytes=caching_options.cache_memory,
         )
 
-    @cached_property
+    @property
     def part(self) -> Tensor:
-        partition = self.options.partition
-        return range_parts(self.work.graph.in_edges, self.size) if partition is None else partition
+        return self.blocks.part
 
-    def dependencies(self, rank: int) -> Dependencies:
-        """Return the vertices that a rank computes itself and those that it fetches, for each layer."""
-        if rank not in self._dependencies:
-            if rank not in self._choices:
-                edges, caching = self.work.graph.in_edges, self.caching_of(rank)
-                self._choices[rank] = Choice.of(edges, self.part, rank, caching)
-            field = self.work.receptive_field
-            last_read = None if field is None else field.last_boundary
-            self._dependencies[rank] = self._dependencies_by(
-                self.caching, rank, choice=self._choices[rank], last_read=last_read
-            )
-        return self._dependencies[rank]
+    def release(self) -> None:
+        super().release()
+        self.blocks.release()
 
     def restrict_to(self, field: ReceptiveField) -> VertexPlan:
-        plan = type(self)(
-            self.work.restrict(field), self.size, replace(self.options, partition=self.part), self.machine
-        )
-        plan.caching, plan._choices = self.caching, self._choices  # of the whole graph
+        plan = type(self)(self.work.restrict(field), self.size, self.options, self.machine)
+        plan.blocks = self.blocks.restrict(plan.work)
         return plan
 
     def make_step_inputs(self, placed: ResidentPlaced) -> VertexStepInputs:
         return VertexStepInputs.of(self, placed)
 
-    def caching_of(self, rank: int) -> Caching:
-        """Return the costs of a rank.
-
-        Fetching a row for a sum costs less if partial sums replace source rows: by the ratio of the rows that are sent.
-        """
-        caching, covered = self.caching, sorted(self.covered)
-        if caching.ratio is not None or not covered:
-            return caching
-        (hop,) = self._dependencies_by(replace(caching, costs=caching.costs[:1], ratio=0.0), rank).hops
-        costs = caching.costs.clone()
-        costs[covered, 2] *= sum(hop.cover.received) / max(len(hop.fetched), 1)
-        return replace(caching, costs=costs)
-
-    def _dependencies_by(self, caching: Caching, rank: int, **options: Any) -> Dependencies:
-        return make_dependencies(self.work.graph.in_edges, self.part, rank, self.size, caching, **options)
-
-    @property
-    def all_dependencies(self) -> list[Dependencies]:
-        """Dependencies of all ranks, from which follows what each rank sends."""
-        return [self.dependencies(rank) for rank in range(self.size)]
-
-    def release(self) -> None:
-        """Release the dependencies, which grow with the graph and can be computed again."""
-        super().release()
-        self._dependencies.clear()
-        self._choices.clear()
-
-    @cached_property
-    def covered(self) -> frozenset[int]:
-        """Numbers of the aggregates that are sums over fetched rows and fetch the fewest rows that can replace them."""
-        if "cover" not in self.optimisations or not self.work.optimisations.cover:
-            return frozenset()
-        operations = self.work.outline(self.traits, training=True)
-        return frozenset(number for op in operations for number in op.hops if is_sum(op, number))
-
-    def is_covered(self, op: GraphOperation, number: int) -> bool:
-        """Return whether a step of an aggregate receives partial sums of other ranks.
-
-        Args:
-            op: The aggregate.
-            number: Number of the aggregate over edges.
-        """
-        return number in self.covered and is_sum(op, number)
-
-    def block(self, rank: int, op: GraphOperation, number: int) -> BlockStats:
-        """Return the sizes of a rank's block.
-
-        Args:
-            rank: The rank.
-            op: The aggregate.
-            number: Number of the aggregate over edges.
-        """
-        hops = [needed.hops[number] for needed in self.all_dependencies]
-        exchanged = any(len(hop.fetched) for hop in hops)
-        overlap = self.work.optimisations.overlap
-        if self.is_covered(op, number):
-            covers = [hop.cover for hop in hops]
-            return BlockStats(
-                num_edges=covers[rank].block.num_edges + sum(cover.summed[rank] for cover in covers),
-                num_local_edges=num_own_edges(covers[rank].block, hops[rank].num_inputs) if overlap else 0,
-                num_targets=covers[rank].block.num_targets,
-                num_sources=covers[rank].block.num_sources,
-                fresh_share=covers[rank].block.fresh_share,
-                num_sent=sum(cover.received[rank] for cover in covers),
-                num_received=sum(covers[rank].received),
-                exchanged=exchanged,
-            )
-        return BlockStats(
-            num_edges=hops[rank].block.num_edges,
-            num_local_edges=num_own_edges(hops[rank].block, hops[rank].num_inputs) if overlap else 0,
-            num_targets=hops[rank].block.num_targets,
-            num_sources=hops[rank].block.num_sources,
-            fresh_share=hops[rank].block.fresh_share,
-            num_sent=sum(hop.received[rank] for hop in hops),
-            num_received=len(hops[rank].fetched),
-            exchanged=exchanged,
-        )
-
-    def embedding_exchange(self, rank: int) -> BlockStats:
-        """Return the number of embedding rows that a rank sends and receives."""
-        if not embeddings(self.work.model):
-            return BlockStats(num_edges=0)
-        embedded = is_embedded(self.work.graph)
-        recomputed = [
-            recomputed_by_owner(embedded, self.part, needed.rows, owner, self.size)[1]
-            for owner, needed in enumerate(self.all_dependencies)
-        ]
-        return BlockStats(
-            num_edges=0,
-            num_sent=int(sum(counts[rank] for counts in recomputed)),
-            num_received=int(recomputed[rank].sum()),
-            exchanged=any(bool(counts.any()) for counts in recomputed),
-        )
-
     def own_rows(self, rank: int) -> Tensor:
         return (self.part == rank).nonzero().view(-1)
 
     def layer_rows(self, rank: int) -> Sequence[Tensor]:
-        needed = self.dependencies(rank)
-        return [*(needed.rows[: hop.num_inputs] for hop in needed.hops), needed.owned]
+        return self.blocks.layer_rows(rank)
 
     def layer_blocks(self, rank: int) -> Sequence[BlockSize]:
-        return [BlockSize.of(hop.block) for hop in self.dependencies(rank).hops]
+        return self.blocks.layer_blocks(rank)
 
     def resident_edges(self, rank: int) -> Sequence[tuple[int, Collection[int]]]:
-        """Return the number of edges of each block of a rank, and the numbers of the aggregates over it.
-
-        Sums over fetched rows have their edges a second time, sorted by the rank that sends the sources.
-        """
-        hops = self.dependencies(rank).hops
-        blocks: dict[int, tuple[int, set[int]]] = {id(hop.block): (hop.block.num_edges, set()) for hop in hops}
-        slices: dict[int, tuple[int, set[int]]] = {}
-        for op in self.work.outline(self.traits, training=True):
-            for number in op.hops:
-                block = self.block(rank, op, number)
-                if is_sum(op, number) and block.exchanged:
-                    slices.setdefault(id(hops[number]), (block.num_edges, set()))[1].add(number)
-                else:
-                    blocks[id(hops[number].block)][1].add(number)
-        return [*blocks.values(), *slices.values()]
+        return self.blocks.resident_edges(rank)
 
     def feature_copy_bytes(self, op: GraphOperation, rank: int) -> int:
         """Return the bytes of the features of all sources, which are copied if some are not the rank's own.
@@ -252,15 +108,15 @@ class VertexPlan(ResidentPlan):
         """
         if not op.hops or op.origin == "rows":
             return 0
-        hop = self.dependencies(rank).hops[op.hop]
+        hop = self.blocks.dependencies(rank).hops[op.hop]
         return hop.block.num_sources * op.width * self.work.itemsize if len(hop.fetched) else 0
 
     def forward_operations(self, op: GraphOperation, rank: int) -> list[Operation]:
         itemsize = self.work.itemsize
         if op.op == "embed":
-            embedded = self.embedding_exchange(rank)
+            embedded = self.blocks.embedding_exchange(rank)
             return [embedded.fetch(op.width * itemsize)] if embedded.exchanged else []
-        return operations(op, {number: self.block(rank, op, number) for number in op.hops}, itemsize)
+        return operations(op, {number: self.blocks.sizes(rank, op, number) for number in op.hops}, itemsize)
 
     def kernel_memory(self, op: GraphOperation, rank: int) -> KernelMemory:
         """Return the memory of an aggregate's kernels and of its exchange on a rank.
@@ -272,8 +128,8 @@ class VertexPlan(ResidentPlan):
             rank: The rank.
         """
         assert isinstance(op.op, Aggregate)
-        itemsize, hops = self.work.itemsize, self.dependencies(rank).hops
-        hop, block = hops[op.hops[0]], self.block(rank, op, op.hops[0])
+        itemsize, hops = self.work.itemsize, self.blocks.dependencies(rank).hops
+        hop, block = hops[op.hops[0]], self.blocks.sizes(rank, op, op.hops[0])
         steps = len(op.hops)
         kernels = estimate_kernel_memory(
             op.op,
@@ -294,7 +150,7 @@ class VertexPlan(ResidentPlan):
             inputs = targets * float32_size if isinstance(op.op, Sum) else sources
             temporary = inputs + targets * extra_results
             # Covered sums add received gradients to those of the rows directly.
-            gradients = 0 if self.is_covered(op, op.hops[0]) else own_rows * float32_size
+            gradients = 0 if self.blocks.is_covered(op, op.hops[0]) else own_rows * float32_size
             back = max(2 * received + targets, received + sent + gradients + own_rows * extra_results)
             return kernels.moved(forward=sent + received + temporary, backward=back) if is_exchanged else kernels
         if not is_exchanged:
@@ -340,11 +196,11 @@ class VertexStepInputs(StepInputs):
             plan: Plan of the steps.
             placed: The plan on this rank.
         """
-        group, needed, whole = placed.group, plan.dependencies(placed.group.rank), placed.topology
+        group, needed, whole = placed.group, plan.blocks.dependencies(placed.group.rank), placed.topology
         operations = plan.work.outline(plan.traits, training=True)
         row_ids = whole.ids[needed.rows].to(group.device)
         embedded_halo = make_embedded_halo(plan.work, needed, plan.part, group)
-        all_blocks = make_blocks(placed, needed, operations, plan.covered, plan.make_halo)
+        all_blocks = make_blocks(placed, needed, operations, plan.blocks.covered, plan.make_halo)
         blocks = [tuple(all_blocks[hop] for hop in hops) for hops in plan.work.stage_hops(plan.traits)]
         return cls(
             input_rows=needed.rows,
@@ -388,7 +244,7 @@ class PlacedVertices(ResidentPlaced):
         plan = next(iter(self.plan.step_plans.values()))
         assert isinstance(plan, VertexPlan)
         assert isinstance(self.rows, Tensor)
-        needed, facts = plan.dependencies(self.group.rank), super().describe()
+        needed, facts = plan.blocks.dependencies(self.group.rank), super().describe()
         recomputed = plan.part[needed.rows] != self.group.rank
         cached = [int(recomputed[: hop.num_inputs].sum()) for hop in needed.hops]
         operations = plan.work.outline(plan.traits, training=True)
@@ -401,7 +257,7 @@ class PlacedVertices(ResidentPlaced):
             "vertices": len(self.plan.own_rows(self.group.rank)),
             "cached": cached,
             "fetched": [
-                sum(hop.cover.received if number in plan.covered else hop.received) * fetching[number]
+                sum(hop.cover.received if number in plan.blocks.covered else hop.received) * fetching[number]
                 for number, hop in enumerate(needed.hops)
             ],
             "cached_bytes": needed.cached_bytes,
@@ -411,16 +267,6 @@ class PlacedVertices(ResidentPlaced):
 
     def exchange(self, stage: int) -> Halos:
         return self.whole.exchanges[stage]
-
-
-def num_own_edges(block: Adjacency, num_inputs: int) -> int:
-    """Return the number of edges of a block whose sources are its inputs.
-
-    Args:
-        block: The edges.
-        num_inputs: Number of input rows.
-    """
-    return int((block.indices < num_inputs).sum())
 
 
 class CommunicatedPlan(VertexPlan):

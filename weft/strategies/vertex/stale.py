@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from weft.comm import Group, Halo, PendingRows, Route
-from weft.strategies.base import MemoryUse, Step
-from weft.strategies.vertex.plan import CommunicatedPlan, PlacedVertices, VertexOptions
+from weft.strategies.base import MemoryUse, Step, VertexOptions
+from weft.strategies.vertex.plan import CommunicatedPlan, PlacedVertices
 
 
 class HaloHistory:

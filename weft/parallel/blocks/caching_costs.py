@@ -10,8 +10,9 @@ from weft.cost import Machine
 from weft.nn import GraphOperation, Workload
 from weft.parallel.blocks.blocks import fetched_width, is_fetched
 from weft.partition import Caching
-from weft.strategies.resident import BACK_BYTES, EDGE_BYTES
 
+EDGE_BYTES, BACK_BYTES = 4, 8
+"""Bytes of an edge in the adjacency (source), and in the transpose that gradients need (target, and edge position)."""
 NOMINAL = Machine(seconds_per_flop=4e-11, seconds_per_edge=3e-10, seconds_per_byte=2e-9)
 """Default cost factors, about those of four ranks on two CPU cores at 5 Gbit/s."""
 
@@ -19,10 +20,10 @@ NOMINAL = Machine(seconds_per_flop=4e-11, seconds_per_edge=3e-10, seconds_per_by
 def caching_costs(
     work: Workload,
     operations: Sequence[GraphOperation],
-    machine: Machine,
+    machine: Machine = NOMINAL,
     *,
     ratio: float | None,
-    max_bytes: int | None,
+    max_bytes: int | None = None,
 ) -> Caching:
     """Return the costs of a training step for each remote vertex, by which `hybrid` chooses.
 
