@@ -48,8 +48,7 @@ CLASSES: dict[str, tuple[Attempt, float]] = {
     "contents": (contents.attempt, 4),
     "changes": (changes.attempt, 3),
 }
-"""Function and share of the time of each class. On two busy cores, an hour suffices for 500 kills, 150 resumes and
-2,000 bad flags and graphs, with a sixth of the time to spare."""
+"""Function and share of the time of each class."""
 SEEDS = 1_000_000
 """Largest number of attempts of one campaign seed."""
 

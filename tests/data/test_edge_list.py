@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.lib.graph_checks import assert_one_line, same_graph
+from weft.cli.main import main
 from weft.data import Graph, load, read_edges
 from weft.data.tables import text_table
 from weft.runtime.memory import limit as module
@@ -227,6 +228,14 @@ def test_bad_binary(array: np.ndarray, parts: list[str], tmp_path: Path) -> None
     with pytest.raises(InputError) as error:
         load(tmp_path / "g.npy")
     assert_one_line(error, tmp_path / "g.npy", *parts)
+
+
+def test_an_import_names_the_file_of_a_wrong_id(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An import checks the ids while it copies them, and leaves no graph folder."""
+    np.save(tmp_path / "edges.npy", np.array([[1, -1], [0, 0]]))
+    assert main(["data", "import", str(tmp_path / "edges.npy"), "--out", str(tmp_path / "graph")]) == 2
+    assert f"{tmp_path / 'edges.npy'}: source[1] is -1: vertices are numbered from 0" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["edges.npy"]
 
 
 def test_broken_gzip(tmp_path: Path) -> None:

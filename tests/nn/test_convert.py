@@ -428,8 +428,8 @@ def test_a_model_that_takes_edge_features_refuses_edge_weights() -> None:
 def test_the_state_of_a_gru_keeps_its_shape_on_a_rank_of_few_rows() -> None:
     """A state [1, 1, F] of one row could also have its rows first; the comparison on many rows has shown which."""
     converted = convert(PYG_MODELS["pyg-gru"]())
-    name = min(converted.row_seconds)
+    name = min(converted.with_leading_dim)
     rows: dict[str, Tensor] = {}
-    shapes = {name: _flatten(torch.ones(1, 1, 8), name, rows, 1, "", converted.row_seconds)}
+    shapes = {name: _flatten(torch.ones(1, 1, 8), name, rows, 1, "", converted.with_leading_dim)}
     fewer = {name: rows[name][:0]}
     assert _restored(fewer, shapes)[name].shape == (1, 0, 8)

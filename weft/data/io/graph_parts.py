@@ -53,6 +53,8 @@ class GraphParts:
 
     All parts have weights or none; all have features of one width or none.
     """
+    place: str = "edges"
+    """Name of the edges in errors, such as the path of their file."""
     num_vertices: int | None = None
     """N; None: one more than the largest id in the edges."""
     x: Callable[[], Iterator[Tensor]] | None = None

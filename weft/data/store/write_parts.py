@@ -89,7 +89,7 @@ def spool_edges(spool: RecordFile, edges: Iterator[EdgesOfPart], parts: GraphPar
         if record_type(part) != spool.dtype:
             raise InputError(f"{parts.name}: parts of the edges differ in weights or features: give all the same")
         for side in ("source", "target"):
-            check_ids(f"edges' {side}", getattr(part, side), limit)
+            check_ids(f"{parts.place}: {side}", getattr(part, side), limit)
         for first in range(0, len(part.source), BLOCK_EDGES):
             block = part.rows(first, first + BLOCK_EDGES)
             spool.add(records_of(block, spool.dtype))

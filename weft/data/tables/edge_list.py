@@ -16,7 +16,6 @@ from weft.data.checks.tensor_checks import (
     Float32Rounding,
     cast,
     check_finite,
-    check_ids,
     located,
     vertex_ids,
     warn_whole_values,
@@ -81,6 +80,7 @@ def edge_list_parts(
         masks = split_vertices(y, limit, seed, shares)
     return GraphParts(
         name=path.name.split(".")[0] if name is None else name,
+        place=str(path),
         edges=lambda: read_edge_array(path) if path.suffix == ".npy" else read_edge_table(path, limit),
         num_vertices=limit,
         x=None if x is None else lambda: float32_blocks(x, f"{features}: features"),
@@ -179,8 +179,6 @@ def read_edge_array(path: Path) -> Iterator[EdgesOfPart]:
     pair = edges if len(edges) == 2 else edges.T
     with located(path):
         source, target = (vertex_ids(f"edge_index[{row}]", pair[row]) for row in (0, 1))
-        for row, ids in enumerate((source, target)):
-            check_ids(f"edge_index[{row}]", ids, MAX_ID)
     yield EdgesOfPart(source=source, target=target)
 
 

@@ -76,7 +76,7 @@ def check_same_results(
             copied = _copied(converted)
             difference = _difference(expected, _run(copied, graph))
             assert isinstance(copied, Converted)
-            converted.row_seconds |= copied.row_seconds
+            converted.with_leading_dim |= copied.with_leading_dim
             if not difference and parameter_dtype(model) == torch.float32:
                 difference = _difference_in_float32(model, converted, graph.with_dtype(torch.float32))
         except InputError:

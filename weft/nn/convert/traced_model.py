@@ -44,8 +44,8 @@ class Converted(PhasedModel):
         super().__init__()
         self.num_stages = training.num_stages
         self.programs = {True: training, False: evaluating}
-        self.row_seconds: set[str] = set()
-        """Names of live values whose rows are the second dimension, such as a GRU's state [1, n, F]."""
+        self.with_leading_dim: set[str] = set()
+        """Names of live values with a dimension of size 1 before that of the rows, such as a GRU's state [1, n, F]."""
         for name, child in model.named_children():
             self.add_module(name, child)
         for name, parameter in model.named_parameters(recurse=False):
@@ -155,7 +155,7 @@ class Converted(PhasedModel):
             if kinds[name] == "shared" and isinstance(value, Tensor):
                 shared[LIVE + name] = value
             elif kinds[name] == "rows":
-                shapes[name] = _flatten(value, LIVE + name, rows, num_rows, step.line, self.row_seconds)
+                shapes[name] = _flatten(value, LIVE + name, rows, num_rows, step.line, self.with_leading_dim)
             else:
                 constants[name] = value
         return replace(
@@ -178,7 +178,9 @@ def _split(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, 
     return step_tensors, {name.removeprefix(LIVE): tensor for name, tensor in tensors.items() if name.startswith(LIVE)}
 
 
-def _flatten(value: Any, name: str, into: dict[str, Tensor], num_rows: int, line: str, row_seconds: set[str]) -> Any:
+def _flatten(
+    value: Any, name: str, into: dict[str, Tensor], num_rows: int, line: str, with_leading_dim: set[str]
+) -> Any:
     """Add the tensors of a live value to `into` as rows [n, .], and return the shapes that `_restored` needs.
 
     Args:
@@ -187,20 +189,20 @@ def _flatten(value: Any, name: str, into: dict[str, Tensor], num_rows: int, line
         into: Rows by name, which are added to.
         num_rows: Number of rows, n.
         line: Location in the user's code, for an error.
-        row_seconds: Names of values whose rows are the second dimension. A call on several rows adds to it; a call on
-            one row cannot tell.
+        with_leading_dim: Names of values with a dimension of size 1 before that of the rows. A call on several rows
+            adds to it; on one row, the shape alone does not tell.
     """
     if isinstance(value, Tensor) and value.is_floating_point() and value.dim():
         # The rows may be the second dimension after one of size 1, as in the state of a GRU that runs once.
-        before = int(value.dim() > 1 and value.shape[0] == 1 and (num_rows != 1 or name in row_seconds))
+        before = int(value.dim() > 1 and value.shape[0] == 1 and (num_rows != 1 or name in with_leading_dim))
         widths = tuple(value.shape[before + 1 :])
         if value.shape[before] == num_rows:
-            row_seconds |= {name} if before else set()
+            with_leading_dim |= {name} if before else set()
             into[name] = value if value.dim() == 2 and not before else value.reshape(num_rows, math.prod(widths))
             return before, widths
     if isinstance(value, tuple | list):
         parts = enumerate(value)
-        return [_flatten(part, f"{name}.{number}", into, num_rows, line, row_seconds) for number, part in parts]
+        return [_flatten(part, f"{name}.{number}", into, num_rows, line, with_leading_dim) for number, part in parts]
     is_tensor = isinstance(value, Tensor)
     what = f"a tensor {list(value.shape)} of {value.dtype}" if is_tensor else f"a value of type {type(value).__name__}"
     raise InputError(

@@ -146,29 +146,19 @@ class VertexBlocks:
             number: Number of the aggregate over edges.
         """
         hops = [needed.hops[number] for needed in self.all_dependencies]
-        exchanged = any(len(hop.fetched) for hop in hops)
+        covers = [hop.cover for hop in hops] if self.is_covered(op, number) else []
+        received = [each.received for each in covers or hops]
+        block = covers[rank].block if covers else hops[rank].block
         overlap = self.work.optimisations.overlap
-        if self.is_covered(op, number):
-            covers = [hop.cover for hop in hops]
-            return BlockStats(
-                num_edges=covers[rank].block.num_edges + sum(cover.summed[rank] for cover in covers),
-                num_local_edges=num_own_edges(covers[rank].block, hops[rank].num_inputs) if overlap else 0,
-                num_targets=covers[rank].block.num_targets,
-                num_sources=covers[rank].block.num_sources,
-                fresh_share=covers[rank].block.fresh_share,
-                num_sent=sum(cover.received[rank] for cover in covers),
-                num_received=sum(covers[rank].received),
-                exchanged=exchanged,
-            )
         return BlockStats(
-            num_edges=hops[rank].block.num_edges,
-            num_local_edges=num_own_edges(hops[rank].block, hops[rank].num_inputs) if overlap else 0,
-            num_targets=hops[rank].block.num_targets,
-            num_sources=hops[rank].block.num_sources,
-            fresh_share=hops[rank].block.fresh_share,
-            num_sent=sum(hop.received[rank] for hop in hops),
-            num_received=len(hops[rank].fetched),
-            exchanged=exchanged,
+            num_edges=block.num_edges + sum(cover.summed[rank] for cover in covers),
+            num_local_edges=num_own_edges(block, hops[rank].num_inputs) if overlap else 0,
+            num_targets=block.num_targets,
+            num_sources=block.num_sources,
+            fresh_share=block.fresh_share,
+            num_sent=sum(counts[rank] for counts in received),
+            num_received=sum(received[rank]),
+            exchanged=any(len(hop.fetched) for hop in hops),
         )
 
     def embedding_exchange(self, rank: int) -> BlockStats:

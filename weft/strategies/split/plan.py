@@ -107,7 +107,9 @@ class MiniBatchPlan(CommunicatedPlan):
             )
 
     def restrict_to(self, field: ReceptiveField) -> VertexPlan:
-        return CommunicatedPlan(self.work, self.size, VertexOptions(partition=self.part)).restrict_to(field)
+        plan = CommunicatedPlan(self.work.restrict(field), self.size)
+        plan.blocks = self.blocks.restrict(plan.work)
+        return plan
 
     def check_fits(self) -> None:
         if self.options.cache_memory is not None:
