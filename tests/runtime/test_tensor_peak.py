@@ -32,6 +32,14 @@ def test_shared_storage_counts_once() -> None:
     assert len(second) == 3 * KB
 
 
+def test_a_sparse_matrix_counts_its_indices_and_values() -> None:
+    with torch.sparse.check_sparse_tensor_invariants(enable=True), TensorPeak() as peak:
+        matrix = torch.sparse_coo_tensor(torch.zeros(2, KB, dtype=torch.int64), torch.ones(KB), (1, 1))
+        assert peak.alive == (2 * 8 + 4) * KB
+        del matrix
+        assert peak.alive == 0
+
+
 def test_fragmentation_increases_the_heap() -> None:
     """A free block that is too small for the next array remains free; empty tensors use no memory."""
     with TensorPeak() as peak:

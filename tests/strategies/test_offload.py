@@ -32,6 +32,7 @@ from tests.lib.session import Given, Session, check_case, check_close, check_on_
 from weft.comm import Group
 from weft.config.optimisations import Optimisations
 from weft.data import Graph, TypedShape
+from weft.kernels import ops, torch_sparse
 from weft.nn import Decoupled, GCNConv, Linear, RowLayer, SAGEConv, Stack, View, Workload
 from weft.parallel.chunks.cut.rank_chunks import ChunkShape
 from weft.parallel.chunks.run import chunk_runtime as chunks_placed
@@ -173,6 +174,12 @@ class Whole(nn.Module):
     def forward(self, views: Sequence[Any], x: Tensor) -> Tensor:
         y: Tensor = views[0].propagate(self.linear(x))
         return y
+
+
+def test_sums_by_sparse_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's sparse products, which compute sums on a GPU without Triton, run chunk by chunk."""
+    monkeypatch.setattr(ops, "sum_backend_of", lambda _: torch_sparse)
+    check_case(Group(), Case(model="gcn"), "offload", Given(device_memory=1_000_000))
 
 
 def test_a_model_that_runs_as_a_whole_is_refused() -> None:

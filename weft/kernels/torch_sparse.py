@@ -57,9 +57,9 @@ def _cached_matrix(rows: CompressedRows, weight: Tensor | None, x: Tensor) -> Te
         values = x.new_ones(len(rows.indices)) if weight is None else weight
         coordinates = torch.stack([torch.zeros_like(rows.indices), rows.entry_rows, rows.indices]).long()
         size = (1, len(rows.indptr) - 1, len(x))
-        rows.matrices[key] = torch.sparse_coo_tensor(
-            coordinates, values, size, check_invariants=False, is_coalesced=True
-        )
+        # Without the context manager, some versions of PyTorch warn that they do not check the matrix.
+        with torch.sparse.check_sparse_tensor_invariants(enable=False):
+            rows.matrices[key] = torch.sparse_coo_tensor(coordinates, values, size, is_coalesced=True)
     return rows.matrices[key]
 
 

@@ -110,4 +110,10 @@ class TensorPeak(DispatchMode):
 
 
 def _storages(values: Any) -> list[torch.UntypedStorage]:
-    return [tensor.untyped_storage() for tensor in tree_leaves(values) if isinstance(tensor, Tensor)]
+    tensors = [tensor for tensor in tree_leaves(values) if isinstance(tensor, Tensor)]
+    return [part.untyped_storage() for tensor in tensors for part in _parts(tensor)]
+
+
+def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensors that hold the memory: a sparse matrix has none of its own."""
+    return (tensor._indices(), tensor._values()) if tensor.layout == torch.sparse_coo else (tensor,)
