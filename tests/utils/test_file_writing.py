@@ -6,6 +6,7 @@ import ast
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,6 +51,19 @@ def test_a_file_is_replaced_or_unchanged(tmp_path: Path) -> None:
         assert path.read_text() == "old"
     assert path.read_text() == "new"
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_signal_while_a_draft_is_created_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create = os.open
+
+    def stopped(*arguments: Any, **options: Any) -> int:
+        os.close(create(*arguments, **options))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "open", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        write_text(tmp_path / "file", "new")
+    assert os.listdir(tmp_path) == []
 
 
 def test_links_are_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

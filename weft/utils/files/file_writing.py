@@ -31,8 +31,8 @@ def new_file(path: Path, *, flush: bool = False) -> Iterator[Path]:
         OSError: The draft cannot be created or renamed.
     """
     draft = draft_in(path.parent)
-    os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-    try:
+    try:  # also around the creation, behind which a signal may end the command
+        os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
         yield draft
         if flush:
             sync(draft)
