@@ -25,10 +25,10 @@ from kernels import save
 
 from weft.autotune import Cluster, plan_memory
 from weft.config.config import Config
-from weft.cost import Profile
+from weft.cost import MemoryUse, Profile
 from weft.nn import Workload
 from weft.runtime.processes.usage import ProcessUsage, watch
-from weft.strategies import MemoryUse, get_strategy
+from weft.strategies import get_strategy
 from weft.training.planning.plan_subject import Parts
 from weft.training.planning.search import command
 from weft.training.run import prepared_workload

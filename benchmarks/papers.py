@@ -30,13 +30,14 @@ from kernels import save
 
 from weft.autotune import Cluster
 from weft.config.config import Config
+from weft.cost import MemoryUse
 from weft.cost.datasheets import BYTES, GATHER_EFFICIENCY, NUMBER_BYTES, PASSES_PER_HEAD, STREAM_EFFICIENCY
 from weft.data import DescribedGraph
 from weft.nn import GraphOperation
 from weft.parallel.blocks.blocks import BlockStats
 from weft.parallel.blocks.vertex_blocks import VertexBlocks
 from weft.runtime.kernel_call import KernelCall
-from weft.strategies import MemoryUse, register
+from weft.strategies import register
 from weft.strategies.vertex.plan import CommunicatedPlan
 from weft.training.planning.machine_list import Machines, clusters_on
 from weft.training.planning.plan_subject import DescribedSubject

@@ -109,11 +109,11 @@ def make_products(options: argparse.Namespace) -> None:
         "attend": Attend(heads_at, 0.2),
         "attend_edges": AttendEdges(bounds=heads_at, logit_bounds=heads_at, slope=0.2, separate_left=False),
     }[options.work]
-    needs = plan.chunk_working_set(op, width)
-    rows_in = rows_out = column_layout(plan.row_bounds, width)
+    needs = plan.layout.chunk_working_set(op, width)
+    rows_in = rows_out = column_layout(plan.layout.row_bounds, width)
     columns = {op.first: slice(None)}
     if isinstance(op, EdgeSoftmax):
-        attention = plan.attention(op)
+        attention = plan.layout.attention(op)
         rows_in, op = attention.layout(sums=False), attention.rank_part(op, 0)
         columns = dict(zip((*op.source, *op.target), attention.own_columns(0), strict=True))
     column_pass = ColumnPass(rounds_of(op, needs), op, columns, rows_in, rows_out)

@@ -15,11 +15,19 @@ from weft.nn import Aggregate, GraphOperation, Rows, SubTopology, Topology
 from weft.strategies import AggregateSize, Exchange, PlacedView, ResidentPlaced, ResidentPlan, aggregate, register
 
 
+class PlacedRange(ResidentPlaced):
+    """The plan on one rank, with its range of vertices."""
+
+    def exchange(self, _stage: int) -> Exchange:
+        return BroadcastExchange(self.topology, self.rows, self.group)
+
+
 @register
 class BroadcastPlan(ResidentPlan):
     """Plan of the strategy: the operations of each rank and the exchange that they need."""
 
     name = "broadcast"
+    placed_type = PlacedRange
 
     def forward_operations(self, op: GraphOperation, rank: int) -> list[Operation]:
         first, end = even_bounds(self.work.stats.num_vertices, self.size)[rank : rank + 2]
@@ -33,16 +41,6 @@ class BroadcastPlan(ResidentPlan):
                 edges = int(indptr[end] - indptr[first])
                 operations.append(aggregate(op, edges, AggregateSize(num_own, len(indptr) - 1)))
         return operations
-
-    def place(self, group: Group, *, seed: int = 0) -> ResidentPlaced:
-        return PlacedRange(self, group, self.own_rows(group.rank), seed=seed)
-
-
-class PlacedRange(ResidentPlaced):
-    """The plan on one rank, with its range of vertices."""
-
-    def exchange(self, _stage: int) -> Exchange:
-        return BroadcastExchange(self.topology, self.rows, self.group)
 
 
 class BroadcastExchange(Exchange):

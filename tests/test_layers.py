@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import weft
-from weft.strategies import STRATEGIES
+from weft.strategies import STRATEGIES, Plan
+from weft.strategies.split.plan import MiniBatchPlan
 
 ROOT = Path(weft.nn.__file__).parent.parent
 PACKAGES = (
@@ -189,6 +190,13 @@ def test_strategies_are_named_by_themselves_alone() -> None:
     for path in (path for package in BELOW_STRATEGIES for path in (ROOT / package).rglob("*.py")):
         strings = strategies_named(path.read_text(), path.relative_to(ROOT).parts[0])
         assert not strings, f"{path} names a strategy: {strings}"
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_no_strategy_inherits_from_another(name: str) -> None:
+    plans = [base for base in STRATEGIES[name].__mro__[1:] if issubclass(base, Plan)]
+    assert not {*plans} & {*STRATEGIES.values()}
+    assert len(plans) <= (3 if issubclass(STRATEGIES[name], MiniBatchPlan) else 2)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ import pytest
 from weft.autotune import RankEstimate, Samples, extrapolated
 from weft.autotune.estimate_time import GraphBytes
 from weft.autotune.extrapolate import growth, kinds_of, numbers_of, shrinkage, with_numbers
-from weft.cost import Operation, Steps, Trace
+from weft.cost import MemoryUse, Operation, Steps, Trace
 from weft.runtime.kernel_call import KernelCall
-from weft.strategies import MemoryUse
 
 
 def work(rows: int, width: int = 64, *, ahead: int = 0) -> RankEstimate:

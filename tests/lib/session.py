@@ -31,7 +31,7 @@ from weft.nn.workload.workload import DenseFlopsKey, OutlineKey
 from weft.partition import make_book
 from weft.runtime.meter import Counts
 from weft.strategies import Placed, ResidentPlaced, get_strategy
-from weft.strategies.offload.plan import OffloadPlan
+from weft.strategies.offload.chunked_plan import ChunkedPlan
 from weft.training.tasks.metrics import NodeTask
 
 TOLERANCE = 1e-9
@@ -68,7 +68,7 @@ class Planned:
     def of(cls, case: Case, name: str, options: Given, size: int) -> Planned:
         work = workload(case)
         plan = options.plan(name, work, size)
-        if isinstance(plan, OffloadPlan):  # whose traces cache nothing that ranks need
+        if isinstance(plan, ChunkedPlan):  # whose traces cache nothing that ranks need
             return cls(plan._cuts(), work.outlines, work.dense_flops)
         for rank, training in product(range(size), (True, False)):
             plan.trace(rank, training=training)

@@ -57,7 +57,7 @@ def stale_halo_bytes(group: Group, model: str) -> tuple[int, int]:
     assert isinstance(without, CommunicatedPlan)
     every = plan.options.refresh_every
     alive_bytes = [alive for _, alive in step_peaks(plan.place(group), epochs=every + 2)]
-    estimated = plan.resident_memory(group.rank).device - without.resident_memory(group.rank).device
+    estimated = plan.extra_memory(group.rank) - without.extra_memory(group.rank)
     return estimated, alive_bytes[every] - alive_bytes[every + 1]
 
 
@@ -74,9 +74,9 @@ def edge_bytes(group: Group, strategy: str, model: str) -> tuple[int, int]:
     work = workload(model)
     plan = get_strategy(strategy)(work, group.size)
     assert isinstance(plan, ResidentPlan)
-    estimated = plan.resident_memory(group.rank).device
-    plan.resident_edges = lambda _: []  # type: ignore[method-assign]
-    estimated -= plan.resident_memory(group.rank).device
+    estimated = plan.layout.resident_memory(group.rank).device
+    plan.layout.resident_edges = lambda _: []  # type: ignore[method-assign]
+    estimated -= plan.layout.resident_memory(group.rank).device
     placed = plan.place(group)
     assert isinstance(placed, ResidentPlaced)
     step_peaks(placed, epochs=1)
@@ -121,13 +121,13 @@ def column_bytes(group: Group, pruned: bool, dropped: bool) -> tuple[int, int]:
     model = make_model("gin", graph.num_features, graph.num_classes, input_dropout=0.5 * dropped)
     work = Workload(model, graph)
     plan = TensorPlan(work, group.size)
-    assert (plan.step_plans[True] is not plan) == pruned
+    assert (plan.layouts[True] is not plan.layout) == pruned
     placed = plan.place(group)
     step_peaks(placed, epochs=1)
     inputs = placed.step_inputs(next(iter(placed.steps(1))))
     columns = [vars(exchange).get("features", torch.empty(0)) for exchange in set(inputs.exchanges)]
     operations = [op for op in work.outline(plan.traits, training=True) if not work.is_cached(op)]
-    estimated = max(plan.step_plans[True].feature_copy_bytes(op, group.rank) for op in operations)
+    estimated = max(plan.layouts[True].feature_copy_bytes(op, group.rank) for op in operations)
     return estimated, sum(column.nbytes for column in columns)
 
 

@@ -41,10 +41,11 @@ from weft.parallel.chunks.run.slots import FORWARD_FIELDS
 from weft.runtime.memory.tensor_peak import TensorPeak
 from weft.strategies import Step
 from weft.strategies.offload import memory_probe
+from weft.strategies.offload.chunked_plan import MARGIN
 from weft.strategies.offload.cutter import Cutter
 from weft.strategies.offload.memory_probe import MemoryProbe
 from weft.strategies.offload.placed import PlacedOffload
-from weft.strategies.offload.plan import MARGIN, OffloadPlan
+from weft.strategies.offload.plan import OffloadPlan
 from weft.utils.errors import InputError
 from weft.utils.units import parse_bytes
 

@@ -14,8 +14,7 @@ from tests.lib.session import NOTHING, Given, check_close, check_counts, check_o
 from weft.comm import Group
 from weft.nn import Stack, Workload
 from weft.nn.layers.conv import GATConv, GCNConv, SAGEConv
-from weft.strategies import Step
-from weft.strategies.vertex.plan import VertexPlan
+from weft.strategies import ResidentPlan, Step
 
 CASES = [
     Case(model="gcn", num_vertices=150, weighted=True, layers=2, norm="batch"),
@@ -25,7 +24,7 @@ CASES = [
 SIZES = [pytest.param(size, marks=pytest.mark.slow if size in (2, 4) else ()) for size in (2, 3, 4)]
 
 
-def halo_bytes(plan: VertexPlan) -> int:
+def halo_bytes(plan: ResidentPlan) -> int:
     """Return the bytes of rows that all ranks send in a training step."""
     return sum(plan.trace(rank, training=True).bytes_sent["halo"] for rank in range(plan.size))
 
@@ -59,14 +58,14 @@ def test_hybrid_uses_the_mean_cost_of_rows_under_partial_aggregation() -> None:
         Given(machine=MACHINE).plan("hybrid", workload(replace(case, without=optimisation)), 3)
         for optimisation in ("", "cover")
     )
-    for rank, needed in enumerate(NOTHING.plan("communicated", workload(case), 3).blocks.all_dependencies):
+    for rank, needed in enumerate(NOTHING.plan("communicated", workload(case), 3).layout.blocks.all_dependencies):
         layer = needed.hops[1]
         rows_per_source = sum(layer.cover.received) / len(layer.fetched)
-        costs, partial_costs = without.blocks.caching_of(rank).costs, plan.blocks.caching_of(rank).costs
+        costs, partial_costs = without.layout.blocks.caching_of(rank).costs, plan.layout.blocks.caching_of(rank).costs
         assert rows_per_source < 1
         assert float(partial_costs[1, 2]) == pytest.approx(rows_per_source * float(costs[1, 2]))
         assert torch.equal(partial_costs[0], costs[0])  # constant features
-        assert len(plan.blocks.dependencies(rank).rows) <= len(without.blocks.dependencies(rank).rows)
+        assert len(plan.layout.blocks.dependencies(rank).rows) <= len(without.layout.blocks.dependencies(rank).rows)
 
 
 def mixed() -> Stack:

@@ -132,7 +132,7 @@ def test_chunks_wait_for_what_they_read(method: str, priority: bool) -> None:
 
     part = part_by(method, case, size)
     vertices = CommunicatedPlan(Workload(model, graph), size, VertexOptions(partition=part))
-    ranks = order_ranks(vertices.blocks.all_dependencies, priority=priority)
+    ranks = order_ranks(vertices.layout.blocks.all_dependencies, priority=priority)
     bounds = [[order.needed.num_own * chunk // num_chunks for chunk in range(num_chunks + 1)] for order in ranks]
     plans = [halo_plan(ranks, bounds, rank, at_once=False) for rank in range(size)]
     chunk_of: dict[int, tuple[int, int]] = {}

@@ -59,12 +59,23 @@ def test_pruned_steps_aggregate_fewer_edges_and_transform_fewer_rows(name: str) 
 @pytest.mark.parametrize("name", ["communicated", "tensor"])
 def test_plans_release_the_dependencies_of_pruned_steps(name: str) -> None:
     plan: Any = Given().plan(name, workload(CASE), 2)
-    few = plan.step_plans[True]
-    dependencies = weakref.ref((few.pruned if name == "tensor" else few.blocks).dependencies(0))
+    few = plan.layouts[True]
+    dependencies = weakref.ref((few.pruned if name == "tensor" else few).blocks.dependencies(0))
     assert dependencies()
     plan.release()
     gc.collect()
     assert not dependencies()
+
+
+@pytest.mark.parametrize("strategy", ["split", "sampled"])
+def test_the_feature_cache_counts_next_to_pruned_evaluations(strategy: str) -> None:
+    plan, without = (
+        Given(batch_size="3", fanout="2", cache_memory=memory).plan(strategy, workload(CASE), 1)
+        for memory in (200, None)
+    )
+    assert plan.layouts[False] is not plan.layout
+    cache = plan.extra_memory(0)
+    assert plan.peak_memory().device - without.peak_memory().device == cache > 0
 
 
 def test_plans_release_profiled_batches() -> None:
@@ -78,7 +89,7 @@ def test_plans_release_profiled_batches() -> None:
 
 def test_nothing_is_copied_where_labels_are_everywhere() -> None:
     plan = Given().plan("single", workload(Case(model="gcn")))
-    assert set(plan.step_plans.values()) == {plan}
+    assert set(plan.layouts.values()) == {plan.layout}
     placed = plan.place(Group())
     assert not placed.pruned_inputs
     assert "reach" not in placed.describe()

@@ -85,7 +85,7 @@ def is_mixed(case: Case, method: str, size: int) -> bool:
     """Return True if some rank caches sources of a later layer and fetches others."""
     graph, model = case.build()
     options = Given(partition=part_by(method, case, size), machine=MACHINE)
-    plans = options.plan("hybrid", Workload(model, graph), size).blocks.all_dependencies
+    plans = options.plan("hybrid", Workload(model, graph), size).layout.blocks.all_dependencies
     return any(layer.num_inputs > plan.num_own and len(layer.fetched) for plan in plans for layer in plan.hops[1:])
 
 

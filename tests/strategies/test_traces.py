@@ -82,7 +82,7 @@ def test_the_exchange_for_logits_that_sends_least_is_chosen(
     """The trace names the chosen exchange, and the bytes of each: those of its operations without the columns of h."""
     model = make_model("gatv2", stats.num_features, 5, hidden=hidden, heads=heads)
     plan = get_strategy("tensor")(Workload(model, stats), 4)
-    plan.__dict__["num_remote"] = 2000  # otherwise counted in a graph
+    plan.layout.__dict__["num_remote"] = 2000  # otherwise counted in a graph
     traces = [plan.trace(rank, training=False) for rank in range(4)]
     operations_by_rank = [
         [operation for operation in trace.operations if operation.kind != "dense"] for trace in traces
@@ -154,7 +154,7 @@ def test_caching_supports_at_most_100_aggregates() -> None:
     graph, _ = Case(model="gcn").build()
     model = make_model("gcn", NUM_FEATURES, NUM_CLASSES, decoupled=True, layers=101)
     work = Workload(model, graph)
-    assert len(NOTHING.plan("communicated", work, 2).blocks.dependencies(0).hops) == 101
+    assert len(NOTHING.plan("communicated", work, 2).layout.blocks.dependencies(0).hops) == 101
     with pytest.raises(InputError, match="101 aggregates, but caching supports at most 100"):
         get_strategy("cached")(work, 2)
 
@@ -164,7 +164,7 @@ def test_a_cache_ratio_caches_the_cheapest_sources() -> None:
     graph = load("rmat:vertices=600,edges=6k,features=7,classes=5")
     model = make_model("gcn", NUM_FEATURES, NUM_CLASSES, layers=3)
     cheap = [
-        Given(cache_ratio=0.3, machine=machine).plan("hybrid", Workload(model, graph), 2).blocks.dependencies(0)
+        Given(cache_ratio=0.3, machine=machine).plan("hybrid", Workload(model, graph), 2).layout.blocks.dependencies(0)
         for machine in (None, MACHINE)
     ]
     edges = [plan.hops[0].block.num_edges for plan in cheap]

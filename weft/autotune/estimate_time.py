@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
-from weft.cost import Disk, Profile, Steps
+from weft.cost import Disk, MemoryUse, Profile, Steps
 from weft.cost.simulate import Hosts, StepTime, simulate
 from weft.data import is_symmetric
 from weft.nn import Workload
 from weft.runtime.kernel_call import KernelCall
-from weft.strategies import MemoryUse, Plan
+from weft.strategies import Plan
 
 
 @dataclass(frozen=True, kw_only=True)

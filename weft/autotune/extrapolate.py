@@ -10,9 +10,9 @@ from itertools import islice, pairwise
 from statistics import fmean
 
 from weft.autotune.estimate_time import GraphBytes, graph_bytes, untraced_calls
-from weft.cost import Operation, Steps, Trace
+from weft.cost import MemoryUse, Operation, Steps, Trace
 from weft.runtime.kernel_call import KernelCall
-from weft.strategies import MemoryUse, Plan
+from weft.strategies import Plan
 
 PASSES = ("", "_backward")
 AMOUNTS = ("flops", "edges", "bytes_sent", "bytes_received")

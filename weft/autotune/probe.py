@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy, elu
 
 from weft.autotune.estimate_time import Cluster, epoch_time, step_calls
 from weft.comm import Group
-from weft.cost import Network, Operation, Prices, PriceTable, Profile
+from weft.cost import MemoryUse, Network, Operation, Prices, PriceTable, Profile
 from weft.cost.prices import MOVE_KERNELS, WORK, is_attention, table_of
 from weft.data import Adjacency, Graph
 from weft.kernels import attend, attend_edges, keyed_dropout, pair_logits, spmm, spmm_max
@@ -27,7 +27,7 @@ from weft.nn.layers.linear_transform import linear
 from weft.runtime.kernel_call import KernelCall
 from weft.runtime.memory.limit import memory_limit_bytes
 from weft.runtime.memory.tensor_peak import TensorPeak
-from weft.strategies import MemoryUse, Plan, VertexOptions
+from weft.strategies import Plan, VertexOptions
 from weft.strategies.offload.options import OffloadOptions
 from weft.strategies.offload.plan import OffloadPlan
 from weft.strategies.pipeline.plan import PipelineOptions, PipelinePlan

@@ -6,7 +6,7 @@ resident, vertex, tensor, offload, pipeline, split.
 
 from weft.parallel.exchange import Exchange, PlacedView
 from weft.parallel.operations import AggregateSize, aggregate
-from weft.strategies.base import CandidateLinks, MemoryUse, Options, Placed, Plan, Step, VertexOptions
+from weft.strategies.base import CandidateLinks, Options, Placed, Plan, Step, VertexOptions
 from weft.strategies.offload.plan import OffloadPlan
 from weft.strategies.pipeline.plan import PipelinePlan
 from weft.strategies.resident import ResidentPlaced, ResidentPlan
@@ -60,7 +60,6 @@ __all__ = [
     "AggregateSize",
     "CandidateLinks",
     "Exchange",
-    "MemoryUse",
     "Options",
     "Placed",
     "PlacedView",

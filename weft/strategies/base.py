@@ -9,13 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from weft.comm import Group, Route
-from weft.cost import Machine, Steps, Trace
+from weft.cost import Machine, MemoryUse, Steps, Trace
 from weft.data import Graph, Links
 from weft.nn import SPREAD, Topology, ViewTraits, Workload, with_own_rows
 from weft.runtime.memory.alignment import empty_aligned
@@ -98,19 +98,6 @@ class Step:
         return (self.epoch, self.number) if self.number else (self.epoch,)
 
 
-class MemoryUse(NamedTuple):
-    """Bytes of a rank, or of several ranks, by location."""
-
-    device: int
-    """Bytes on the device, which may be the host's processor."""
-    host: int
-    """Bytes in the host's memory outside of the device."""
-    disk: int
-    """Bytes in files."""
-    shared: int = 0
-    """Part of these bytes that belongs to the graph and is in memory once for all ranks of a host."""
-
-
 class Plan(ABC):
     """Decisions of a strategy for a workload on `size` ranks: the same on every rank, made without a process group.
 
@@ -162,8 +149,6 @@ class Plan(ABC):
         self.check_size(size)
         self.check_rows(work)
         self.work, self.size, self.machine = work, size, machine
-        if work.receptive_field is not None:
-            self.traits = self.traits._replace(shrinks_rows=True)
         self.options = self.options_type() if options is None else options
         self.solve(state)
 

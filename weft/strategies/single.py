@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from weft.comm import Group
 from weft.cost import Operation
 from weft.nn import ONE_DEVICE, Aggregate, GraphOperation, KernelMemory, ReceptiveField, estimate_kernel_memory
+from weft.parallel.blocks.vertex_layout import VertexLayout, VertexStepInputs
 from weft.parallel.exchange import Identity
+from weft.parallel.layout import Layout
 from weft.parallel.operations import AggregateSize, aggregate
 from weft.strategies.resident import ResidentPlaced, ResidentPlan
-from weft.strategies.vertex.plan import VertexPlan
 
 
-class SinglePlan(ResidentPlan):
-    """One rank that stores every row, column and edge."""
+class WholeLayout(Layout):
+    """Every row, column and edge on one rank."""
 
-    name = "single"
-    traits = ONE_DEVICE
-    max_ranks = 1
-    optimisations = ("reach", "capture")
-
-    def restrict_to(self, field: ReceptiveField) -> VertexPlan:
-        return OneRankPlan(self.work.restrict(field))
+    def restrict(self, field: ReceptiveField) -> VertexLayout:
+        return VertexLayout.on_one_rank(self.work.restrict(field), self.traits)
 
     def kernel_memory(self, op: GraphOperation, rank: int) -> KernelMemory:
         del rank
@@ -36,17 +31,6 @@ class SinglePlan(ResidentPlan):
         stats = self.work.stats
         return [aggregate(op, stats.num_edges, AggregateSize.whole(stats), steps=op.steps)]
 
-    def place(self, group: Group, *, seed: int = 0) -> PlacedSingle:
-        return PlacedSingle(self, group, self.own_rows(group.rank), seed=seed)
-
-
-class OneRankPlan(VertexPlan):
-    """Vertex parallelism on one rank: a block for each aggregate, so that each may have other rows."""
-
-    name = "single"
-    traits = ONE_DEVICE
-    ratio = 0.0
-
 
 class PlacedSingle(ResidentPlaced):
     """The whole graph on this rank."""
@@ -56,3 +40,20 @@ class PlacedSingle(ResidentPlaced):
     def exchange(self, stage: int) -> Identity:
         del stage
         return Identity(self.topology, self.topology.ids, self.graph.num_vertices, self.group)
+
+    def make_step_inputs(self, layout: Layout) -> VertexStepInputs:
+        assert isinstance(layout, VertexLayout)
+        return VertexStepInputs.of(layout, self, self.make_inputs)
+
+
+class SinglePlan(ResidentPlan):
+    """One rank that stores every row, column and edge."""
+
+    name = "single"
+    traits = ONE_DEVICE
+    max_ranks = 1
+    optimisations = ("reach", "capture")
+    placed_type = PlacedSingle
+
+    def make_layout(self) -> WholeLayout:
+        return WholeLayout(self.work, self.size, self.traits)

@@ -10,11 +10,11 @@ from weft.parallel.blocks.vertex_blocks import VertexBlocks
 from weft.parallel.chunks.cut.ranges import VERTEX_COST
 from weft.parallel.chunks.cut.rank_chunks import RankChunks
 from weft.strategies.base import VertexOptions
+from weft.strategies.offload.chunked_plan import ChunkedPlan
 from weft.strategies.offload.cutter import Cutter, Orders
 from weft.strategies.offload.estimate import OffloadEstimate
 from weft.strategies.offload.moves import MoveSizes
 from weft.strategies.offload.options import ChunkOptions
-from weft.strategies.offload.plan import OffloadPlan
 from weft.strategies.pipeline.row_order import OrderedRank, halo_plan, order_ranks
 
 CHUNKS = range(4, 9)
@@ -31,12 +31,11 @@ class PipelineOptions(ChunkOptions, VertexOptions):
     """Options of `pipeline`: chunks, and the partition of the vertices."""
 
 
-class PipelinePlan(OffloadPlan):
+class PipelinePlan(ChunkedPlan):
     """Plan of `pipeline`: each chunk runs as soon as its source rows have arrived, and sends its results at once."""
 
     name = "pipeline"
     options_type = PipelineOptions
-    flags = ()
     partition = "balanced"
     optimisations = ("keep", "inter", "prefetch", "priority", "eager")
     options: PipelineOptions
@@ -68,12 +67,9 @@ class PipelinePlan(OffloadPlan):
         self._ranks = []
         super().release()
 
-    def choose_orders(self, count: int) -> Orders | None:
-        del count  # the order is fixed: rows that other ranks read come first
-        return None
-
     def cut_rank(self, rank: int, count: int, orders: Orders | None) -> RankChunks:
         bounds = [cutter.bounds(count) for cutter in self.cutters]
+        # The order is fixed: rows that other ranks read come first.
         chunks = self.cutters[rank].cut(0, bounds[rank], orders)
         return replace(chunks, halo=self._halo(rank, [rank_bounds[0][0] for rank_bounds in bounds if rank_bounds[0]]))
 

@@ -21,7 +21,6 @@ from weft.nn import (
     FeatureTables,
     GraphOperation,
     Inputs,
-    ReceptiveField,
     Sum,
     Total,
     Workload,
@@ -29,19 +28,21 @@ from weft.nn import (
     is_embedded,
     typed_rows,
 )
+from weft.parallel.blocks.vertex_layout import VertexLayout
 from weft.parallel.exchange import PlacedView
 from weft.partition import metis
 from weft.runtime.kernel_selection import avoid_onednn
 from weft.runtime.memory.limit import check_fits_memory
 from weft.runtime.meter import Counts, Meter
-from weft.strategies.base import MemoryUse, Step, VertexOptions
+from weft.strategies.base import RECOMPUTING, Step, VertexOptions
+from weft.strategies.resident import ResidentPlan
 from weft.strategies.split.batch_blocks import BatchBlocks
 from weft.strategies.split.feature_cache import cached_tables, feature_bytes, most_read
 from weft.strategies.split.pre_sampling import PreSampling, pre_sample
 from weft.strategies.split.read_ahead import prepare_ahead
 from weft.strategies.split.sampler import BatchSampler, SampledBatch, exchange_requests, exchange_requests_locally
-from weft.strategies.split.step_trace import BatchPlan
-from weft.strategies.vertex.plan import CommunicatedPlan, PlacedVertices, VertexPlan
+from weft.strategies.split.step_trace import BatchLayout
+from weft.strategies.vertex.plan import VERTEX_OPTIMISATIONS, PlacedVertices, vertex_layout
 from weft.utils.errors import InputError
 from weft.utils.random import key
 from weft.utils.units import format_bytes
@@ -78,21 +79,23 @@ class BatchOptions(VertexOptions):
     """Seed of all samples."""
 
 
-class MiniBatchPlan(CommunicatedPlan):
+class MiniBatchPlan(ResidentPlan):
     """Plan that trains on mini-batches and evaluates on the whole graph, as `communicated` does."""
 
-    options_type: ClassVar[type[BatchOptions]] = BatchOptions
+    options_type = BatchOptions
     exact = False
     evaluates_as = "communicated"
+    optimisations = VERTEX_OPTIMISATIONS
     whole_graph = (False,)
     options: BatchOptions
+    layout: VertexLayout
     splits: ClassVar[bool]
     """True if the ranks split a batch by the owners of its vertices; False if each has its own micro-batch."""
 
     def solve(self, state: Any) -> None:
-        self._profiled: list[tuple[BatchPlan, int]] = []
+        self._profiled: list[tuple[BatchLayout, int]] = []
         super().solve(state)
-        operations = self.batch_work.outline(BatchPlan.traits, training=True)
+        operations = self.batch_work.outline(RECOMPUTING, training=True)
         fanouts = self.one_rank_sampler.fanouts
         if self.size > 1:
             (self._check_no_repeated_attention if self.splits else self._check_recomputable)(operations)
@@ -106,10 +109,8 @@ class MiniBatchPlan(CommunicatedPlan):
                 "sampled edges: give --fanout all, or convolutions with aggr='mean'"
             )
 
-    def restrict_to(self, field: ReceptiveField) -> VertexPlan:
-        plan = CommunicatedPlan(self.work.restrict(field), self.size)
-        plan.blocks = self.blocks.restrict(plan.work)
-        return plan
+    def make_layout(self) -> VertexLayout:
+        return vertex_layout(self, ratio=0.0)
 
     def check_fits(self) -> None:
         if self.options.cache_memory is not None:
@@ -203,7 +204,7 @@ class MiniBatchPlan(CommunicatedPlan):
             graph=graph,
             size=1,
             part=None,
-            fanouts=check_fanouts(parse_fanouts(options.fanout), self.num_hops, len(graph.relations)),
+            fanouts=check_fanouts(parse_fanouts(options.fanout), self.layout.num_hops, len(graph.relations)),
             batch_size=batch_size_of(options.batch_size),
             method=options.sampling,
             dependency=options.batch_dependency,
@@ -241,7 +242,7 @@ class MiniBatchPlan(CommunicatedPlan):
         graph, memory = self.work.graph, self.options.cache_memory
         if memory is None:
             return torch.empty(0, dtype=torch.int64)
-        owned = (self.part == rank).nonzero().view(-1) if self.splits else torch.arange(graph.num_vertices)
+        owned = self.layout.own_rows(rank) if self.splits else torch.arange(graph.num_vertices)
         return most_read(owned, self.pre_sample().reads, feature_bytes(graph, self.work.itemsize), memory)
 
     def sample_batch(self, epoch: int, number: int) -> list[SampledBatch]:
@@ -273,15 +274,15 @@ class MiniBatchPlan(CommunicatedPlan):
             return super().trace(rank, training=False)
         return self.batch(epoch, number).trace(rank, training=True)
 
-    def batch(self, epoch: int, number: int) -> BatchPlan:
-        """Sample a batch, and return the plan of a step on it.
+    def batch(self, epoch: int, number: int) -> BatchLayout:
+        """Sample a batch, and return the layout of a step on it.
 
         Args:
             epoch: Number of the epoch.
             number: Number of the batch in the epoch.
         """
         batches, prefetched = self.sample_batch(epoch, number), self.options.prefetch_batches > 0
-        return BatchPlan(
+        return BatchLayout(
             self.batch_work, batches, includes_sampling=not self.sampler.same_every_step, prefetched=prefetched
         )
 
@@ -292,8 +293,8 @@ class MiniBatchPlan(CommunicatedPlan):
         return -(-len(sampler.examples) // (sampler.batch_size or len(sampler.examples)))
 
     @property
-    def profiled_steps(self) -> Sequence[tuple[BatchPlan, int]]:
-        """Plans of some steps of the first epoch, each with the number of steps that it stands for.
+    def profiled_steps(self) -> Sequence[tuple[BatchLayout, int]]:
+        """Layouts of some steps of the first epoch, each with the number of steps that it stands for.
 
         The last step, whose batch may be smaller, stands for itself.
         """
@@ -310,7 +311,7 @@ class MiniBatchPlan(CommunicatedPlan):
         return [Steps(batch.trace(rank, training=True), number) for batch, number in self.profiled_steps]
 
     def memory(self, rank: int = 0) -> int:
-        return max(batch.memory(rank) for batch, _ in self.profiled_steps)
+        return max(batch.step_memory(rank, training=True).most for batch, _ in self.profiled_steps)
 
     def temporary_memory(self, rank: int) -> list[int]:
         """Return the peak bytes that each type of step allocates.
@@ -323,20 +324,18 @@ class MiniBatchPlan(CommunicatedPlan):
         prepared = num_prepared * max(batch.resident_memory(rank).device for batch in batches)
         return [
             *super().temporary_memory(rank),
-            *(prepared + num_bytes for batch in batches for num_bytes in batch.temporary_memory(rank)),
+            *(prepared + num_bytes for batch in batches for num_bytes in batch.temporary_memory(rank, training=True)),
         ]
 
-    def resident_memory(self, rank: int, *, trains: bool = True) -> MemoryUse:
-        """Return the bytes that a rank keeps for steps, including its feature cache.
+    def extra_memory(self, rank: int) -> int:
+        """Return the bytes of a rank's feature cache.
 
         Args:
             rank: The rank.
-            trains: True if some of these steps train.
         """
-        use, cached = super().resident_memory(rank, trains=trains), self.cached_vertices(rank)
-        row_bytes = int(feature_bytes(self.work.graph, self.work.itemsize)[cached].sum())
+        row_bytes = int(feature_bytes(self.work.graph, self.work.itemsize)[self.cached_vertices(rank)].sum())
         position_bytes = PLACE_BYTES * self.work.stats.num_vertices if self.options.cache_memory is not None else 0
-        return use._replace(device=use.device + row_bytes + position_bytes)
+        return row_bytes + position_bytes
 
     @property
     def step_rows(self) -> tuple[int, int]:
@@ -361,7 +360,7 @@ class SplitPlan(MiniBatchPlan):
             pre_sampling = self.pre_sample()
             part = metis(self.work.graph, self.size, 0, pre_sampling.weights)
             self.options = replace(self.options, partition=part)
-            self.blocks = self.vertex_blocks()
+            self.layout = self.make_layout()
             self._sampled_edges = torch.bincount(part, pre_sampling.edges, self.size).long().tolist()
 
     def state(self) -> list[int] | None:
@@ -429,8 +428,8 @@ class PlacedBatches(PlacedVertices):
     def _prepare(self, epoch: int) -> Iterator[tuple[BatchStep, Counts]]:
         sampler, group = replace(self.plan.sampler), self._sampling_group  # a copy for this thread
         work = self.plan.batch_work
-        stage_hops = work.stage_hops(BatchPlan.traits)
-        backward_hops = {hop for op in work.outline(BatchPlan.traits, training=True) if op.backward for hop in op.hops}
+        stage_hops = work.stage_hops(RECOMPUTING)
+        backward_hops = {hop for op in work.outline(RECOMPUTING, training=True) if op.backward for hop in op.hops}
         for number, examples in enumerate(sampler.batches(epoch)):
             group.meter = Meter()
             group.meter.activity = f"epoch {epoch}, sampling batch {number}"
@@ -470,7 +469,7 @@ class PlacedBatches(PlacedVertices):
         inputs = step.batch.inputs
         step.batch.rewind()
         stages = zip(step.batch.exchanges, keys, strict=True)
-        return [PlacedView(exchange, BatchPlan.traits, key=stage_key, inputs=inputs) for exchange, stage_key in stages]
+        return [PlacedView(exchange, RECOMPUTING, key=stage_key, inputs=inputs) for exchange, stage_key in stages]
 
     def _embedding_positions(self, vertices: Tensor) -> Tensor:
         """Return the positions of vertices among the embedding rows that the rank stores, int64."""

@@ -8,12 +8,13 @@ from dataclasses import replace
 from weft.cost import Operation, Trace, all_reduce
 from weft.nn import GraphOperation, LayerSizes, Workload
 from weft.parallel.blocks.blocks import BlockStats, operations
+from weft.parallel.blocks.caching_costs import caching_costs
 from weft.parallel.blocks.vertex_blocks import VertexBlocks
+from weft.parallel.blocks.vertex_layout import VertexLayout
 from weft.runtime.kernel_call import KernelCall
 from weft.strategies.base import RECOMPUTING
 from weft.strategies.split.feature_cache import feature_bytes
 from weft.strategies.split.sampler import SampledBatch
-from weft.strategies.vertex.plan import VertexPlan
 
 
 class SampledBlocks(VertexBlocks):
@@ -40,8 +41,8 @@ class SampledBlocks(VertexBlocks):
         return BlockStats(num_edges=0)
 
 
-class BatchPlan(VertexPlan):
-    """Plan of one step on a mini-batch that is already sampled.
+class BatchLayout(VertexLayout):
+    """Layout of one step on a mini-batch that is already sampled.
 
     Args:
         work: The workload.
@@ -50,17 +51,12 @@ class BatchPlan(VertexPlan):
         prefetched: True if a background thread samples.
     """
 
-    name = "batch"
-    optimisations = ()  # no cover, which would need a matching for every step
-    traits = RECOMPUTING
-    ratio = 0.0
-    whole_graph = (True,)
-
     def __init__(
         self, work: Workload, batches: Sequence[SampledBatch], *, includes_sampling: bool, prefetched: bool = False
     ) -> None:
-        super().__init__(work, len(batches))
-        self.blocks = SampledBlocks(self.blocks, batches)
+        caching = caching_costs(work, work.outline(RECOMPUTING, training=True), ratio=0.0)
+        # Without covers, which would need a matching for every step.
+        super().__init__(SampledBlocks(VertexBlocks(work, len(batches), None, caching, RECOMPUTING), batches))
         self.rank_batches, self.includes_sampling, self.prefetched = batches, includes_sampling, prefetched
 
     def layer_sizes(self, rank: int) -> LayerSizes:
@@ -79,7 +75,7 @@ class BatchPlan(VertexPlan):
         blocks = {number: self.blocks.sizes(rank, op, number) for number in op.hops}
         return operations(op, blocks, self.work.itemsize, constants=True)
 
-    def trace(self, rank: int = 0, *, training: bool) -> Trace:
+    def trace(self, rank: int, *, training: bool) -> Trace:
         """Return the operations of the step, preceded by those that sample the batch and read its features.
 
         Args:

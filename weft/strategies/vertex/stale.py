@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from weft.comm import Group, Halo, PendingRows, Route
-from weft.strategies.base import MemoryUse, Step, VertexOptions
-from weft.strategies.vertex.plan import CommunicatedPlan, PlacedVertices
+from weft.parallel.blocks.vertex_layout import VertexLayout
+from weft.strategies.base import Step, VertexOptions
+from weft.strategies.resident import ResidentPlan
+from weft.strategies.vertex.plan import PlacedVertices, vertex_layout
 
 
 class HaloHistory:
@@ -142,7 +144,27 @@ class StaleOptions(VertexOptions):
     """Relative change of rows that causes an earlier exchange; 0: none."""
 
 
-class StalePlan(CommunicatedPlan):
+class PlacedStale(PlacedVertices):
+    """Plan of `stale` on a rank; tells its halos when a step begins."""
+
+    plan: StalePlan
+
+    def make_halo(self, route: Route, group: Group, name: str) -> StaleHalo:
+        options, optimisations = self.plan.options, self.work.optimisations
+        every, bound = options.refresh_every, options.staleness
+        return StaleHalo(
+            route, group, name=name, every=every, bound=bound, ring=optimisations.ring, overlap=optimisations.overlap
+        )
+
+    def forward(self, step: Step) -> Tensor:
+        halos = {halo for blocks in self.whole.blocks for block in blocks for halo in (block.halo, block.least_halo)}
+        for halo in halos:
+            if isinstance(halo, StaleHalo):
+                halo.begin(step.training)
+        return super().forward(step)
+
+
+class StalePlan(ResidentPlan):
     """Plan of `stale`: layers use remote rows that are some steps old, and gradients reach the owners with equal delay.
 
     The trace describes a step that exchanges rows; all other steps use the old ones. It leaves out the exchange of the
@@ -154,41 +176,21 @@ class StalePlan(CommunicatedPlan):
     exact = False
     evaluates_as = "communicated"
     optimisations = ("ring", "overlap", "cover")
+    placed_type = PlacedStale
     options: StaleOptions
 
-    def make_halo(self, route: Route, group: Group, name: str) -> StaleHalo:
-        options, optimisations = self.options, self.work.optimisations
-        every, bound = options.refresh_every, options.staleness
-        return StaleHalo(
-            route, group, name=name, every=every, bound=bound, ring=optimisations.ring, overlap=optimisations.overlap
-        )
+    def make_layout(self) -> VertexLayout:
+        return vertex_layout(self, ratio=0.0)
 
-    def resident_memory(self, rank: int, *, trains: bool = True) -> MemoryUse:
-        """Return the bytes that a rank keeps for steps, including rows and gradients of the last exchange.
-
-        With a bound of staleness, it also keeps the rows that it sent.
+    def extra_memory(self, rank: int) -> int:
+        """Return the bytes of the last exchange: rows, gradients, and the rows that it sent if these are compared.
 
         Args:
             rank: The rank.
-            trains: True if some of these steps train.
         """
-        use, num_bytes = super().resident_memory(rank, trains=trains), 0
+        num_bytes = 0
         for op in self.work.outline(self.traits, training=True):
-            halos = [] if self.work.is_cached(op) or op.op == "embed" else self.forward_operations(op, rank)
+            halos = [] if self.work.is_cached(op) or op.op == "embed" else self.layout.forward_operations(op, rank)
             received, sent = (sum(getattr(halo, name) for halo in halos) for name in ("bytes_received", "bytes_sent"))
             num_bytes += received + sent * (op.backward + bool(self.options.staleness))
-        return use._replace(device=use.device + num_bytes)
-
-    def place(self, group: Group, *, seed: int = 0) -> PlacedStale:
-        return PlacedStale(self, group, seed=seed)
-
-
-class PlacedStale(PlacedVertices):
-    """Plan of `stale` on a rank; tells its halos when a step begins."""
-
-    def forward(self, step: Step) -> Tensor:
-        halos = {halo for blocks in self.whole.blocks for block in blocks for halo in (block.halo, block.least_halo)}
-        for halo in halos:
-            if isinstance(halo, StaleHalo):
-                halo.begin(step.training)
-        return super().forward(step)
+        return num_bytes

@@ -20,10 +20,10 @@ from weft.autotune import (
     steps_time,
 )
 from weft.config.config import Config
-from weft.cost import Machine
+from weft.cost import Machine, MemoryUse
 from weft.nn import Workload
 from weft.reporting.rerun import flags
-from weft.strategies import STRATEGIES, MemoryUse, Plan, get_strategy
+from weft.strategies import STRATEGIES, Plan, get_strategy
 from weft.training.flag_checks import (
     configured_options,
     draws_batches,

@@ -1,0 +1,236 @@
+"""Layout: the rows and edges that each rank has on its device in a type of step, and what it does with them.
+
+Operations and memory of a step follow from the layout and the model's outline. `Layout` divides the rows into even
+ranges and gives every rank all edges; `weft.parallel.blocks.vertex_layout` has blocks of in-edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from weft.comm import even_bounds
+from weft.cost import MemoryUse, Operation, Trace, all_reduce
+from weft.nn import (
+    BlockSize,
+    GraphOperation,
+    Inputs,
+    KernelMemory,
+    LayerSizes,
+    ReceptiveField,
+    Total,
+    ViewTraits,
+    Workload,
+    dense_flops,
+    make_layer_sizes,
+    step_memory,
+)
+from weft.parallel.blocks.caching_costs import BACK_BYTES, EDGE_BYTES
+from weft.parallel.exchange import Exchange
+from weft.parallel.operations import backward_operations, dense_operations
+from weft.runtime.memory.tensor_peak import TensorPeak
+
+NONZERO_BYTES = 20
+"""Bytes of a nonzero feature: column and value; in the transpose row, position and value."""
+ROW_BYTES = 56
+"""Bytes of every row that a rank stores.
+
+Begin of its edges in both directions, its vertex, its label, its position among the labelled rows, and its scales.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StepInputs:
+    """Rows, inputs and exchanges of a rank for a type of step."""
+
+    input_rows: slice | Tensor
+    """Vertices whose rows the model begins with: a range, or int64."""
+    inputs: Inputs
+    """Rows that the model begins with."""
+    exchanges: Sequence[Exchange]
+    """Exchange of each stage of the model."""
+    vertices: Tensor | None = None
+    """Vertices that the rank is responsible for, int64 [n], ascending; None: all of its rows."""
+
+
+class Layout:
+    """Even ranges of rows, and all edges on every rank.
+
+    Args:
+        work: The workload. If it has a receptive field, steps compute only its rows.
+        size: Number of ranks.
+        traits: Properties of the strategy's views on all rows.
+        operations: Function that returns the forward operations of a rank for an operation of the model, which is no
+            total.
+    """
+
+    def __init__(
+        self,
+        work: Workload,
+        size: int,
+        traits: ViewTraits,
+        operations: Callable[[GraphOperation, int], list[Operation]] | None = None,
+    ) -> None:
+        self.work, self.size = work, size
+        self.traits = traits if work.receptive_field is None else traits._replace(shrinks_rows=True)
+        self._operations = operations
+
+    @property
+    def part(self) -> Tensor | None:
+        """Rank of every vertex, int32 [N], if vertices are partitioned with their in-edges; else None."""
+        return None
+
+    def release(self) -> None:
+        """Free the cached tensors whose size grows with the graph. A later use computes them again."""
+
+    def restrict(self, field: ReceptiveField) -> Layout:
+        """Return the layout of steps that read only a receptive field."""
+        raise NotImplementedError(f"{type(self).__name__} has all rows, not only {field.rows}")
+
+    def own_rows(self, rank: int) -> slice | Tensor:
+        """Return the vertices that a rank is responsible for: a range, or int64."""
+        first, end = even_bounds(self.work.stats.num_vertices, self.size)[rank : rank + 2]
+        return slice(first, end)
+
+    def layer_rows(self, rank: int) -> Sequence[slice | Tensor]:
+        """Return the vertices whose rows a rank has before each aggregate over edges, and at the end."""
+        return [self.own_rows(rank)] * (self.num_hops + 1)
+
+    def layer_blocks(self, rank: int) -> Sequence[BlockSize]:
+        """Return the size of each aggregate's block, for a layer that reads the edges itself."""
+        return [BlockSize.of_targets(self.work.graph.in_edges, self.own_rows(rank))] * self.num_hops
+
+    @property
+    def num_hops(self) -> int:
+        """Number of successive aggregates over edges in the model."""
+        return max((op.hops.stop for op in self.work.outline(self.traits, training=True)), default=0)
+
+    def layer_sizes(self, rank: int) -> LayerSizes:
+        """Return the number of rows and edges that a rank has at each layer boundary."""
+        blocks = self.layer_blocks(rank) if self.work.reads_edges(self.traits) else ()
+        return make_layer_sizes(self.work, self.layer_rows(rank), blocks)
+
+    def forward_operations(self, op: GraphOperation, rank: int) -> list[Operation]:
+        """Return the operations of a rank in the forward pass for one operation of the model, which is no total.
+
+        Args:
+            op: Operation of the model's outline.
+            rank: The rank.
+        """
+        assert self._operations is not None
+        return self._operations(op, rank)
+
+    def kernel_memory(self, op: GraphOperation, rank: int) -> KernelMemory:
+        """Return the memory of an aggregate over edges on a rank, without its result and the gradients of its rows.
+
+        Args:
+            op: The aggregate.
+            rank: The rank.
+        """
+        raise NotImplementedError(f"the memory of {op.op} on rank {rank} is not estimated")
+
+    def resident_memory(self, rank: int, *, trains: bool = True) -> MemoryUse:
+        """Return the bytes that a rank keeps for steps: features, cached aggregates, edges.
+
+        Args:
+            rank: The rank.
+            trains: True if some of these steps train, and so need the transposed edges for gradients.
+        """
+        work, stats, rows, sizes = self.work, self.work.stats, self.layer_rows(rank)[0], self.layer_sizes(rank)
+        features = sizes.rows[0] * stats.num_features * work.itemsize
+        operations = work.outline(self.traits, training=True)
+        transposed = {hop for op in operations if trains and op.backward for hop in op.hops}
+        weight_bytes = work.dtype.itemsize if stats.weighted else 0
+        in_edges = sum(
+            num_edges * (EDGE_BYTES + weight_bytes + (BACK_BYTES + weight_bytes) * (not transposed.isdisjoint(hops)))
+            for num_edges, hops in self.resident_edges(rank)
+        )
+        aggregates = sum(sizes.rows[op.hop + op.steps] * op.width for op in operations if work.is_cached(op))
+        copied = max((self.feature_copy_bytes(op, rank) for op in operations if not work.is_cached(op)), default=0)
+        dense = dense_flops(work, self.traits, sizes, training=True)
+        nonzeros = max((call.sizes[0] for flops in dense for call in flops.calls if call.kernel == "sparse"), default=0)
+        rest = aggregates * work.itemsize + copied + nonzeros * NONZERO_BYTES + ROW_BYTES * sizes.rows[0]
+        shared = features + in_edges if isinstance(rows, slice) else 0
+        return MemoryUse(features + in_edges + rest, 0, 0, shared)
+
+    def constant_aggregate_memory(self, rank: int, *, training: bool) -> int:
+        """Return the temporary bytes of the largest aggregate of constant features that is computed only once.
+
+        Args:
+            rank: The rank.
+            training: True for the aggregates of training steps.
+        """
+        work = self.work
+        cached = [op for op in work.outline(self.traits, training=training) if work.is_cached(op)]
+        return max(
+            (self.feature_copy_bytes(op, rank) + self.kernel_memory(op, rank).forward for op in cached), default=0
+        )
+
+    def feature_copy_bytes(self, op: GraphOperation, rank: int) -> int:
+        """Return the bytes of the copy of constant features that an aggregate reads; 0 if it reads them in place.
+
+        Args:
+            op: The aggregate.
+            rank: The rank.
+        """
+        del op, rank
+        return 0
+
+    def resident_edges(self, rank: int) -> Sequence[tuple[int, Collection[int]]]:
+        """Return the number of edges of each block of a rank, and the numbers of the aggregates over it."""
+        del rank
+        return [(self.work.stats.num_edges, range(self.num_hops))]
+
+    def step_memory(self, rank: int, *, training: bool) -> TensorPeak:
+        """Return the allocations of a training step or an evaluation.
+
+        Args:
+            rank: The rank.
+            training: True for a training step.
+        """
+        operations = self.work.outline(self.traits, training=training)
+        kernels = [self.kernel_memory(op, rank) if op.is_aggregate else KernelMemory() for op in operations]
+        return step_memory(self.work, self.traits, self.layer_sizes(rank), kernels, training=training)
+
+    def temporary_memory(self, rank: int, *, training: bool) -> list[int]:
+        """Return the peak bytes that a step allocates, and those of its preparation.
+
+        Args:
+            rank: The rank.
+            training: True for a training step.
+        """
+        step = self.step_memory(rank, training=training).room
+        return [step, self.constant_aggregate_memory(rank, training=training)]
+
+    def trace(self, rank: int, *, training: bool) -> Trace:
+        """Return the operations of a training step or an evaluation.
+
+        Args:
+            rank: The rank.
+            training: True for a training step.
+        """
+        work = self.work
+        operations = work.outline(self.traits, training=training)
+        # Forward: dense layers, then operation by operation its exchange and aggregate and the dense layers after it.
+        # Backward: the same in reverse order.
+        first, *rest = dense_flops(work, self.traits, self.layer_sizes(rank), training=training)
+        forward, backward = (
+            dense_operations(first.forward, first.calls),
+            dense_operations(first.backward, first.backward_calls),
+        )
+        for op, dense in zip(operations, rest, strict=True):
+            requested = [] if work.is_cached(op) else self._forward_operations(op, rank)
+            forward += requested + dense_operations(dense.forward, dense.calls)
+            adjoint = backward_operations(requested) if op.backward else []
+            backward = dense_operations(dense.backward, dense.backward_calls) + adjoint + backward
+        if training and self.size > 1:
+            backward.append(all_reduce("gradients", work.num_shared, work.dtype.itemsize, self.size))
+        return Trace(operations=(*forward, *backward))
+
+    def _forward_operations(self, op: GraphOperation, rank: int) -> list[Operation]:
+        """Return the forward operations of one operation of the model, totals included."""
+        if not isinstance(op.op, Total):
+            return self.forward_operations(op, rank)
+        return [all_reduce("statistics", op.width, self.work.dtype.itemsize, self.size)] if self.size > 1 else []

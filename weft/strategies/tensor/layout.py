@@ -1,0 +1,308 @@
+"""Layout of tensor parallelism: rows for dense layers, columns of all rows for aggregates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from weft.comm import column_layout, even_bounds
+from weft.cost import Operation
+from weft.nn import (
+    ONE_DEVICE,
+    Aggregate,
+    ByRelation,
+    EdgeSoftmax,
+    GraphOperation,
+    KernelMemory,
+    ReceptiveField,
+    ViewTraits,
+    WorkingSet,
+    Workload,
+    estimate_kernel_memory,
+)
+from weft.parallel.blocks.vertex_layout import VertexLayout
+from weft.parallel.columns.chunking import Chunking, by_chunk
+from weft.parallel.columns.column_memory import ExchangeColumns, PassSizes, SetSize
+from weft.parallel.layout import Layout
+from weft.parallel.operations import AggregateSize
+from weft.runtime.native import count_parts
+from weft.strategies.base import Options
+from weft.strategies.tensor.attention_columns import AttentionPlan
+from weft.strategies.tensor.column_exchange import operations
+from weft.strategies.tensor.pruned_exchange import LayerRows
+
+EDGE_ID_BYTES = 8
+"""Bytes of an edge's position among all edges, needed if edges have types or features."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorOptions(Options):
+    """Options of `tensor`: aggregates chunk by chunk."""
+
+    device_memory: int | None = None
+    """Limit of the peak device memory of aggregates, in bytes; None: no limit."""
+    chunks: int = 0
+    """Smallest number of chunks of an aggregate; 0: as few as the memory allows."""
+    device: str = ""
+    """Device of the aggregates. Empty: the device of the rows."""
+
+
+class TensorLayout(Layout):
+    """N / P rows and all edges on each rank, which aggregates F / P columns of all rows.
+
+    Args:
+        work: The workload. If it has a receptive field, steps compute only its rows.
+        size: Number of ranks.
+        traits: Properties of the strategy's views on all rows.
+        options: Options of the strategy.
+    """
+
+    def __init__(self, work: Workload, size: int, traits: ViewTraits, options: TensorOptions) -> None:
+        super().__init__(work, size, traits)
+        self.options = options
+        self.chunking = self._make_chunking()
+        """Chunks of aggregates; None if no option requests them."""
+        self.pruned = None if work.receptive_field is None else VertexLayout.on_one_rank(work, ONE_DEVICE)
+        """Rows and blocks of the receptive field on a single rank; None: the whole graph."""
+
+    def _make_chunking(self) -> Chunking | None:
+        options = self.options
+        if options.device_memory is None and not options.chunks:
+            return None
+        return Chunking(
+            self.work.graph,
+            limit=options.device_memory,
+            count=options.chunks,
+            pipeline=self.work.optimisations.pipeline,
+        )
+
+    def restrict(self, field: ReceptiveField) -> TensorLayout:
+        return TensorLayout(self.work.restrict(field), self.size, self.traits, self.options)
+
+    def release(self) -> None:
+        if self.pruned is not None:
+            self.pruned.release()
+
+    def own_rows(self, rank: int) -> slice | Tensor:
+        if self.chunking is None or self.size == 1:
+            return super().own_rows(rank)
+        num_vertices = self.work.stats.num_vertices
+        return torch.arange(rank, max(rank, num_vertices), self.size)  # every chunk's rows are spread evenly
+
+    def layer_split(self, number: int) -> LayerRows:
+        """Return the distribution of the rows at a layer boundary of the receptive field."""
+        assert self.work.receptive_field is not None
+        return LayerRows(num_rows=self.work.receptive_field.rows[number], size=self.size)
+
+    def layer_rows(self, rank: int) -> Sequence[slice | Tensor]:
+        if self.pruned is None:
+            return super().layer_rows(rank)
+        rows = self.pruned.layer_rows(0)
+        return [layer[rank :: self.size] for layer in rows]
+
+    @cached_property
+    def row_bounds(self) -> tuple[int, ...]:
+        """Bounds of each rank's rows, if aggregates run in one piece."""
+        return even_bounds(self.work.stats.num_vertices, self.size)
+
+    def layer_bounds(self, number: int) -> tuple[int, ...]:
+        """Return the bounds of each rank's rows at a layer boundary."""
+        return self.row_bounds if self.pruned is None else self.layer_split(number).bounds
+
+    def num_edges(self, hop: int) -> int:
+        """Return the number of edges of an aggregate that runs in one piece."""
+        if self.pruned is None:
+            return self.work.stats.num_edges
+        return self.pruned.blocks.dependencies(0).hops[hop].block.num_edges
+
+    @cached_property
+    def relation_rows(self) -> list[int]:
+        """Number of pairs of a relation and a vertex of each rank; split evenly if there is no graph."""
+        work = self.work
+        if not work.has_graph:
+            return [stop - start for start, stop in pairwise(even_bounds(work.stats.num_relation_rows, self.size))]
+        counts = work.graph.num_relations_in
+        return [int(counts[start:stop].sum()) for start, stop in pairwise(self.row_bounds)]
+
+    @cached_property
+    def num_remote(self) -> int:
+        """Sum over ranks of the sources outside of the rank's even share of the rows; -1 if there is no graph."""
+        if not self.work.has_graph:
+            return -1
+        edges = self.work.graph.in_edges
+        part = torch.arange(self.size, dtype=torch.int32).repeat_interleave(torch.tensor(self.row_bounds).diff())
+        counts, _ = count_parts(edges.indptr, edges.indices, part, self.size)
+        return int(counts[2].sum())
+
+    def chunk_working_set(self, op: Aggregate, width: int) -> WorkingSet:
+        """Return the device memory of an aggregate of a chunk, on the rank that has the most columns.
+
+        Args:
+            op: The aggregate.
+            width: Columns on all ranks.
+        """
+        work = self.work
+        sizes = {"itemsize": work.itemsize, "size": self.size, "num_edge_features": work.stats.num_edge_features}
+        needs = op.working_set(work.graph.in_edges, width, **sizes)
+        has_ids = bool(work.graph.relations) or work.graph.edge_features is not None
+        return needs._replace(per_edge=needs.per_edge + EDGE_ID_BYTES * has_ids)
+
+    @cached_property
+    def _attention(self) -> Callable[[EdgeSoftmax, int], AttentionPlan]:
+        may_sum, num_edges = self.chunking is None and self.pruned is None, self.work.stats.num_edges
+        return cache(
+            lambda op, layer: AttentionPlan.of(op, rows=self.layer_bounds(layer), num_edges=num_edges, may_sum=may_sum)
+        )
+
+    def attention(self, op: EdgeSoftmax, layer: int = 0) -> AttentionPlan:
+        """Return the distribution of an attention over the ranks, which is computed once.
+
+        Args:
+            op: The attention.
+            layer: Layer boundary of its rows; it matters only on a receptive field.
+        """
+        return self._attention(op, layer if self.pruned else 0)
+
+    def forward_operations(self, op: GraphOperation, rank: int) -> list[Operation]:
+        if op.op == "embed":
+            return []
+        attention = self.attention(op.op, op.hop) if isinstance(op.op, EdgeSoftmax) else None
+        explanation = attention.explain(self.work.itemsize, self.num_remote) if attention and self.size > 1 else ""
+        sizes = None if self.chunking is None else self.pass_sizes(op, rank, self.chunking)
+        rows = self.layer_bounds(op.hop)[-1]
+        whole = AggregateSize(rows, rows, self.work.stats.fresh_share)
+        return operations(
+            op,
+            rank,
+            self.size,
+            whole,
+            self.work.itemsize,
+            self.exchange_sizes(op, rank) if sizes is None else sizes.schedule,
+            attention,
+            how=explanation,
+            sizes=sizes,
+        )
+
+    def kernel_memory(self, op: GraphOperation, rank: int) -> KernelMemory:
+        """Return the memory of an aggregate's kernels on this rank's columns, and of the messages before and after it.
+
+        Args:
+            op: The aggregate.
+            rank: The rank.
+        """
+        if self.chunking is not None:
+            return self.pass_sizes(op, rank, self.chunking).kernel_memory()
+        size, itemsize = self.size, self.work.itemsize
+        assert isinstance(op.op, Aggregate)
+        start, stop = even_bounds(op.width, size)[rank : rank + 2]
+        rank_op: Aggregate = op.op
+        inbound, outbound = self.layer_bounds(op.hop), self.layer_bounds(op.hop + op.steps)
+        layout = column_layout(inbound, op.width)
+        if isinstance(op.op, EdgeSoftmax):
+            plan = self.attention(op.op, op.hop)
+            rank_op, layout = plan.rank_part(op.op, rank), plan.layout(sums=plan.sums)
+        kernels = estimate_kernel_memory(
+            rank_op,
+            num_targets=self.layer_bounds(op.hop + 1)[-1],
+            num_edges=self.num_edges(op.hop),
+            width=stop - start,
+            itemsize=itemsize,
+            steps=op.steps,
+        )
+        num_own, is_exchanged = inbound[rank + 1] - inbound[rank], size > 1
+        columns, rows = (
+            outbound[-1] * (stop - start) * itemsize,
+            (outbound[rank + 1] - outbound[rank]) * op.width * itemsize,
+        )
+        received = inbound[-1] * layout.width(rank) * itemsize * (op.origin != "inputs")
+        # Features count in `resident_memory`, so they are neither received nor sent.
+        sent = num_own * sum(layout.width(other) for other in range(size)) * itemsize * (op.origin == "rows")
+        saved = received if kernels.saves_rows else 0
+        # Peak while rows become columns, while the aggregate runs, and while columns become rows; and in reverse.
+        forward = (
+            max(2 * sent + received * is_exchanged, received + columns, columns + rows * is_exchanged + rows) - rows
+        )
+        backward = (
+            max(2 * rows + columns * is_exchanged, columns + received, received + sent * is_exchanged + sent) - sent
+        )
+        return replace(kernels, saves_rows=0, saves_result=False).moved(
+            forward=max(forward - saved, 0),
+            saved=saved + (columns if kernels.saves_result else 0),
+            backward=max(backward, 0),
+        )
+
+    def feature_copy_bytes(self, op: GraphOperation, rank: int) -> int:
+        """Return the bytes of this rank's columns of all features; a single rank reads all features in place.
+
+        Args:
+            op: The aggregate.
+            rank: The rank.
+        """
+        if op.origin == "rows" or not op.hops or self.size == 1:
+            return 0
+        start, stop = even_bounds(op.width, self.size)[rank : rank + 2]
+        return self.layer_bounds(op.hop)[-1] * (stop - start) * self.work.itemsize
+
+    def resident_edges(self, rank: int) -> Sequence[tuple[int, Collection[int]]]:
+        return self.pruned.resident_edges(0) if self.pruned else super().resident_edges(rank)
+
+    def pass_sizes(self, op: GraphOperation, rank: int, chunking: Chunking) -> PassSizes:
+        """Return the sizes of an aggregate that runs chunk by chunk.
+
+        Args:
+            op: The aggregate.
+            rank: The rank.
+            chunking: The chunks.
+        """
+        assert isinstance(op.op, Aggregate)
+        rank_op, edges = op.op, self.work.graph.in_edges
+        cut = chunking.sizes(op.op, self.chunk_working_set(op.op, op.width))
+        exchange_plan = chunking.exchange_plan(op.op, cut.bounds, rank, self.size)
+        results = [end - first for first, end in pairwise(cut.bounds)]
+        if isinstance(op.op, ByRelation):
+            results = by_chunk(self.work.graph.num_relations_in, cut.bounds)
+        outbound = inbound = column_layout(self.row_bounds, op.width)
+        ports = [inbound.width(rank)]
+        if isinstance(op.op, EdgeSoftmax):
+            attention = self.attention(op.op, op.hop)
+            rank_op, inbound = attention.rank_part(op.op, rank), attention.layout(sums=False)
+            ports = [len(range(inbound.width(rank))[columns]) for columns in attention.own_columns(rank)]
+        return PassSizes(
+            op=rank_op,
+            steps=op.steps,
+            cut=cut,
+            results=results,
+            num_rows=self.work.stats.num_vertices,
+            num_own=len(range(rank, self.work.stats.num_vertices, self.size)),
+            num_local=sum(len(rows.positions) for rows in exchange_plan.sends if rows is not None),
+            receives=[SetSize.of(columns) for columns in exchange_plan.receives],
+            sends=[SetSize.of(columns) for columns in exchange_plan.sends],
+            inbound=ExchangeColumns.of(inbound, rank),
+            outbound=ExchangeColumns.of(outbound, rank),
+            ports=ports,
+            split=op.origin == "rows",
+            alone=self.size == 1,
+            in_memory=chunking.limit is None,
+            stored_edge=edges.indices.itemsize + (self.work.itemsize if self.work.stats.weighted else 0),
+            separate_memory=self.options.device not in ("", "cpu") and chunking.limit is not None,
+            saves_results=chunking.saves_results(rank_op, op.steps),
+            packed=isinstance(rank_op, EdgeSoftmax),
+            itemsize=self.work.itemsize,
+        )
+
+    def exchange_sizes(self, op: GraphOperation, rank: int) -> list[tuple[SetSize, int, SetSize]]:
+        """Return (rows that become columns, edges of all steps, rows after the aggregate) of an aggregate in one piece.
+
+        Args:
+            op: The aggregate.
+            rank: The rank.
+        """
+        before, after = (SetSize.between(self.layer_bounds(number), rank) for number in (op.hop, op.hop + op.steps))
+        if isinstance(op.op, ByRelation):
+            after = SetSize(sum(self.relation_rows), self.relation_rows[rank])
+        return [(before, sum(map(self.num_edges, op.hops)), after)]
