@@ -50,11 +50,13 @@ class ResidentPlan(Plan):
     def forward_operations(self, op: GraphOperation, rank: int) -> list[Operation]:
         """Return the operations of a rank in the forward pass for one operation of the model, which is no total.
 
+        Only a strategy without a layout of its own has them.
+
         Args:
             op: Operation of the model's outline.
             rank: The rank.
         """
-        return self.layout.forward_operations(op, rank)
+        raise NotImplementedError(f"strategy {self.name} states no operations for {op.op} on rank {rank}")
 
     @cached_property
     def receptive_fields(self) -> dict[bool, ReceptiveField | str]:
