@@ -138,6 +138,13 @@ def test_a_failed_save_leaves_no_files(broken: str, tmp_path: Path, monkeypatch:
     same_graph(Graph.open(tmp_path / "old"), sample())
 
 
+def test_a_signal_while_a_folder_is_created_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "lock_folder", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        sample().save(tmp_path / "g")
+    assert not list(tmp_path.iterdir())
+
+
 def test_folders_that_a_killed_import_left_behind_are_removed(tmp_path: Path) -> None:
     """Only old folders without a lock are removed: a process that still writes a graph has the lock."""
     old = time.time() - 2 * LEFTOVER_SECONDS

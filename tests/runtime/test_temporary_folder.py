@@ -30,6 +30,14 @@ def test_a_temporary_folder_is_private_and_removed(tmp_path: Path, monkeypatch: 
     assert not list(tmp_path.iterdir())
 
 
+def test_a_signal_while_a_folder_is_created_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(folders, "lock_folder", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt), temporary_folder():
+        pass
+    assert not list(tmp_path.iterdir())
+
+
 def test_only_old_unlocked_folders_of_this_user_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = time.time() - 2 * LEFTOVER_SECONDS
     names = ["weft-0123456789abcdef", "weft-my-own-results", "weft-1123456789abcdef", "weft-2123456789abcdef"]

@@ -80,18 +80,19 @@ def new_store(folder: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder.parent, PARTIAL)
     partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
-    partial.mkdir()
-    lock = lock_folder(partial)
-    try:
-        yield partial
-        replace_folder(partial, folder)
+    try:  # also around the creation, behind which a signal may end the command
+        partial.mkdir()
+        lock = lock_folder(partial)
+        try:
+            yield partial
+            replace_folder(partial, folder)
+        finally:
+            os.close(lock)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
         if isinstance(error, OSError) and error.filename is None:
             raise OSError(error.errno, error.strerror or str(error), str(folder)) from error
         raise
-    finally:
-        os.close(lock)
 
 
 def replace_folder(new: Path, folder: Path) -> None:

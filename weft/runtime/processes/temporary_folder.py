@@ -52,8 +52,12 @@ def _new_folder() -> tuple[Path, int]:
     parent = Path(tempfile.gettempdir())
     remove_leftovers(parent, NAME)
     folder = parent / f"weft-{secrets.token_hex(8)}"
-    folder.mkdir(0o700)
-    return folder, lock_folder(folder)
+    try:
+        folder.mkdir(0o700)
+        return folder, lock_folder(folder)
+    except BaseException:  # a signal behind its creation
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def lock_folder(folder: Path) -> int:
