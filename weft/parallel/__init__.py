@@ -1,5 +1,6 @@
 """Building blocks of all strategies, which depend on none: exchanges, blocks, and execution chunk by chunk.
 
+- `layout` states which rows and edges each rank has in a type of step; trace and memory of the step follow from it.
 - `exchange` is the view of a layer on a rank, and the exchange that brings rows to its edges.
 - `operations` has operations of a trace that several strategies have.
 - `blocks` are the in-edges of a rank, and the rows that it fetches for them (vertex parallelism).
