@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from multiprocessing import forkserver, process, resource_tracker
 from pathlib import Path
@@ -21,6 +22,8 @@ LAUNCHER = "WEFT_LAUNCHER"
 """Environment variable with the process id and the temporary folder of the launcher. The fork server removes the
 folder when the launcher has ended.
 """
+REMOVAL_SECONDS = 5.0
+"""Time limit for the removal of the launcher's temporary folder."""
 PARENT_DEATH_SIGNAL = 1
 """Option PR_SET_PDEATHSIG of Linux's prctl: send a signal when the parent process ends."""
 
@@ -72,9 +75,14 @@ def start_forkserver() -> None:
 
 
 def remove_launchers_folder() -> None:
-    """Remove the launcher's temporary folder. Called in the fork server when the launcher has ended."""
-    if _launchers_folder:
+    """Remove the launcher's temporary folder. Called in the fork server when the launcher has ended.
+
+    A rank that has not ended yet may write into the folder in the meantime, which then cannot be removed at once.
+    """
+    deadline = time.monotonic() + REMOVAL_SECONDS
+    while _launchers_folder and os.path.exists(_launchers_folder) and time.monotonic() < deadline:
         shutil.rmtree(_launchers_folder, ignore_errors=True)
+        time.sleep(0.01)
 
 
 def start_method() -> str:
