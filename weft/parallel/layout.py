@@ -1,11 +1,12 @@
 """Layout: the rows and edges that each rank has on its device in a type of step, and what it does with them.
 
-Operations and memory of a step follow from the layout and the model's outline. `Layout` divides the rows into even
-ranges and gives every rank all edges; `weft.parallel.blocks.vertex_layout` has blocks of in-edges.
+Trace and memory of a step follow from the layout and the model's outline. `EvenLayout` is the simplest one;
+`weft.parallel.blocks.vertex_layout` has blocks of in-edges.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -37,7 +38,7 @@ NONZERO_BYTES = 20
 ROW_BYTES = 56
 """Bytes of every row that a rank stores.
 
-Begin of its edges in both directions, its vertex, its label, its position among the labelled rows, and its scales.
+Begin of its edges in both directions, vertex, label, position among the labelled rows, and factors by degree.
 """
 
 
@@ -55,39 +56,30 @@ class StepInputs:
     """Vertices that the rank is responsible for, int64 [n], ascending; None: all of its rows."""
 
 
-class Layout:
-    """Even ranges of rows, and all edges on every rank.
+class Layout(ABC):
+    """Rows and edges of each rank in a type of step. By default, the ranks have even ranges of rows, and all edges.
 
     Args:
         work: The workload. If it has a receptive field, steps compute only its rows.
         size: Number of ranks.
         traits: Properties of the strategy's views on all rows.
-        operations: Function that returns the forward operations of a rank for an operation of the model, which is no
-            total.
     """
 
-    def __init__(
-        self,
-        work: Workload,
-        size: int,
-        traits: ViewTraits,
-        operations: Callable[[GraphOperation, int], list[Operation]] | None = None,
-    ) -> None:
+    def __init__(self, work: Workload, size: int, traits: ViewTraits) -> None:
         self.work, self.size = work, size
         self.traits = traits if work.receptive_field is None else traits._replace(shrinks_rows=True)
-        self._operations = operations
 
     @property
     def part(self) -> Tensor | None:
         """Rank of every vertex, int32 [N], if vertices are partitioned with their in-edges; else None."""
         return None
 
-    def release(self) -> None:
+    def release(self) -> None:  # noqa: B027
         """Free the cached tensors whose size grows with the graph. A later use computes them again."""
 
     def restrict(self, field: ReceptiveField) -> Layout:
         """Return the layout of steps that read only a receptive field."""
-        raise NotImplementedError(f"{type(self).__name__} has all rows, not only {field.rows}")
+        raise NotImplementedError(f"{type(self).__name__} lacks restrict, which `reach` needs for {field.rows} rows")
 
     def own_rows(self, rank: int) -> slice | Tensor:
         """Return the vertices that a rank is responsible for: a range, or int64."""
@@ -112,15 +104,17 @@ class Layout:
         blocks = self.layer_blocks(rank) if self.work.reads_edges(self.traits) else ()
         return make_layer_sizes(self.work, self.layer_rows(rank), blocks)
 
+    @abstractmethod
     def forward_operations(self, op: GraphOperation, rank: int) -> list[Operation]:
-        """Return the operations of a rank in the forward pass for one operation of the model, which is no total.
+        """Return the operations of a rank in the forward pass for one operation of the model.
+
+        `trace` adds totals, which are the same for all strategies, and leaves out cached aggregates of constant
+        features. Neither is passed to this method.
 
         Args:
-            op: Operation of the model's outline.
+            op: An aggregate, a layer that reads the edges itself ('block'), or the input of embedding rows ('embed').
             rank: The rank.
         """
-        assert self._operations is not None
-        return self._operations(op, rank)
 
     def kernel_memory(self, op: GraphOperation, rank: int) -> KernelMemory:
         """Return the memory of an aggregate over edges on a rank, without its result and the gradients of its rows.
@@ -129,7 +123,7 @@ class Layout:
             op: The aggregate.
             rank: The rank.
         """
-        raise NotImplementedError(f"the memory of {op.op} on rank {rank} is not estimated")
+        raise NotImplementedError(f"{type(self).__name__} lacks kernel_memory, which estimates {op.op} on rank {rank}")
 
     def resident_memory(self, rank: int, *, trains: bool = True) -> MemoryUse:
         """Return the bytes that a rank keeps for steps: features, cached aggregates, edges.
@@ -152,6 +146,7 @@ class Layout:
         dense = dense_flops(work, self.traits, sizes, training=True)
         nonzeros = max((call.sizes[0] for flops in dense for call in flops.calls if call.kernel == "sparse"), default=0)
         rest = aggregates * work.itemsize + copied + nonzeros * NONZERO_BYTES + ROW_BYTES * sizes.rows[0]
+        # A range of rows is read where the graph stores it, which all ranks of a host share.
         shared = features + in_edges if isinstance(rows, slice) else 0
         return MemoryUse(features + in_edges + rest, 0, 0, shared)
 
@@ -221,16 +216,40 @@ class Layout:
             dense_operations(first.backward, first.backward_calls),
         )
         for op, dense in zip(operations, rest, strict=True):
-            requested = [] if work.is_cached(op) else self._forward_operations(op, rank)
-            forward += requested + dense_operations(dense.forward, dense.calls)
-            adjoint = backward_operations(requested) if op.backward else []
+            operations_of_rank = [] if work.is_cached(op) else self._operations_or_total(op, rank)
+            forward += operations_of_rank + dense_operations(dense.forward, dense.calls)
+            adjoint = backward_operations(operations_of_rank) if op.backward else []
             backward = dense_operations(dense.backward, dense.backward_calls) + adjoint + backward
         if training and self.size > 1:
             backward.append(all_reduce("gradients", work.num_shared, work.dtype.itemsize, self.size))
         return Trace(operations=(*forward, *backward))
 
-    def _forward_operations(self, op: GraphOperation, rank: int) -> list[Operation]:
+    def _operations_or_total(self, op: GraphOperation, rank: int) -> list[Operation]:
         """Return the forward operations of one operation of the model, totals included."""
         if not isinstance(op.op, Total):
             return self.forward_operations(op, rank)
         return [all_reduce("statistics", op.width, self.work.dtype.itemsize, self.size)] if self.size > 1 else []
+
+
+class EvenLayout(Layout):
+    """Even ranges of rows, and all edges on every rank, with operations that a function states.
+
+    Args:
+        work: The workload.
+        size: Number of ranks.
+        traits: Properties of the strategy's views.
+        operations: `forward_operations` of the layout.
+    """
+
+    def __init__(
+        self,
+        work: Workload,
+        size: int,
+        traits: ViewTraits,
+        operations: Callable[[GraphOperation, int], list[Operation]],
+    ) -> None:
+        super().__init__(work, size, traits)
+        self._operations = operations
+
+    def forward_operations(self, op: GraphOperation, rank: int) -> list[Operation]:
+        return self._operations(op, rank)

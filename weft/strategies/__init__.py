@@ -4,7 +4,9 @@ Each strategy has a file or a folder; `STRATEGIES` maps their names to their pla
 resident, vertex, tensor, offload, pipeline, split.
 """
 
+from weft.parallel.blocks.vertex_layout import VertexLayout
 from weft.parallel.exchange import Exchange, PlacedView
+from weft.parallel.layout import Layout, StepInputs
 from weft.parallel.operations import AggregateSize, aggregate
 from weft.strategies.base import CandidateLinks, Options, Placed, Plan, Step, VertexOptions
 from weft.strategies.offload.plan import OffloadPlan
@@ -60,6 +62,7 @@ __all__ = [
     "AggregateSize",
     "CandidateLinks",
     "Exchange",
+    "Layout",
     "Options",
     "Placed",
     "PlacedView",
@@ -67,6 +70,8 @@ __all__ = [
     "ResidentPlaced",
     "ResidentPlan",
     "Step",
+    "StepInputs",
+    "VertexLayout",
     "VertexOptions",
     "aggregate",
     "get_strategy",

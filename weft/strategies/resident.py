@@ -1,4 +1,4 @@
-"""Strategies whose rows stay on the device: one trace for all of them, and a model that runs under views.
+"""Base classes of strategies whose rows stay on the device: the model runs under a view for each of its stages.
 
 Reading order: ResidentPlan (the layouts of its steps, `weft.parallel.layout`), ResidentPlaced (the views).
 """
@@ -17,7 +17,7 @@ from weft.comm import Group, sum_gradients
 from weft.cost import MemoryUse, Operation, Trace
 from weft.nn import GraphOperation, Inputs, ReceptiveField, Topology, shared_parameters, typed_rows
 from weft.parallel.exchange import Exchange, PlacedView
-from weft.parallel.layout import Layout, StepInputs
+from weft.parallel.layout import EvenLayout, Layout, StepInputs
 from weft.strategies.base import CHECKPOINT_COPIES, PARAMETER_COPIES, Placed, Plan, Step, whole_topology
 from weft.strategies.step_pruning import describe_receptive_fields, find_receptive_field
 from weft.utils.random import key
@@ -33,8 +33,8 @@ class ResidentPlan(Plan):
     """
 
     low_precision_rows = True
-    whole_graph: ClassVar[tuple[bool, ...]] = (True, False)
-    """Kinds of steps on the whole graph that the strategy has: True for training steps, False for evaluations."""
+    planned_steps: ClassVar[tuple[bool, ...]] = (True, False)
+    """Types of full-graph steps that the strategy has: True for training steps, False for evaluations."""
     placed_type: ClassVar[type[ResidentPlaced]]
     """Type of the plan on a rank."""
 
@@ -45,23 +45,25 @@ class ResidentPlan(Plan):
 
     def make_layout(self) -> Layout:
         """Return the layout of a step on the whole graph."""
-        return Layout(self.work, self.size, self.traits, self.forward_operations)
+        return EvenLayout(self.work, self.size, self.traits, self.forward_operations)
 
     def forward_operations(self, op: GraphOperation, rank: int) -> list[Operation]:
-        """Return the operations of a rank in the forward pass for one operation of the model, which is no total.
+        """Return the operations of a rank in the forward pass for one operation of the model.
 
-        Only a strategy without a layout of its own has them.
+        See `Layout.forward_operations`. Only a strategy without a layout of its own states them here.
 
         Args:
             op: Operation of the model's outline.
             rank: The rank.
         """
-        raise NotImplementedError(f"strategy {self.name} states no operations for {op.op} on rank {rank}")
+        raise NotImplementedError(
+            f"strategy {self.name} has neither forward_operations nor make_layout ({op.op}, rank {rank})"
+        )
 
     @cached_property
     def receptive_fields(self) -> dict[bool, ReceptiveField | str]:
         """Receptive field of training steps (True) and evaluations (False), or the reason why they read all rows."""
-        return {training: self.find_receptive_field(training=training) for training in self.whole_graph}
+        return {training: self.find_receptive_field(training=training) for training in self.planned_steps}
 
     def find_receptive_field(self, *, training: bool) -> ReceptiveField | str:
         """Return the receptive field of a step, see `weft.strategies.step_pruning.find_receptive_field`."""
@@ -88,8 +90,8 @@ class ResidentPlan(Plan):
         return self.layout.own_rows(rank)
 
     def peak_memory(self, rank: int = 0) -> MemoryUse:
-        """Return the resident bytes of a rank plus the most that a step, or its preparation, allocates."""
-        # A layout of both kinds of steps trains: True is the last value.
+        """Return the bytes that a rank keeps, plus the most that a step, its preparation or a checkpoint allocates."""
+        # If both types of steps share a layout, it counts once, as one that trains: True comes last.
         trains = {layout: training for training, layout in sorted(self.layouts.items())}
         resident = [layout.resident_memory(rank, trains=training) for layout, training in trains.items()]
         parameters = self.work.num_shared * self.work.dtype.itemsize
@@ -140,7 +142,7 @@ class ResidentPlaced(Placed):
 
     def __init__(self, plan: ResidentPlan, group: Group, *, seed: int) -> None:
         super().__init__(plan.work, group, plan.own_rows(group.rank), seed=seed)
-        self.work, self.plan = plan.work, plan
+        self.plan = plan
         self.pruned_inputs = {
             training: self.make_step_inputs(layout)
             for training, layout in plan.layouts.items()
@@ -154,7 +156,9 @@ class ResidentPlaced(Placed):
         Args:
             layout: Layout of these steps.
         """
-        raise NotImplementedError(f"strategy {self.plan.name} reads all rows, not those of {layout}")
+        raise NotImplementedError(
+            f"{type(self).__name__} lacks make_step_inputs, which `reach` needs for {type(layout).__name__}"
+        )
 
     @cached_property
     def whole(self) -> StepInputs:

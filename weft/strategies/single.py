@@ -15,7 +15,7 @@ class WholeLayout(Layout):
     """Every row, column and edge on one rank."""
 
     def restrict(self, field: ReceptiveField) -> VertexLayout:
-        return VertexLayout.on_one_rank(self.work.restrict(field), self.traits)
+        return VertexLayout.of_receptive_field(self.work.restrict(field), self.traits)
 
     def kernel_memory(self, op: GraphOperation, rank: int) -> KernelMemory:
         del rank

@@ -1,4 +1,4 @@
-"""Layout of vertex parallelism: a rank has vertices with all edges into them, and fetches or recomputes the sources."""
+"""Layout of vertex parallelism: each rank has vertices with all their in-edges, and fetches or recomputes sources."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ class VertexLayout(Layout):
         self.blocks = blocks
 
     @classmethod
-    def on_one_rank(cls, work: Workload, traits: ViewTraits) -> VertexLayout:
-        """Return the layout of a single rank: a block for each aggregate, so that each may have other rows.
+    def of_receptive_field(cls, work: Workload, traits: ViewTraits) -> VertexLayout:
+        """Return the layout of a receptive field on a single rank: each aggregate has a block with its own rows.
 
         Args:
-            work: The workload.
+            work: The workload with the receptive field.
             traits: Properties of views on all rows.
         """
-        if work.receptive_field is not None:
-            traits = traits._replace(shrinks_rows=True)
+        assert work.receptive_field is not None
+        traits = traits._replace(shrinks_rows=True)
         caching = caching_costs(work, work.outline(traits, training=True), ratio=0.0)
         return cls(VertexBlocks(work, 1, None, caching, traits))
 
@@ -118,26 +118,26 @@ class VertexLayout(Layout):
             steps=steps,
         )
         row, is_exchanged = fetched_width(op, op.hops[0]) * itemsize, block.exchanged and is_fetched(op, op.hops[0])
-        own_rows, sources, targets = (n * row for n in (hop.num_inputs, hop.block.num_sources, hop.block.num_targets))
+        inputs, sources, targets = (n * row for n in (hop.num_inputs, hop.block.num_sources, hop.block.num_targets))
         sent, received = (n * row * is_exchanged for n in (block.num_sent, block.num_received))
         if op.op.plain:
             # Low-precision rows are summed in float32: results and gradients exist twice until they are rounded.
             float32_size = max(itemsize, SUM_BYTES) // itemsize
             extra_results = float32_size if float32_size > 1 else 0
             # A sum adds up rows as they arrive; other aggregates copy all sources into one tensor.
-            inputs = targets * float32_size if isinstance(op.op, Sum) else sources
-            temporary = inputs + targets * extra_results
+            read = targets * float32_size if isinstance(op.op, Sum) else sources
+            temporary = read + targets * extra_results
             # Covered sums add received gradients to those of the rows directly.
-            gradients = 0 if self.blocks.is_covered(op, op.hops[0]) else own_rows * float32_size
-            back = max(2 * received + targets, received + sent + gradients + own_rows * extra_results)
+            gradients = 0 if self.blocks.is_covered(op, op.hops[0]) else inputs * float32_size
+            back = max(2 * received + targets, received + sent + gradients + inputs * extra_results)
             return kernels.moved(forward=sent + received + temporary, backward=back) if is_exchanged else kernels
         if not is_exchanged:
             return kernels
         target_rows = hop.block.num_targets * op.logit_width * itemsize
         packed = len(op.op.source) > 1
         saved = sources + target_rows  # until the kernels have computed the gradients of all sources
-        after_kernels = sources + received + (1 + packed) * sent + own_rows
-        back = max(sources, after_kernels - kernels.saved - kernels.backward - saved) - own_rows
+        after_kernels = sources + received + (1 + packed) * sent + inputs
+        back = max(sources, after_kernels - kernels.saved - kernels.backward - saved) - inputs
         return replace(kernels, saves_rows=0).moved(forward=(1 + packed) * sent + received, saved=saved, backward=back)
 
 

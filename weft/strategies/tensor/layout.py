@@ -67,7 +67,7 @@ class TensorLayout(Layout):
         self.options = options
         self.chunking = self._make_chunking()
         """Chunks of aggregates; None if no option requests them."""
-        self.pruned = None if work.receptive_field is None else VertexLayout.on_one_rank(work, ONE_DEVICE)
+        self.pruned = None if work.receptive_field is None else VertexLayout.of_receptive_field(work, ONE_DEVICE)
         """Rows and blocks of the receptive field on a single rank; None: the whole graph."""
 
     def _make_chunking(self) -> Chunking | None:
@@ -202,10 +202,10 @@ class TensorLayout(Layout):
         start, stop = even_bounds(op.width, size)[rank : rank + 2]
         rank_op: Aggregate = op.op
         inbound, outbound = self.layer_bounds(op.hop), self.layer_bounds(op.hop + op.steps)
-        layout = column_layout(inbound, op.width)
+        columns_in = column_layout(inbound, op.width)
         if isinstance(op.op, EdgeSoftmax):
             plan = self.attention(op.op, op.hop)
-            rank_op, layout = plan.rank_part(op.op, rank), plan.layout(sums=plan.sums)
+            rank_op, columns_in = plan.rank_part(op.op, rank), plan.layout(sums=plan.sums)
         kernels = estimate_kernel_memory(
             rank_op,
             num_targets=self.layer_bounds(op.hop + 1)[-1],
@@ -219,9 +219,9 @@ class TensorLayout(Layout):
             outbound[-1] * (stop - start) * itemsize,
             (outbound[rank + 1] - outbound[rank]) * op.width * itemsize,
         )
-        received = inbound[-1] * layout.width(rank) * itemsize * (op.origin != "inputs")
+        received = inbound[-1] * columns_in.width(rank) * itemsize * (op.origin != "inputs")
         # Features count in `resident_memory`, so they are neither received nor sent.
-        sent = num_own * sum(layout.width(other) for other in range(size)) * itemsize * (op.origin == "rows")
+        sent = num_own * sum(columns_in.width(other) for other in range(size)) * itemsize * (op.origin == "rows")
         saved = received if kernels.saves_rows else 0
         # Peak while rows become columns, while the aggregate runs, and while columns become rows; and in reverse.
         forward = (

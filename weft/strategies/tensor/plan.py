@@ -27,84 +27,6 @@ from weft.utils.dtypes import dtype_name
 from weft.utils.errors import InputError
 
 
-class TensorPlan(ResidentPlan):
-    """Plan of `tensor`, exact: the ranks' loads differ by at most one row and one column."""
-
-    name = "tensor"
-    options_type = TensorOptions
-    flags = ("nn_device",)
-    optimisations = ("reach", "pipeline")
-    traits = SPREAD._replace(
-        block_error="strategy tensor cannot run a layer that reads whole source rows (view.block, or PyG's own code), "
-        "because a rank holds only some columns of every row: use --strategy hybrid, communicated, cached, offload or "
-        "pipeline, or on one rank single"
-    )
-    options: TensorOptions
-    layout: TensorLayout
-
-    def solve(self, state: Any) -> None:
-        super().solve(state)
-        if self.work.row_dtype != self.work.dtype and self.layout.chunking is not None:
-            raise InputError(
-                f"--dtype {dtype_name(self.work.row_dtype)}: chunks add up gradients of rows one after the other, "
-                "which would round them each time: leave out --device-memory and --chunks"
-            )
-
-    def find_receptive_field(self, *, training: bool) -> ReceptiveField | str:
-        field = super().find_receptive_field(training=training)
-        if isinstance(field, str):
-            return field
-        if self.layout.chunking is not None:
-            return "chunks are of the whole graph"
-        operations = self.work.outline(self.traits, training=training)
-        if any(op.op == "embed" or isinstance(op.op, ByRelation) for op in operations):
-            return "rows of types are assigned by their vertices"
-        return field
-
-    def make_layout(self) -> TensorLayout:
-        return TensorLayout(self.work, self.size, self.traits, self.options)
-
-    def check_fits(self) -> None:
-        limit = self.options.device_memory
-        if limit is not None and (least := self.least_bytes()) > limit:
-            raise limit_error(limit, least)
-
-    def least_bytes(self) -> int:
-        """Return the device bytes of the largest aggregate with a single vertex per chunk."""
-        work = self.work
-        aggregates = {(op.op, op.width) for op in work.outline(self.traits, training=True) if op.is_aggregate}
-        working_sets = [
-            (op, self.layout.chunk_working_set(op, width)) for op, width in aggregates if isinstance(op, Aggregate)
-        ]
-        return max((least_bytes(work.graph.in_edges, op, needs) for op, needs in working_sets), default=0)
-
-    def peak_memory(self, rank: int = 0) -> MemoryUse:
-        """Return the peak bytes of a rank in a run.
-
-        Chunks add their rounds. Below a limit, the device has only the working set, and the rows that chunks read are
-        in files.
-        """
-        whole_use, chunking = super().peak_memory(rank), self.layout.chunking
-        if chunking is None:
-            return whole_use
-        operations = [op for op in self.work.outline(self.traits, training=True) if op.is_aggregate]
-        passes = Counter((op.op, op.width) for op in operations)
-        sizes = {(op.op, op.width): self.layout.pass_sizes(op, rank, chunking) for op in operations}
-        rounds = sum(pass_sizes.round_bytes for pass_sizes in sizes.values())
-        if chunking.limit is None:
-            topology = sum(pass_sizes.topology_bytes for pass_sizes in sizes.values())
-            return whole_use._replace(device=whole_use.device + rounds + topology)
-        device = max((pass_sizes.cut.num_bytes for pass_sizes in sizes.values()), default=0)
-        separate_memory = any(pass_sizes.separate_memory for pass_sizes in sizes.values())
-        disk = rounds + sum(pass_sizes.row_bytes(passes[key]) for key, pass_sizes in sizes.items())
-        return MemoryUse(
-            device, whole_use.device if separate_memory else max(whole_use.device - device, 0), disk, whole_use.shared
-        )
-
-    def place(self, group: Group, *, seed: int = 0) -> PlacedTensor:
-        return PlacedTensor(self, group, seed=seed)
-
-
 class PlacedTensor(ResidentPlaced):
     """Plan of `tensor` on a rank: the whole topology, N / P rows, and F / P columns of all rows.
 
@@ -169,3 +91,79 @@ class PlacedTensor(ResidentPlaced):
         if self.group.size > 1:
             facts["planned"] = {"bytes_sent": dict(self.plan.trace(self.group.rank, training=True).bytes_sent)}
         return facts
+
+
+class TensorPlan(ResidentPlan):
+    """Plan of `tensor`, exact: the ranks' loads differ by at most one row and one column."""
+
+    name = "tensor"
+    options_type = TensorOptions
+    placed_type = PlacedTensor
+    flags = ("nn_device",)
+    optimisations = ("reach", "pipeline")
+    traits = SPREAD._replace(
+        block_error="strategy tensor cannot run a layer that reads whole source rows (view.block, or PyG's own code), "
+        "because a rank holds only some columns of every row: use --strategy hybrid, communicated, cached, offload or "
+        "pipeline, or on one rank single"
+    )
+    options: TensorOptions
+    layout: TensorLayout
+
+    def solve(self, state: Any) -> None:
+        super().solve(state)
+        if self.work.row_dtype != self.work.dtype and self.layout.chunking is not None:
+            raise InputError(
+                f"--dtype {dtype_name(self.work.row_dtype)}: chunks add up gradients of rows one after the other, "
+                "which would round them each time: leave out --device-memory and --chunks"
+            )
+
+    def find_receptive_field(self, *, training: bool) -> ReceptiveField | str:
+        field = super().find_receptive_field(training=training)
+        if isinstance(field, str):
+            return field
+        if self.layout.chunking is not None:
+            return "chunks are of the whole graph"
+        operations = self.work.outline(self.traits, training=training)
+        if any(op.op == "embed" or isinstance(op.op, ByRelation) for op in operations):
+            return "rows of types are assigned by their vertices"
+        return field
+
+    def make_layout(self) -> TensorLayout:
+        return TensorLayout(self.work, self.size, self.traits, self.options)
+
+    def check_fits(self) -> None:
+        limit = self.options.device_memory
+        if limit is not None and (least := self.least_bytes()) > limit:
+            raise limit_error(limit, least)
+
+    def least_bytes(self) -> int:
+        """Return the device bytes of the largest aggregate with a single vertex per chunk."""
+        work = self.work
+        aggregates = {(op.op, op.width) for op in work.outline(self.traits, training=True) if op.is_aggregate}
+        working_sets = [
+            (op, self.layout.chunk_working_set(op, width)) for op, width in aggregates if isinstance(op, Aggregate)
+        ]
+        return max((least_bytes(work.graph.in_edges, op, needs) for op, needs in working_sets), default=0)
+
+    def peak_memory(self, rank: int = 0) -> MemoryUse:
+        """Return the peak bytes of a rank in a run.
+
+        Aggregates in chunks also need buffers (rounds). Below a limit, the device has only the working set of a chunk,
+        and the rows that chunks read are in files.
+        """
+        whole_use, chunking = super().peak_memory(rank), self.layout.chunking
+        if chunking is None:
+            return whole_use
+        operations = [op for op in self.work.outline(self.traits, training=True) if op.is_aggregate]
+        passes = Counter((op.op, op.width) for op in operations)
+        sizes = {(op.op, op.width): self.layout.pass_sizes(op, rank, chunking) for op in operations}
+        rounds = sum(pass_sizes.round_bytes for pass_sizes in sizes.values())
+        if chunking.limit is None:
+            topology = sum(pass_sizes.topology_bytes for pass_sizes in sizes.values())
+            return whole_use._replace(device=whole_use.device + rounds + topology)
+        device = max((pass_sizes.cut.num_bytes for pass_sizes in sizes.values()), default=0)
+        separate_memory = any(pass_sizes.separate_memory for pass_sizes in sizes.values())
+        disk = rounds + sum(pass_sizes.row_bytes(passes[key]) for key, pass_sizes in sizes.items())
+        return MemoryUse(
+            device, whole_use.device if separate_memory else max(whole_use.device - device, 0), disk, whole_use.shared
+        )

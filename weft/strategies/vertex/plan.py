@@ -1,4 +1,4 @@
-"""Plans of vertex parallelism (NeutronStar, sections 2.2 and 3): a rank has vertices with all edges into them.
+"""Plans of vertex parallelism (NeutronStar, sections 2.2 and 3): each rank has vertices with all their in-edges.
 
 Remote source rows are fetched at every layer (`communicated`, algorithm 3), recomputed from constant features
 (`cached`, algorithm 2), or whichever costs less (`hybrid`, algorithm 4). The three differ only in their `Caching`.
@@ -27,8 +27,8 @@ VERTEX_OPTIMISATIONS = ("reach", "ring", "overlap", "cover")
 """Optimisations of exact vertex parallelism."""
 
 
-def vertex_layout(plan: ResidentPlan, *, ratio: float | None, max_bytes: int | None = None) -> VertexLayout:
-    """Return the layout by the partition of a plan's options, which are `VertexOptions`.
+def make_vertex_layout(plan: ResidentPlan, *, ratio: float | None, max_bytes: int | None = None) -> VertexLayout:
+    """Return the layout of vertex parallelism by the partition in a plan's options, which are `VertexOptions`.
 
     Args:
         plan: The plan.
@@ -49,7 +49,7 @@ class PlacedVertices(ResidentPlaced):
     def __init__(self, plan: ResidentPlan, group: Group, *, seed: int) -> None:
         super().__init__(plan, group, seed=seed)
         if plan.layout in plan.layouts.values():
-            self.whole  # noqa: B018  # before the first step
+            self.whole  # noqa: B018  # all ranks create halos together, so here instead of in the first step
 
     @cached_property
     def topology(self) -> Topology:
@@ -77,7 +77,8 @@ class PlacedVertices(ResidentPlaced):
         return Halo(route, group, name=name, ring=optimisations.ring, overlap=optimisations.overlap)
 
     def describe(self) -> dict[str, Any]:
-        layout = next(iter(self.plan.layouts.values()))
+        layouts = self.plan.layouts
+        layout = layouts.get(True, layouts[False])  # mini-batches have no training step on the whole graph
         assert isinstance(layout, VertexLayout)
         assert isinstance(self.rows, Tensor)
         needed, facts = layout.blocks.dependencies(self.group.rank), super().describe()
@@ -115,7 +116,7 @@ class CommunicatedPlan(ResidentPlan):
     placed_type = PlacedVertices
 
     def make_layout(self) -> VertexLayout:
-        return vertex_layout(self, ratio=0.0)
+        return make_vertex_layout(self, ratio=0.0)
 
 
 class CachedPlan(ResidentPlan):
@@ -128,7 +129,7 @@ class CachedPlan(ResidentPlan):
     placed_type = PlacedVertices
 
     def make_layout(self) -> VertexLayout:
-        return vertex_layout(self, ratio=1.0)
+        return make_vertex_layout(self, ratio=1.0)
 
 
 class HybridPlan(ResidentPlan):
@@ -143,4 +144,4 @@ class HybridPlan(ResidentPlan):
     options: HybridOptions
 
     def make_layout(self) -> VertexLayout:
-        return vertex_layout(self, ratio=self.options.cache_ratio, max_bytes=self.options.cache_memory)
+        return make_vertex_layout(self, ratio=self.options.cache_ratio, max_bytes=self.options.cache_memory)

@@ -13,7 +13,7 @@ from weft.comm import Group, Halo, PendingRows, Route
 from weft.parallel.blocks.vertex_layout import VertexLayout
 from weft.strategies.base import Step, VertexOptions
 from weft.strategies.resident import ResidentPlan
-from weft.strategies.vertex.plan import PlacedVertices, vertex_layout
+from weft.strategies.vertex.plan import PlacedVertices, make_vertex_layout
 
 
 class HaloHistory:
@@ -180,7 +180,7 @@ class StalePlan(ResidentPlan):
     options: StaleOptions
 
     def make_layout(self) -> VertexLayout:
-        return vertex_layout(self, ratio=0.0)
+        return make_vertex_layout(self, ratio=0.0)
 
     def extra_memory(self, rank: int) -> int:
         """Return the bytes of the last exchange: rows, gradients, and the rows that it sent if these are compared.
