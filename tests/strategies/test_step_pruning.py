@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.lib.cases import FEW_LABELS, MACHINE, RESIDENT, Case, labelled_cases
 from tests.lib.graphs import NUM_CLASSES, NUM_FEATURES
 from tests.lib.ranks import on_ranks
-from tests.lib.session import Given, Session, check_case, check_close, workload
+from tests.lib.session import Given, Session, check_case, check_close, check_on_ranks, workload
 from weft.comm import Group
 from weft.nn import Dot, Inputs, LinkModel, ReceptiveField, SAGEConv, Stack, View, Workload
 from weft.strategies import STRATEGIES, ResidentPlaced, Step
@@ -54,6 +54,15 @@ def test_pruned_steps_aggregate_fewer_edges_and_transform_fewer_rows(name: str) 
         sent, of_all = (sum(sum(trace.bytes_sent.values()) for trace in each) for each in (traces, wholes))
         assert sent < of_all or name in ("single", "cached")  # these fetch nothing
     assert name == "offload" or plan.memory() < without.memory()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_counts_equal_the_trace_where_a_layer_keeps_all_rows(size: int) -> None:
+    """The target rows of the first layer are all rows, but not the constant features, as the outline assumes."""
+    case = Case(model="sage", sparse=True, num_vertices=20, labels=4)
+    field = Given().plan("single", workload(case)).receptive_fields[True]
+    assert field.rows[0] == field.rows[1] > field.rows[2]
+    check_on_ranks(size, case, "communicated", full=True)
 
 
 @pytest.mark.parametrize("name", ["communicated", "tensor"])

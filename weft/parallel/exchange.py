@@ -48,7 +48,7 @@ class Exchange(ABC):
         return self.topology.relation_rows
 
     def targets(self, x: Tensor) -> Tensor:
-        """Return the rows of `x` for which the aggregate has results."""
+        """Return the rows of `x` for which the aggregate has results, if these may be fewer (`ViewTraits`)."""
         return x
 
     def own_rows(self, x: Tensor) -> Tensor:
@@ -113,7 +113,8 @@ class PlacedView(GraphView):
         return self.exchange.relation_rows
 
     def targets(self, x: Tensor) -> Tensor:
-        return self.exchange.targets(x)
+        # Slicing would hide from the view that rows are the constant features, so it must do what the outline did.
+        return self.exchange.targets(x) if self.traits.shrinks_rows else x
 
     def embed(self, weight: Tensor) -> Tensor:
         return self.exchange.embed(weight)

@@ -201,11 +201,6 @@ class ResidentPlaced(Placed):
             typed=typed_rows(self.graph, vertices, self.group.device, work.dtype),
         )
 
-    @property
-    def shrinks_rows(self) -> bool:
-        """True if an aggregate may have fewer rows after it than before."""
-        return self.plan.traits.shrinks_rows
-
     @cached_property
     def topology(self) -> Topology:
         """Topology of the whole graph, on the group's device."""
@@ -226,11 +221,12 @@ class ResidentPlaced(Placed):
 
     def views(self, step: Step) -> list[PlacedView]:
         """Return the view of each stage for a step; dropout masks depend on stage and step."""
-        inputs, traits = self.step_inputs(step), self.plan.traits
+        inputs = self.step_inputs(step)
+        layout = self.plan.layout if step.vertices is None else self.plan.layouts[step.training]
         return [
             PlacedView(
                 exchange,
-                traits,
+                layout.traits,
                 key=key(self.seed, *step.key, stage),
                 masks=None if step.masks is None else partial(step.masks.at, stage),
                 inputs=inputs.inputs,

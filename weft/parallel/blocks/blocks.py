@@ -39,10 +39,6 @@ class PlacedRows(Protocol):
     def topology(self) -> Topology:
         """Topology of the whole graph."""
 
-    @property
-    def shrinks_rows(self) -> bool:
-        """True if an aggregate may have fewer rows after it than before."""
-
     def features(self, vertices: Tensor) -> Tensor:
         """Return the features of some vertices, on the group's device."""
 
@@ -177,13 +173,7 @@ class Halos(Exchange):
         self.blocks, self.num_own, self.embedded = blocks, num_own, embedded
 
     def targets(self, x: Tensor) -> Tensor:
-        if not self.blocks:
-            return x
-        num_targets = len(self.blocks[-1].targets)
-        # Rows that are sliced are not the constant features, whose aggregates are computed once. A plan whose traits
-        # say that rows shrink takes all rows for sliced ones.
-        is_whole = len(x) == num_targets and not self.blocks[-1].placed.shrinks_rows
-        return x if is_whole else x[:num_targets]
+        return x[: len(self.blocks[-1].targets)] if self.blocks else x
 
     def own_rows(self, x: Tensor) -> Tensor:
         return x[: self.num_own]
