@@ -175,7 +175,7 @@ def test_a_scratch_folder_without_write_permission(capsys: pytest.CaptureFixture
 def test_too_little_disk_space_is_refused_before_the_run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("weft.strategies.offload.plan.free_bytes", lambda _: 1000)
+    monkeypatch.setattr("weft.strategies.offload.chunked_plan.free_bytes", lambda _: 1000)
     code, error = refusal(capsys, tmp_path / "out", "--scratch", tmp_path)
     assert code == 2
     assert error.startswith(f"{tmp_path}: vertex data takes ")
