@@ -85,10 +85,6 @@ class ResidentPlan(Plan):
         for layout in (self.layout, *vars(self).get("layouts", {}).values()):
             layout.release()
 
-    def own_rows(self, rank: int) -> slice | Tensor:
-        """Return the vertices that a rank is responsible for: a range, or int64."""
-        return self.layout.own_rows(rank)
-
     def peak_memory(self, rank: int = 0) -> MemoryUse:
         """Return the bytes that a rank keeps, plus the most that a step, its preparation or a checkpoint allocates."""
         # If both types of steps share a layout, it counts once, as one that trains: True comes last.
@@ -141,7 +137,7 @@ class ResidentPlaced(Placed):
     """
 
     def __init__(self, plan: ResidentPlan, group: Group, *, seed: int) -> None:
-        super().__init__(plan.work, group, plan.own_rows(group.rank), seed=seed)
+        super().__init__(plan.work, group, plan.layout.own_rows(group.rank), seed=seed)
         self.plan = plan
         self.pruned_inputs = {
             training: self.make_step_inputs(layout)

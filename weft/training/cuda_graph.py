@@ -25,8 +25,8 @@ from weft.utils.random import KeyTable
 from weft.utils.terminal import print_message
 
 MAX_EDGES = 1_000_000
-"""Largest number of edges of a graph whose pass is captured. For larger graphs, launch time does not matter, but the
-memory that a captured pass keeps does."""
+"""Largest number of edges of a graph whose pass is captured, since a captured pass keeps its memory. Launches can still
+limit larger graphs (docs/gpu.md)."""
 REPEATABLE_MODULES = ("weft.nn.", "torch.nn.")
 """Packages whose modules run the same kernels in each step. Other modules may have state on the host, such as a step
 counter, or draw random numbers, which a replay would not update."""
