@@ -154,3 +154,11 @@ def test_fresh_share_of_near_edges() -> None:
     assert graphs[1].fresh_share == pytest.approx(1 / (1 << 14))
     nothing = torch.empty(0, dtype=torch.int64)
     assert Adjacency.from_edges(nothing, nothing, num_sources=5, num_targets=5).fresh_share == 1
+
+
+def test_fresh_share_of_more_edges_than_float32_counts() -> None:
+    """The last run ends with the last edge, also where float32 would round its beginning up."""
+    num_edges = (1 << 24) + 3 + (1 << 14)
+    sources = torch.zeros(1, dtype=torch.int32).expand(num_edges)
+    edges = Adjacency(indptr=torch.tensor([0, num_edges]), indices=sources, num_sources=1)
+    assert edges.fresh_share == pytest.approx(1 / (1 << 14))

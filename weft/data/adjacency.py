@@ -159,7 +159,8 @@ class Adjacency(CompressedRows):
         # Exactly one edge of each distinct source does.
         run = min(RUN_EDGES, self.num_edges)
         num_runs = min(RUNS, -(-self.num_edges // RUN_EDGES))
-        first_edges = torch.linspace(0, self.num_edges - run, num_runs).long().tolist()
+        last_first = self.num_edges - run
+        first_edges = [last_first * number // max(num_runs - 1, 1) for number in range(num_runs)]
         positions = torch.arange(run, dtype=torch.int32, device=self.device)
         position_of_source = torch.empty(self.num_sources, dtype=torch.int32, device=self.device)
         distinct = 0
