@@ -24,9 +24,9 @@ from weft.training.tasks.row_batching import block_bytes
 from weft.utils.random import KeyTable
 from weft.utils.terminal import print_message
 
-MAX_EDGES = 1_000_000
-"""Largest number of edges of a graph whose pass is captured, since a captured pass keeps its memory. Launches can still
-limit larger graphs (docs/gpu.md)."""
+MAX_EDGES = 5_000_000
+"""Largest number of edges of a graph whose pass is captured. A captured pass keeps its memory; on an H100, launches no
+longer limit a pass over 12 million edges (docs/gpu.md)."""
 REPEATABLE_MODULES = ("weft.nn.", "torch.nn.")
 """Packages whose modules run the same kernels in each step. Other modules may have state on the host, such as a step
 counter, or draw random numbers, which a replay would not update."""
