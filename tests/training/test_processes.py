@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
 import pickle
 import re
@@ -41,7 +42,8 @@ from weft.comm import join
 from weft.runtime.meter import Meter
 from weft.runtime.processes import forkserver
 from weft.runtime.processes.cores import rank_cores
-from weft.training.launch.processes import Meeting, _is_gone, launch
+from weft.training.launch.payload import Received
+from weft.training.launch.processes import Meeting, _is_gone, _run_rank, launch
 from weft.utils.errors import InputError, RunError
 
 
@@ -222,6 +224,20 @@ def test_a_launcher_counts_as_gone_only_after_its_end() -> None:
     assert _is_gone(process.pid), "an ended process that was not waited for counts as running"
     process.wait()
     assert _is_gone(process.pid)
+
+
+def test_a_rank_that_fails_after_its_launcher_was_killed_prints_nothing(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The files that it needs are being removed, and nobody reads its error."""
+    reader, writer = multiprocessing.Pipe(duplex=False)
+    arguments = (1, 2, writer, Meeting(tmp_path), fail, Received(pickle.dumps(("unforeseen",))))
+    rank = multiprocessing.get_context("spawn").Process(target=_run_rank, args=arguments)
+    rank.start()
+    writer.close()
+    reader.close()
+    rank.join(60)
+    assert (rank.exitcode, capfd.readouterr().err) == (1, "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])

@@ -293,7 +293,8 @@ def _run_rank(
         entry(*arguments.open(), meeting)
     except Exception as error:
         message = str(error) if isinstance(error, InputError | RunError) else explain_error(error, MEMORY_REMEDY)
-        report.send_bytes(json.dumps({"kind": type(error).__name__, "message": message}).encode())
+        with suppress(BrokenPipeError):  # the launcher was killed, and its files are being removed
+            report.send_bytes(json.dumps({"kind": type(error).__name__, "message": message}).encode())
         sys.stderr.flush()
         os._exit(1)  # without cleanup: gloo would wait for the lost peer
 
