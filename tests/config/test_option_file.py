@@ -22,12 +22,14 @@ def other(spec: dataclasses.Field[Any]) -> Any:
     """Return a legal value of an option other than its default."""
     if spec.name == "until":
         return "val_accuracy=0.9"
+    if spec.metadata["amount"]:
+        return "512MB"
     if isinstance(spec.default, bool):
         return not spec.default
     if isinstance(spec.default, int):
         return spec.default + 3
     if isinstance(spec.default, float):
-        return spec.default / 2 if spec.default else 0.25
+        return spec.default / 2 if spec.default > 0 else 0.25
     names = spec.metadata["several"] or spec.metadata["choices"]
     return names[-1] if names else 'a "name"\\ of # some\nkind \u202e\x9b\U000e0001'
 

@@ -199,7 +199,7 @@ def chunk_bytes(group: Group, chunking: dict[str, int]) -> dict[tuple[str, bool]
             work = chunk_workload(model, decoupled=decoupled)
             least = TensorPlan(work, group.size).least_bytes()
             options = TensorOptions(
-                chunks=chunking.get("chunks", 0), device_memory=chunking.get("limit", 0) * least or None
+                chunks=chunking.get("chunks", 0), device_memory=chunking.get("limit", 0) * least or ""
             )
             plan = TensorPlan(work, group.size, options)
             bytes_by_case[model, decoupled] = plan.memory(group.rank), step_peaks(plan.place(group), epochs=2)[-1][0]

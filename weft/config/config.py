@@ -13,13 +13,13 @@ from typing import Any
 from weft.config.files import named_by, options_text, read_options
 from weft.config.optimisations import OPTIMISATIONS
 from weft.config.option import checked, option, unknown_option
+from weft.config.strategy_flags import BatchFlags, CachingFlags, HostRowFlags, StaleFlags, strategy_option
 from weft.utils.errors import InputError
 
 data_option = partial(option, section="data")
 task_option = partial(option, section="task")
 model_option = partial(option, section="model")
 training_option = partial(option, section="training")
-strategy_option = partial(option, section="strategy")
 run_option = partial(option, section="run")
 
 MEMORY_REMEDY = "use --strategy offload, which stores rows on disk"
@@ -29,8 +29,8 @@ SCHEDULER_EPOCHS = {"step": 30, "cosine": 0, "plateau": 10}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    """All options of a run. Instances are frozen; `dataclasses.replace` returns a changed copy."""
+class GraphOptions:
+    """The graph and its preparation."""
 
     graph: str = data_option("", "name of a built-in graph or a dataset, a generator such as rmat:100k,1m, or a path")
     split: int = data_option(0, "number of the dataset's public split to use", least=0, fixed=True)
@@ -52,6 +52,11 @@ class Config:
         choices=("none", "degree", "bfs"),
         fixed=True,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions:
+    """The task, its loss and its metrics."""
 
     task: str = task_option(
         "node",
@@ -88,6 +93,11 @@ class Config:
         "held-out edge ranked among all vertices); none: depending on the labels, or auc for link",
         fixed=True,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """The model."""
 
     model: str = model_option(
         "gcn",
@@ -146,6 +156,11 @@ class Config:
     )
     residual: bool = model_option(False, "add the input of a layer to its output if their widths are equal", fixed=True)
 
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """The optimizer and the loop over epochs."""
+
     epochs: int = training_option(100, "number of epochs", least=1)
     optimizer: str = training_option("adam", "adam, adamw, sgd or rmsprop", fixed=True)
     lr: float = training_option(0.01, "learning rate", least=0, most=1e30, fixed=True)
@@ -185,6 +200,17 @@ class Config:
     )
     until: str = training_option("", "stop when a validation score is reached, such as val_accuracy=0.9; none: never")
 
+    @property
+    def goal(self) -> tuple[str, float] | None:
+        """Name and value of the validation score at which training stops, or None."""
+        match = re.fullmatch(r"(\w+)=(-?(?:[0-9]+\.?[0-9]*|\.[0-9]+))", self.until, re.ASCII)
+        return (match[1], float(match[2])) if match else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementOptions:
+    """The strategy and the devices, apart from the flags of single strategies (`strategy_flags`)."""
+
     strategy: str = strategy_option(
         "single",
         "how to distribute rows, columns and edges: single, tensor, communicated, cached, hybrid, stale, "
@@ -197,47 +223,6 @@ class Config:
         "ranks: a method of weft partition, or the file of a partition book; none: balanced for pipeline, metis "
         "weighted by pre-sampled batches for split, else range",
     )
-    batch_size: str = strategy_option(
-        "",
-        "split, sampled: number of training vertices or links of a mini-batch on all ranks together, or all; "
-        "none: 1024",
-        fixed=True,
-    )
-    fanout: str = strategy_option(
-        "10",
-        "split, sampled: in-edges to sample for each vertex: a number for all layers, or one for each layer, "
-        "starting at the batch; or all",
-        fixed=True,
-    )
-    sampling: str = strategy_option(
-        "uniform",
-        "split, sampled: sampling of in-edges: uniform, labor (reads fewer vertices) or weighted (by edge weights)",
-        choices=("uniform", "labor", "weighted"),
-        fixed=True,
-    )
-    batch_dependency: int = strategy_option(
-        1,
-        "split, sampled: number of batches over which labor's random numbers change gradually (1: new ones for "
-        "each batch)",
-        least=1,
-        most=1 << 20,
-        fixed=True,
-    )
-    prefetch_batches: int = strategy_option(
-        2, "split, sampled: number of mini-batches that a thread prepares in advance (0: none)", least=0, most=1000
-    )
-    cache_ratio: float = strategy_option(
-        -1.0,
-        "hybrid, offload: fraction of remote neighbours to recompute locally instead of fetching, at each layer; "
-        "-1 lets the cost model choose (offload: none)",
-        least=-1,
-        most=1,
-    )
-    cache_memory: str = strategy_option(
-        "",
-        "hybrid, offload, split, sampled: limit of each rank's cache, such as 512MB. hybrid, offload: remote "
-        "vertices to recompute (none: no limit); split, sampled: features of vertices (none: no cache)",
-    )
     machine: str = strategy_option(
         "",
         "hybrid, offload: file of a profile of weft probe, by which they choose what to cache; none: hybrid chooses by "
@@ -246,36 +231,11 @@ class Config:
     measure: bool = strategy_option(
         False, "hybrid: before the first step, measure on the ranks the kernels and the network that the profile lacks"
     )
-    refresh_every: int = strategy_option(4, "stale: number of training steps between two exchanges of halos", least=1)
-    staleness: float = strategy_option(
-        0.0, "stale: exchange earlier if rows have changed by more than this fraction (0: never earlier)", least=0
-    )
     device: str = strategy_option("cpu", "device of every rank: cpu or cuda", choices=("cpu", "cuda"))
-    device_memory: str = strategy_option(
-        "", "tensor, offload, pipeline: limit of the device memory of each rank, such as 512MB; none: no limit"
-    )
     nn_device: str = strategy_option(
         "auto",
         "tensor: where linear layers run: device or host; auto: on the host with --device-memory",
         choices=("auto", "device", "host"),
-    )
-    chunks: int = strategy_option(
-        0,
-        "tensor, offload, pipeline: number of chunks in which a rank computes aggregates (0: as few as "
-        "--device-memory allows; for pipeline 1, or 4 to 8 if there is enough work)",
-        least=0,
-        most=1 << 14,
-    )
-    intermediates: str = strategy_option(
-        "auto",
-        "offload, pipeline: results of aggregates that the backward pass needs: keep them on the host, or "
-        "recompute them; auto: whichever costs less",
-        choices=("auto", "keep", "recompute"),
-    )
-    scratch: str = strategy_option(
-        "",
-        "offload, pipeline: folder for rows on the host; none: in memory, or with --device-memory in the folder "
-        "for temporary files",
     )
     disable: str = strategy_option(
         "", f"optimisations to turn off, separated by commas: {', '.join(OPTIMISATIONS)}", several=OPTIMISATIONS
@@ -285,6 +245,12 @@ class Config:
         "kernel implementations: choices.json of a run, a profile of weft probe, or default (built-in "
         "selection); none: those of this machine's profile, if there is one",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Records of a run, and how long it waits."""
+
     timeline: int = run_option(
         0,
         "number of epochs for which timeline.json shows what each rank does, for https://ui.perfetto.dev (0: none)",
@@ -296,20 +262,34 @@ class Config:
         10, "epochs between two checkpoints (0: only at the end, or if stopped)", least=0
     )
 
+
+@dataclass(frozen=True, kw_only=True)
+class Config(
+    RunOptions,
+    BatchFlags,
+    StaleFlags,
+    HostRowFlags,
+    CachingFlags,
+    PlacementOptions,
+    TrainingOptions,
+    ModelOptions,
+    TaskOptions,
+    GraphOptions,
+):
+    """All options of a run. Instances are frozen; `dataclasses.replace` returns a changed copy.
+
+    The base classes are the sections; code that reads only one section takes it in place of a Config.
+    """
+
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):
             object.__setattr__(self, spec.name, checked(spec, getattr(self, spec.name)))
+        _ = self.ratio  # raises InputError if it is invalid
         if not self.scheduler_epochs and self.scheduler in SCHEDULER_EPOCHS:
             epochs = SCHEDULER_EPOCHS[self.scheduler] or self.epochs
             object.__setattr__(self, "scheduler_epochs", epochs)  # a resumed run with more epochs keeps this value
         if self.until and self.goal is None:
             raise InputError(f"--until {self.until}: give a score and its value, such as val_accuracy=0.9")
-
-    @property
-    def goal(self) -> tuple[str, float] | None:
-        """Name and value of the validation score at which training stops, or None."""
-        match = re.fullmatch(r"(\w+)=(-?(?:[0-9]+\.?[0-9]*|\.[0-9]+))", self.until, re.ASCII)
-        return (match[1], float(match[2])) if match else None
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], source: str) -> Config:

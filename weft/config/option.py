@@ -10,6 +10,7 @@ from typing import Any
 
 from weft.utils.errors import InputError, unknown
 from weft.utils.files.migrate import FORMER_OPTIMISATIONS, FORMER_OPTIONS
+from weft.utils.units import parse_bytes
 
 
 def option(
@@ -21,6 +22,7 @@ def option(
     most: float | None = None,
     choices: tuple[str, ...] = (),
     several: tuple[str, ...] = (),
+    amount: bool = False,
     fixed: bool = False,
     section: str = "",
 ) -> Any:
@@ -34,6 +36,7 @@ def option(
         most: Largest valid value.
         choices: Valid values.
         several: Valid words of a value that contains words separated by commas.
+        amount: True for a number of bytes, which may be text with a unit, such as 512MB; empty: not given.
         fixed: True if the option affects a run's results, so that a resumed run must not change it.
         section: Section in files and in the help.
     """
@@ -44,6 +47,7 @@ def option(
         "most": most,
         "choices": choices,
         "several": several,
+        "amount": amount,
         "fixed": fixed,
         "section": section,
     }
@@ -70,10 +74,13 @@ def checked(spec: dataclasses.Field[Any], value: Any) -> Any:
     kind = type(spec.default)
     if kind is float and type(value) is int:
         value = float(value)
-    if type(value) is not kind:
+    is_amount = spec.metadata["amount"]
+    if type(value) is not kind and not (is_amount and type(value) is int):
         raise InputError(f"{flag} {value!r}: give a value of type {kind.__name__}")
     if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
         raise InputError(f"{flag} {value}: no file of options can hold bytes that are not UTF-8: rename the file")
+    if is_amount:
+        bytes_of(str(value), flag)
     least, below, most = (spec.metadata[name] for name in ("least", "below", "most"))
     choices = spec.metadata["choices"]
     if isinstance(value, float) and not math.isfinite(value):
@@ -92,6 +99,21 @@ def checked(spec: dataclasses.Field[Any], value: Any) -> Any:
         if name not in spec.metadata["several"]:
             raise unknown(flag, name, spec.metadata["several"])
     return value
+
+
+def bytes_of(amount: int | str, flag: str) -> int | None:
+    """Return the bytes of an amount, or None if it is empty.
+
+    Args:
+        amount: A number of bytes, or text such as 512MB.
+        flag: The flag, for the error.
+
+    Raises:
+        InputError: The text is not an amount.
+    """
+    if isinstance(amount, int):
+        return amount
+    return parse_bytes(amount, flag) if amount else None
 
 
 def unknown_option(name: str, names: Collection[str], what: str = "option") -> InputError:

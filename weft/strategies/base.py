@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.comm import Group, Route
+from weft.config.strategy_flags import CachingFlags
 from weft.cost import Machine, MemoryUse, Steps, Trace
 from weft.data import Graph, Links
 from weft.nn import SPREAD, Topology, ViewTraits, Workload, with_own_rows
@@ -45,13 +46,8 @@ class VertexOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HybridOptions(VertexOptions):
+class HybridOptions(CachingFlags, VertexOptions):
     """Options of `hybrid`: which remote sources are cached."""
-
-    cache_ratio: float | None = None
-    """Share of remote sources to cache at each layer; None: wherever it costs less."""
-    cache_memory: int | None = None
-    """Limit of a rank's cached vertices in bytes; None: no limit."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

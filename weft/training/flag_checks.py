@@ -22,7 +22,6 @@ from weft.training.custom_functions import OwnFunctions
 from weft.training.optimizer import OPTIMIZER_FLAGS, OPTIMIZERS, SCHEDULER_FLAGS, SCHEDULERS
 from weft.utils.dtypes import dtype_name, is_low_precision
 from weft.utils.errors import InputError, unknown
-from weft.utils.units import parse_bytes
 
 CHOICE_FLAGS = {
     "decoder": ("task", ("link",)),
@@ -219,26 +218,14 @@ def make_options(config: Config, graph: Graph | None = None) -> Options:
         graph: The graph, whose partition is computed or read. None: the options contain no partition.
 
     Raises:
-        InputError: A number of bytes or the cache ratio is invalid, the partition method is unknown, or the partition
-            file is for another graph or number of parts.
+        InputError: The partition method is unknown, or the partition file is for another graph or number of parts.
     """
-    plan, values = get_strategy(config.strategy), dict[str, Any]()
-    for name in configured_options(plan):
-        value = getattr(config, name)
-        if name in ("device_memory", "cache_memory"):
-            value = parse_bytes(value, "--" + name.replace("_", "-")) if value else None
-        elif name == "cache_ratio":
-            if -1 < value < 0:
-                raise InputError(
-                    f"--cache-ratio {value}: give a fraction from 0 to 1, or -1 to let the cost model choose"
-                )
-            value = value if value >= 0 else None
-        elif name == "scratch":
-            value = Path(value) if value else None
-        elif name == "partition":
-            value = value or plan.partition
-            value = open_book(value, config.workers, graph).part if value and graph is not None else None
-        values[name] = value
+    plan = get_strategy(config.strategy)
+    values = {name: getattr(config, name) for name in configured_options(plan)}
+    if "partition" in values:
+        method = config.partition or plan.partition
+        part = open_book(method, config.workers, graph).part if method and graph is not None else None
+        values["partition"] = part
     return plan.options_type(**values)
 
 

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from weft.comm import Group
-from weft.config.config import Config
+from weft.config.config import TrainingOptions
 from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, require_new_name
 from weft.utils.errors import InputError, cause, unknown
 
 Parameters = list[nn.Parameter]
 
-OPTIMIZERS: dict[str, Callable[[Config, Parameters], torch.optim.Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[[TrainingOptions, Parameters], torch.optim.Optimizer]] = {
     "adam": lambda config, parameters: torch.optim.Adam(parameters, lr=config.lr, weight_decay=config.weight_decay),
     "adamw": lambda config, parameters: torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay),
     "sgd": lambda config, parameters: torch.optim.SGD(
@@ -35,7 +35,7 @@ OPTIMIZERS: dict[str, Callable[[Config, Parameters], torch.optim.Optimizer]] = {
 OPTIMIZER_FLAGS = ("lr", "weight_decay", "momentum")
 """Fields of Config that a user-defined optimizer does not read."""
 
-RATES: dict[str, Callable[[Config, int], float]] = {
+RATES: dict[str, Callable[[TrainingOptions, int], float]] = {
     "none": lambda *_: 1.0,
     "step": lambda config, epoch: config.lr_factor ** (epoch // config.scheduler_epochs),
     "cosine": lambda config, epoch: (
@@ -53,12 +53,12 @@ CLIP_MARGIN = 1e-6
 
 
 def make_optimizer(
-    config: Config, parameters: Parameters, functions: OwnFunctions = NO_FUNCTIONS
+    config: TrainingOptions, parameters: Parameters, functions: OwnFunctions = NO_FUNCTIONS
 ) -> torch.optim.Optimizer:
     """Return the optimizer of a run.
 
     Args:
-        config: The run's configuration.
+        config: Options of the optimizer and the schedule.
         parameters: Parameters of the model.
         functions: User-defined functions of the run.
 
@@ -93,7 +93,7 @@ def make_optimizer(
 
 
 def make_scheduler(
-    config: Config,
+    config: TrainingOptions,
     optimizer: torch.optim.Optimizer,
     functions: OwnFunctions = NO_FUNCTIONS,
     *,
@@ -102,7 +102,7 @@ def make_scheduler(
     """Return the learning-rate scheduler of a run, which is stepped after each epoch; None if the rate is constant.
 
     Args:
-        config: The run's configuration.
+        config: Options of the optimizer and the schedule.
         optimizer: The optimizer whose learning rate is scheduled.
         functions: User-defined functions of the run.
         lower_is_better: True if a lower validation score is better, for `plateau`.
@@ -132,11 +132,11 @@ def make_scheduler(
     return LambdaLR(optimizer, lambda epoch: rate_factor(config, epoch))
 
 
-def rate_factor(config: Config, epoch: int) -> float:
+def rate_factor(config: TrainingOptions, epoch: int) -> float:
     """Return the factor of --lr in an epoch: linear during the warm-up, then according to the schedule.
 
     Args:
-        config: The run's configuration.
+        config: Options of the optimizer and the schedule.
         epoch: Number of the epoch, from 0.
     """
     # During the warm-up, the factor rises linearly and reaches 1 in the first epoch after it.
@@ -145,7 +145,7 @@ def rate_factor(config: Config, epoch: int) -> float:
 
 
 def check_scheduler(
-    config: Config,
+    config: TrainingOptions,
     optimizer: torch.optim.Optimizer,
     functions: OwnFunctions,
     *,
@@ -155,7 +155,7 @@ def check_scheduler(
     """Check before a run that its scheduler can be created and stepped after every epoch.
 
     Args:
-        config: The run's configuration.
+        config: Options of the optimizer and the schedule.
         optimizer: An optimizer that the run does not use. Its learning rates change.
         functions: User-defined functions of the run.
         lower_is_better: True if a lower validation score is better.
@@ -355,7 +355,7 @@ def load_updates(
 
 
 def check_updates(
-    config: Config,
+    config: TrainingOptions,
     parameters: Parameters,
     functions: OwnFunctions,
     tensors: Mapping[str, Tensor],
@@ -366,7 +366,7 @@ def check_updates(
     A state of wrong types, shapes or keys would otherwise fail in the first step, or in one of a later epoch.
 
     Args:
-        config: The run's configuration.
+        config: Options of the optimizer and the schedule.
         parameters: Parameters of the model on the CPU, with all rows of embeddings. They do not change.
         functions: User-defined functions of the run.
         tensors: Tensors of the state, as for `load_updates`.

@@ -199,7 +199,7 @@ class ChunkedPlan(Plan):
         Raises:
             InputError: No number of chunks fits.
         """
-        count, limit = self.min_chunks, self.options.device_memory
+        count, limit = self.min_chunks, self.options.device_bytes
         while limit is not None and (peak := self._peak(count)) > MARGIN * limit:
             if count >= self.max_chunks:
                 raise InputError(
@@ -260,7 +260,7 @@ class ChunkedPlan(Plan):
         )
         chunks = replace(cutter.cut(0, [[bounds] * self.programs[True].num_hops]), range_size=bounds[1])
         group = Group(device=options.device if options.device and torch.cuda.is_available() else "cpu")
-        return PlacedOffload(work, chunks, group, folder=options.scratch, only_first=True)
+        return PlacedOffload(work, chunks, group, folder=options.folder, only_first=True)
 
     def check_fits(self) -> None:
         options, graph = self.options, self.work.graph
@@ -269,8 +269,8 @@ class ChunkedPlan(Plan):
                 "--disable prefetch has no effect if rows are in memory, since nothing is loaded: leave it out, or "
                 "give --device-memory"
             )
-        free = free_bytes(options.scratch) if self.in_files else 0
-        limit, hub = options.device_memory, int(graph.in_edges.degree.max()) if graph.num_vertices else 0
+        free = free_bytes(options.folder) if self.in_files else 0
+        limit, hub = options.device_bytes, int(graph.in_edges.degree.max()) if graph.num_vertices else 0
         if limit is not None and (least := self.memory_probe.peak_of_shape(ChunkShape(1, hub + 1, hub))) > limit:
             count = min(EXAMPLE_CHUNKS, self.max_chunks)
             example_bytes = self._peak(count)
@@ -282,7 +282,7 @@ class ChunkedPlan(Plan):
         ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
         disk = sum(estimate["disk"] for estimate in self.state()["estimates"][:ranks_here])
         if self.in_files and disk > free:
-            folder = options.scratch or tempfile.gettempdir()
+            folder = options.folder or tempfile.gettempdir()
             raise InputError(
                 f"{folder}: vertex data takes {format_bytes(disk)}, but only {format_bytes(free)} are free there: give "
                 "another folder with --scratch, a smaller --hidden, or fewer --layers"
@@ -321,12 +321,12 @@ class ChunkedPlan(Plan):
     def in_memory(self) -> bool:
         """True if rows are in the host's memory, because that is the device's memory and has no limit."""
         options = self.options
-        return options.on_cpu and options.device_memory is None and options.scratch is None
+        return options.on_cpu and options.device_bytes is None and options.folder is None
 
     @property
     def pinned(self) -> bool:
         """True if rows are in pinned host memory, because the device has its own memory."""
-        return not self.options.on_cpu and self.options.scratch is None
+        return not self.options.on_cpu and self.options.folder is None
 
     @property
     def in_files(self) -> bool:
@@ -366,7 +366,7 @@ class ChunkedPlan(Plan):
             self.chunks(group.rank),
             group,
             seed=seed,
-            folder=self.options.scratch,
+            folder=self.options.folder,
             embedded_halo=make_embedded_halo(self.work, vertices.dependencies(group.rank), vertices.part, group),
             estimate=OffloadEstimate(**estimates[group.rank]) if estimates else None,
             receptive_field=self.receptive_field,

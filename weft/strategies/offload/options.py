@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
+from weft.config.strategy_flags import HostRowFlags
 from weft.strategies.base import HybridOptions, Options
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChunkOptions(Options):
+class ChunkOptions(HostRowFlags, Options):
     """Options of chunks."""
 
-    device_memory: int | None = None
-    """Limit of the peak device memory of a rank, in bytes; None: no limit."""
-    chunks: int = 0
-    """Smallest number of chunks of an aggregate; 0: as few as the memory allows."""
-    intermediates: str = "auto"
-    """How backward gets a result: keep (saved), recompute, or auto (whichever costs less)."""
-    scratch: Path | None = None
-    """Folder of the rows on the host; None: the folder for temporary files."""
     device: str = ""
     """Device of the chunks; '': the CPU."""
 

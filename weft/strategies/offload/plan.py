@@ -26,8 +26,8 @@ class OffloadPlan(ChunkedPlan):
     def make_vertices(self) -> VertexBlocks:
         options = self.options
         # Without a ratio and a profile of the machine, nothing is cached: nominal costs do not know the host link.
-        ratio = 0.0 if options.cache_ratio is None and self.machine is None else options.cache_ratio
-        vertices = self.vertex_blocks(options.partition, ratio=ratio, max_bytes=options.cache_memory)
+        ratio = 0.0 if options.ratio is None and self.machine is None else options.ratio
+        vertices = self.vertex_blocks(options.partition, ratio=ratio, max_bytes=options.cache_bytes)
         field = self.receptive_field
         return vertices.restrict(self.work.restrict(field)) if isinstance(field, ReceptiveField) else vertices
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.comm import Group
+from weft.config.strategy_flags import BatchFlags, CacheFlags
 from weft.cost import Steps, Trace
 from weft.data import Links
 from weft.data.sampling import check_fanouts, parse_fanouts
@@ -56,25 +57,13 @@ NUM_PROFILED_STEPS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchOptions(VertexOptions):
+class BatchOptions(BatchFlags, CacheFlags, VertexOptions):
     """Options of mini-batch strategies."""
 
     task: str = "node"
     """Content of a batch: vertices (node) or links (link)."""
     negatives: int = 1
     """Negative samples of each link."""
-    batch_size: str = ""
-    """Training vertices or links of a batch on all ranks, or `all`; '': 1024, or all if there are fewer."""
-    fanout: str = "10"
-    """In-edges sampled per vertex: a number for all hops, a number for each from the batch outwards, or `all`."""
-    sampling: str = "uniform"
-    """Method by which edges are sampled."""
-    batch_dependency: int = 1
-    """Number of batches over which samples change; 1: independent samples."""
-    prefetch_batches: int = 2
-    """Number of batches that a thread prepares during earlier steps; 0: none."""
-    cache_memory: int | None = None
-    """Bytes of a rank's feature cache; None: features are read from the graph each time."""
     seed: int = 0
     """Seed of all samples."""
 
@@ -113,8 +102,8 @@ class MiniBatchPlan(ResidentPlan):
         return make_vertex_layout(self, ratio=0.0)
 
     def check_fits(self) -> None:
-        if self.options.cache_memory is not None:
-            self._check_cache(self.options.cache_memory)
+        if self.options.cache_bytes is not None:
+            self._check_cache(self.options.cache_bytes)
 
     def _check_cache(self, memory: int) -> None:
         """Check that the feature cache has an effect and fits in memory.
@@ -239,7 +228,7 @@ class MiniBatchPlan(ResidentPlan):
 
     def cached_vertices(self, rank: int) -> Tensor:
         """Return the vertices in a rank's feature cache, int64, ascending; for `split`, only vertices that it owns."""
-        graph, memory = self.work.graph, self.options.cache_memory
+        graph, memory = self.work.graph, self.options.cache_bytes
         if memory is None:
             return torch.empty(0, dtype=torch.int64)
         owned = self.layout.own_rows(rank) if self.splits else torch.arange(graph.num_vertices)
@@ -334,7 +323,7 @@ class MiniBatchPlan(ResidentPlan):
             rank: The rank.
         """
         row_bytes = int(feature_bytes(self.work.graph, self.work.itemsize)[self.cached_vertices(rank)].sum())
-        position_bytes = PLACE_BYTES * self.work.stats.num_vertices if self.options.cache_memory is not None else 0
+        position_bytes = PLACE_BYTES * self.work.stats.num_vertices if self.options.cache_bytes is not None else 0
         return row_bytes + position_bytes
 
     @property
@@ -399,7 +388,7 @@ class PlacedBatches(PlacedVertices):
         self._sampling_group = group.host_group
         """Same ranks, for the thread that prepares batches."""
         self._cached, self._tables = plan.cached_vertices(group.rank), FeatureTables(self.graph.x, self.graph.features)
-        if plan.options.cache_memory is not None:
+        if plan.options.cache_bytes is not None:
             self._tables = cached_tables(
                 self.graph, self._cached, group.device, plan.work.row_dtype, self._sampling_group
             )

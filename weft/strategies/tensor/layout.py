@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from weft.comm import column_layout, even_bounds
+from weft.config.strategy_flags import ChunkFlags
 from weft.cost import Operation
 from weft.nn import (
     ONE_DEVICE,
@@ -41,13 +42,9 @@ EDGE_ID_BYTES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorOptions(Options):
+class TensorOptions(ChunkFlags, Options):
     """Options of `tensor`: aggregates chunk by chunk."""
 
-    device_memory: int | None = None
-    """Limit of the peak device memory of aggregates, in bytes; None: no limit."""
-    chunks: int = 0
-    """Smallest number of chunks of an aggregate; 0: as few as the memory allows."""
     device: str = ""
     """Device of the aggregates. Empty: the device of the rows."""
 
@@ -72,11 +69,11 @@ class TensorLayout(Layout):
 
     def _make_chunking(self) -> Chunking | None:
         options = self.options
-        if options.device_memory is None and not options.chunks:
+        if options.device_bytes is None and not options.chunks:
             return None
         return Chunking(
             self.work.graph,
-            limit=options.device_memory,
+            limit=options.device_bytes,
             count=options.chunks,
             pipeline=self.work.optimisations.pipeline,
         )

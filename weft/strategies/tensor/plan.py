@@ -132,7 +132,7 @@ class TensorPlan(ResidentPlan):
         return TensorLayout(self.work, self.size, self.traits, self.options)
 
     def check_fits(self) -> None:
-        limit = self.options.device_memory
+        limit = self.options.device_bytes
         if limit is not None and (least := self.least_bytes()) > limit:
             raise limit_error(limit, least)
 

@@ -144,4 +144,4 @@ class HybridPlan(ResidentPlan):
     options: HybridOptions
 
     def make_layout(self) -> VertexLayout:
-        return make_vertex_layout(self, ratio=self.options.cache_ratio, max_bytes=self.options.cache_memory)
+        return make_vertex_layout(self, ratio=self.options.ratio, max_bytes=self.options.cache_bytes)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from weft.comm import Group, Halo, PendingRows, Route
+from weft.config.strategy_flags import StaleFlags
 from weft.parallel.blocks.vertex_layout import VertexLayout
 from weft.strategies.base import Step, VertexOptions
 from weft.strategies.resident import ResidentPlan
@@ -135,13 +136,8 @@ class StaleHalo(Halo):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StaleOptions(VertexOptions):
+class StaleOptions(StaleFlags, VertexOptions):
     """Options of `stale`: when halos are exchanged."""
-
-    refresh_every: int = 4
-    """Training steps between two exchanges."""
-    staleness: float = 0.0
-    """Relative change of rows that causes an earlier exchange; 0: none."""
 
 
 class PlacedStale(PlacedVertices):

@@ -37,7 +37,7 @@ from weft.training.planning.machine_list import clusters_of
 from weft.training.planning.plan_subject import PlannedWorkload, Point, Subject, WholeSubject
 from weft.training.planning.probe_command import load_profile
 from weft.utils.errors import InputError
-from weft.utils.units import format_bytes, parse_bytes
+from weft.utils.units import format_bytes
 
 AUTO = "auto"
 CHUNK_COUNTS = tuple(4**power for power in range(1, 6))
@@ -209,7 +209,7 @@ def candidate_configs(config: Config, subject: Subject, cluster: Cluster) -> Ite
     limit = device_limit(config, cluster)
     if limit is None or "device_memory" not in options:
         return
-    limited = replace(config, device_memory=config.device_memory or str(limit))
+    limited = replace(config, device_memory=config.device_memory or limit)
     if not subject.has_graph and not config.chunks:
         yield from (replace(limited, chunks=count) for count in CHUNK_COUNTS)
     elif limited != config:
@@ -226,8 +226,8 @@ def device_limit(config: Config, cluster: Cluster) -> int | None:
     Returns:
         None if there is no limit other than the host's memory.
     """
-    if config.device_memory:
-        return parse_bytes(config.device_memory, "--device-memory")
+    if config.device_bytes is not None:
+        return config.device_bytes
     return None if cluster.device_bytes is None else cluster.device_bytes - CONTEXT_BYTES
 
 

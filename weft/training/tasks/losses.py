@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from weft.config.config import Config
+from weft.config.config import TaskOptions
 from weft.data import Graph, GraphShape
 from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, RowLoss, errors_from, require_new_name
 from weft.utils.errors import InputError, unknown
@@ -85,33 +85,33 @@ def values_of(y: Tensor, outputs: Tensor) -> Tensor:
     return (y[:, None] if y.dim() == 1 else y).to(outputs.dtype)
 
 
-def loss_name(config: Config, graph: Graph | GraphShape) -> str:
+def loss_name(config: TaskOptions, graph: Graph | GraphShape) -> str:
     """Return the name of the configured loss, or of the default for the labels of the graph.
 
     Args:
-        config: The run's configuration.
+        config: Options of the task.
         graph: The graph or its shape.
     """
     return config.loss or DEFAULT_LOSSES[graph.label_kind]
 
 
-def output_kind(config: Config, graph: Graph | GraphShape) -> str:
+def output_kind(config: TaskOptions, graph: Graph | GraphShape) -> str:
     """Return 'classes', 'labels' or 'values': the meaning of the model's outputs.
 
     The loss decides it; for a custom loss, the labels of the graph do.
 
     Args:
-        config: The run's configuration.
+        config: Options of the task.
         graph: The graph or its shape.
     """
     return "values" if loss_name(config, graph) in ("mse", "l1", "huber") else graph.label_kind
 
 
-def num_logits(config: Config, graph: Graph | GraphShape) -> int | None:
+def num_logits(config: TaskOptions, graph: Graph | GraphShape) -> int | None:
     """Return the number of outputs per vertex that the loss needs, or None if a custom loss may accept any.
 
     Args:
-        config: The run's configuration.
+        config: Options of the task.
         graph: The graph or its shape.
     """
     name = loss_name(config, graph)
@@ -122,11 +122,11 @@ def num_logits(config: Config, graph: Graph | GraphShape) -> int | None:
     return 1
 
 
-def make_loss(config: Config, graph: Graph, functions: OwnFunctions = NO_FUNCTIONS) -> RowLoss:
+def make_loss(config: TaskOptions, graph: Graph, functions: OwnFunctions = NO_FUNCTIONS) -> RowLoss:
     """Return the loss function of a run.
 
     Args:
-        config: The run's configuration.
+        config: Options of the task.
         graph: The graph.
         functions: User-defined functions of the run.
 

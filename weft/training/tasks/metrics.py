@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from weft.comm import Group
-from weft.config.config import Config
+from weft.config.config import TaskOptions
 from weft.data import Graph
 from weft.strategies import Step
 from weft.training.custom_functions import RowLoss
@@ -96,8 +96,8 @@ class NodeTask:
         assert graph.y is not None
         device = device or group.device
         self.group, self.empty = group, empty
-        self.row_loss = make_loss(Config(), graph) if loss is None else loss
-        self.metrics = make_metrics(Config(), graph) if metrics is None else metrics
+        self.row_loss = make_loss(TaskOptions(), graph) if loss is None else loss
+        self.metrics = make_metrics(TaskOptions(), graph) if metrics is None else metrics
         self.labelled = {split: mask for split in SPLITS if (mask := graph.labelled(split)) is not None}
         self.num_labelled = {split: int(mask.sum()) for split, mask in self.labelled.items()}
         self.labelled_rows = {split: mask[rows].nonzero().view(-1).to(device) for split, mask in self.labelled.items()}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.config.config import Config
+from weft.config.config import TaskOptions
 from weft.data import Graph
 from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, RowsMetric, errors_from, require_new_name
 from weft.training.tasks.losses import output_kind, values_of
@@ -245,11 +245,11 @@ ALL_METRICS = dict.fromkeys((*metrics_of("classes"), *metrics_of("values"), *LIN
 """Names of all built-in metrics."""
 
 
-def metric_names(config: Config, graph: Graph) -> list[str]:
+def metric_names(config: TaskOptions, graph: Graph) -> list[str]:
     """Return the names of a run's metrics. The validation score of the first one chooses the best weights.
 
     Args:
-        config: The run's configuration.
+        config: Options of the task.
         graph: The graph.
 
     Raises:
@@ -262,11 +262,11 @@ def metric_names(config: Config, graph: Graph) -> list[str]:
     return names
 
 
-def make_metrics(config: Config, graph: Graph, functions: OwnFunctions = NO_FUNCTIONS) -> list[Metric]:
+def make_metrics(config: TaskOptions, graph: Graph, functions: OwnFunctions = NO_FUNCTIONS) -> list[Metric]:
     """Return the metrics of a run.
 
     Args:
-        config: The run's configuration.
+        config: Options of the task.
         graph: The graph.
         functions: User-defined functions of the run.
 
