@@ -42,6 +42,13 @@ def test_memory_of_received_rows_is_estimated(strategy: str, model: str) -> None
     assert max(estimated) == pytest.approx(max(measured), rel=TOLERANCE)
 
 
+@pytest.mark.parametrize("strategy", ["communicated", "hybrid"])
+def test_memory_of_rows_received_before_each_step_is_estimated(strategy: str) -> None:
+    """A decoupled model with attention saves them for the backward pass, on each rank."""
+    for estimated, measured in on_ranks(NUM_RANKS, step_bytes, strategy, "decoupled gat"):
+        assert estimated == pytest.approx(measured, rel=TOLERANCE)
+
+
 @pytest.mark.parametrize("model", ["gcn", "gat"])
 def test_memory_of_stale_halos_is_estimated(model: str) -> None:
     """A step that refreshes allocates new halos, also for partial aggregation; the next one allocates none."""
@@ -255,7 +262,9 @@ def step_bytes(group: Group, strategy: str, model: str, rows: torch.dtype | None
 def workload(model: str) -> Workload:
     graph = weft.load(GRAPH)
     torch.manual_seed(0)
-    return Workload(make_model(model, graph.num_features, graph.num_classes, hidden=64, layers=3), graph)
+    kind, decoupled = model.removeprefix("decoupled "), model.startswith("decoupled")
+    built = make_model(kind, graph.num_features, graph.num_classes, hidden=64, layers=3, decoupled=decoupled)
+    return Workload(built, graph)
 
 
 def step_peaks(placed: Placed, *, epochs: int) -> list[tuple[int, int]]:

@@ -135,7 +135,9 @@ class VertexLayout(Layout):
             return kernels
         target_rows = hop.block.num_targets * op.logit_width * itemsize
         packed = len(op.op.source) > 1
-        saved = sources + target_rows  # until the kernels have computed the gradients of all sources
+        # Until the kernels have computed the gradients of all sources. Each later step saves those that it fetched.
+        fetched = (hop.block.num_sources - hop.block.num_targets) * op.width * itemsize
+        saved = sources + target_rows + (steps - 1) * fetched
         after_kernels = sources + received + (1 + packed) * sent + inputs
         back = max(sources, after_kernels - kernels.saved - kernels.backward - saved) - inputs
         return replace(kernels, saves_rows=0).moved(forward=(1 + packed) * sent + received, saved=saved, backward=back)
