@@ -1,6 +1,7 @@
 #include <nanobind/stl/optional.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "bindings.h"
 #include "reorder.h"
@@ -19,6 +20,16 @@ void require_starts(const Starts& starts, size_t most) {
   const int64_t *begin = starts.data(), *end = begin + starts.shape(0);
   require(*begin >= 0 && std::is_sorted(begin, end) && end[-1] <= static_cast<int64_t>(most),
           "starts must ascend within what they divide");
+}
+
+// Checks that the sets for which numbers stay exist, and fills the starts of the extended sets.
+void find_extended_starts(const Starts& starts, const ConstArray<int64_t, 1>& until, int64_t* extended) {
+  require_starts(starts, until.shape(0));
+  const auto num_sets = static_cast<int64_t>(starts.shape(0)) - 1;
+  const int64_t* const end = until.data() + until.shape(0);
+  require(std::all_of(until.data(), end, [=](int64_t set) { return set >= 0 && set <= num_sets; }),
+          "until must hold numbers of sets");
+  extended_starts(starts.data(), num_sets, until.data(), extended);
 }
 
 template <class Index>
@@ -119,6 +130,26 @@ void bind_schedule(nb::module_& module) {
       },
       "numbers"_a.noconvert(), "starts"_a.noconvert(), "num_numbers"_a, "room"_a.noconvert(), "ahead"_a,
       "until"_a.noconvert());
+  module.def(
+      "extended_starts",
+      [](Starts starts, ConstArray<int64_t, 1> until, Array<int64_t, 1> extended) {
+        require(extended.shape(0) == starts.shape(0), "extended must be as long as starts");
+        find_extended_starts(starts, until, extended.data());
+      },
+      "starts"_a.noconvert(), "until"_a.noconvert(), "extended"_a.noconvert());
+  module.def(
+      "extend_sets",
+      [](ConstArray<int64_t, 1> numbers, Starts starts, ConstArray<int64_t, 1> until, Array<int64_t, 1> extended) {
+        std::vector<int64_t> extended_starts(starts.shape(0));
+        find_extended_starts(starts, until, extended_starts.data());
+        require(numbers.shape(0) == until.shape(0) &&
+                    static_cast<int64_t>(extended.shape(0)) == extended_starts.back(),
+                "until must be as long as numbers, extended have room for all numbers");
+        nb::gil_scoped_release release;
+        extend_sets(numbers.data(), starts.data(), static_cast<int64_t>(starts.shape(0)) - 1, until.data(),
+                    extended.data());
+      },
+      "numbers"_a.noconvert(), "starts"_a.noconvert(), "until"_a.noconvert(), "extended"_a.noconvert());
 }
 
 }  // namespace weft

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 namespace weft {
@@ -123,6 +124,41 @@ void stay_until(const int64_t* numbers, const int64_t* starts, int64_t num_sets,
     for (int64_t i = starts[set]; i < starts[set + 1]; ++i) {
       if (until[i] < 0 || until[i] == num_sets) until[i] = set + 1;
     }
+  }
+}
+
+void extended_starts(const int64_t* starts, int64_t num_sets, const int64_t* until, int64_t* extended) {
+  std::vector<int64_t> change(num_sets + 2);  // of how many numbers stay, from each set to the next
+  for (int64_t set = 0; set < num_sets; ++set) {
+    for (int64_t i = starts[set]; i < starts[set + 1]; ++i) {
+      if (until[i] <= set + 1) continue;
+      ++change[set + 1];
+      --change[until[i]];
+    }
+  }
+  extended[0] = 0;
+  for (int64_t set = 0, staying = 0; set < num_sets; ++set) {
+    staying += change[set];
+    extended[set + 1] = extended[set] + starts[set + 1] - starts[set] + staying;
+  }
+}
+
+void extend_sets(const int64_t* numbers, const int64_t* starts, int64_t num_sets, const int64_t* until,
+                 int64_t* extended) {
+  std::vector<std::pair<int64_t, int64_t>> staying, next;  // numbers, ascending, with their `until`
+  for (int64_t set = 0; set < num_sets; ++set) {
+    next.clear();
+    const auto put = [&](int64_t number, int64_t end) {
+      *extended++ = number;
+      if (end > set + 1) next.emplace_back(number, end);
+    };
+    auto kept = staying.begin();
+    for (int64_t i = starts[set]; i < starts[set + 1]; ++i) {
+      for (; kept != staying.end() && kept->first < numbers[i]; ++kept) put(kept->first, kept->second);
+      put(numbers[i], until[i]);
+    }
+    for (; kept != staying.end(); ++kept) put(kept->first, kept->second);
+    staying.swap(next);
   }
 }
 

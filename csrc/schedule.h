@@ -26,6 +26,14 @@ void find_changes(const int64_t* numbers, const int64_t* starts, int64_t num_set
 void stay_until(const int64_t* numbers, const int64_t* starts, int64_t num_sets, int64_t num_numbers, const int64_t* room,
                 bool ahead, int64_t* until);
 
+// Fills extended [num_sets + 1] with the starts of the sets that `extend_sets` writes.
+void extended_starts(const int64_t* starts, int64_t num_sets, const int64_t* until, int64_t* extended);
+
+// Writes each set with the numbers that stay during it, ascending: a number of set i is also in the sets up to, and
+// without, its `until`. Before that, no set may use the number again.
+void extend_sets(const int64_t* numbers, const int64_t* starts, int64_t num_sets, const int64_t* until,
+                 int64_t* extended);
+
 // The edges of a block, divided into ranges of its targets (chunks). Batch j runs the range order[j].
 template <class Index>
 struct Batches {

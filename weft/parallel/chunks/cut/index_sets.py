@@ -16,6 +16,9 @@ from torch import Tensor
 from weft.data import Adjacency
 from weft.runtime.native import _native
 
+GROUPED_VALUES = 1 << 22
+"""Number of values of which `IndexSets.of_groups` finds the distinct ones at once, if no group has more."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class IndexSets:
@@ -43,12 +46,19 @@ class IndexSets:
             ranges: If given, the numbers from `ranges[i]` to `ranges[i + 1]` also belong to group i, int64
                 [groups + 1].
         """
-        offsets = starts - starts[0] if ranges is None else starts - starts[0] + ranges - ranges[0]
-        distinct = torch.empty(int(offsets[-1]), dtype=torch.int64)
-        counts = torch.empty(len(starts) - 1, dtype=torch.int64)
-        _native.distinct(values.contiguous(), starts, ranges, num_numbers, distinct, counts, torch.get_num_threads())
-        extents = zip(offsets.tolist(), counts.tolist(), strict=False)
-        return cls.of([distinct[offset : offset + count] for offset, count in extents])
+        values, room = values.contiguous(), starts.diff() if ranges is None else starts.diff() + ranges.diff()
+        ends, last = room.cumsum(0), 0
+        sets: list[Tensor] = []
+        while last < len(room):  # a few groups at a time, because most numbers occur several times
+            first, done = last, int(ends[last - 1]) if last else 0
+            last = max(first + 1, int(torch.searchsorted(ends, done + GROUPED_VALUES, right=True)))
+            part, counts = slice(first, last + 1), torch.empty(last - first, dtype=torch.int64)
+            distinct = torch.empty(int(room[first:last].sum()), dtype=torch.int64)
+            of_ranges = None if ranges is None else ranges[part]
+            _native.distinct(values, starts[part], of_ranges, num_numbers, distinct, counts, torch.get_num_threads())
+            groups = distinct.split(room[first:last].tolist())
+            sets += [group[:count].clone() for group, count in zip(groups, counts.tolist(), strict=True)]
+        return cls.of(sets)
 
     def __getitem__(self, number: int) -> Tensor:
         """Return the numbers of one set."""
@@ -90,21 +100,13 @@ class IndexSets:
             num_numbers: Upper bound (exclusive) of the numbers.
             ahead: The next set is loaded while a set is in use, so its numbers do not count against `free_slots`.
         """
-        # 1. until: for each use of a number, the set up to which its row stays resident.
-        # 2. waits: how many sets between this use and `until` the number is added to; one pair (set, number) for each.
-        # 3. Sort the original and the added pairs by set, then by number.
-        until = torch.empty_like(self.numbers)
+        until = torch.empty_like(self.numbers)  # for each use of a number, the set up to which its row stays
         _native.stay_until(self.numbers, self.starts, num_numbers, free_slots, ahead, until)
-        set_of = torch.arange(len(self.starts) - 1).repeat_interleave(self.starts.diff())
-        waits = until - set_of - 1
-        wait_ends = waits.cumsum(0)
-        wait = torch.arange(int(wait_ends[-1]) if len(wait_ends) else 0) - (wait_ends - waits).repeat_interleave(waits)
-        later_set = (set_of + 1).repeat_interleave(waits) + wait
-        sets, numbers = torch.cat([set_of, later_set]), torch.cat([self.numbers, self.numbers.repeat_interleave(waits)])
-        order = (sets * num_numbers + numbers).argsort()
-        return IndexSets(
-            numbers=numbers[order], starts=starts_of(torch.bincount(sets, minlength=len(free_slots)).tolist())
-        )
+        starts = torch.empty_like(self.starts)
+        _native.extended_starts(self.starts, until, starts)
+        numbers = torch.empty(int(starts[-1]), dtype=torch.int64)
+        _native.extend_sets(self.numbers, self.starts, until, numbers)
+        return IndexSets(numbers=numbers, starts=starts)
 
     def split(self, values: Tensor, positions: Tensor | None = None) -> tuple[Tensor, ...]:
         """Return values that belong to the numbers, split by set.
