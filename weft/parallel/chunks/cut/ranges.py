@@ -30,6 +30,8 @@ class RankHop(NamedTuple):
 
     def rows_of(self, vertices: Tensor) -> Tensor:
         """Return the local row of each given vertex, int64 [k]. All vertices must be on this rank."""
+        if not len(vertices):  # as on a single rank: no need to sort all rows
+            return vertices
         sorted_vertices, order = self.rows[: self.hop.num_inputs].sort()
         return order[torch.searchsorted(sorted_vertices, vertices)]
 
