@@ -457,7 +457,7 @@ def test_a_run_has_the_losses_of_the_cpus_kernels(
         pytest.skip("kernels are compiled, not interpreted")
     set_classes(monkeypatch, DegreeClasses.of)  # Nearly all rows are small, which saves programs.
     # The probe of memory would run on thousands of edges.
-    monkeypatch.setattr(MemoryProbe, "peak", lambda *_: 0)
+    monkeypatch.setattr(MemoryProbe, "peak", lambda *_, **__: 0)
     options: dict[str, Any] = {"hidden": 6, "heads": 2, "attention_dropout": 0.3, "epochs": 2, "dtype": "float64"}
     options |= {"chunks": 2} if strategy == "offload" else {}
     runs = []

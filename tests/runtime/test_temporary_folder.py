@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import tempfile
 import time
 from pathlib import Path
@@ -36,6 +37,23 @@ def test_a_signal_while_a_folder_is_created_leaves_nothing(tmp_path: Path, monke
     with pytest.raises(KeyboardInterrupt), temporary_folder():
         pass
     assert not list(tmp_path.iterdir())
+
+
+def test_no_signal_arrives_while_python_tries_the_folder_for_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python creates a file there and removes it. A signal in between would leave the file."""
+    blocked = list[set[int]]()
+
+    def find_folder() -> str:
+        blocked.append(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+        return str(tmp_path)
+
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_get_default_tempdir", find_folder)
+    with temporary_folder() as folder:
+        assert folder.parent == tmp_path
+    assert blocked[0] >= {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
 def test_only_old_unlocked_folders_of_this_user_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from weft.runtime.processes.stop_request import blocked_signals
+
 NAME = re.compile(r"weft-[0-9a-f]{16}")
 """Names of temporary folders."""
 LEFTOVER_SECONDS = 24 * 3600.0
@@ -49,7 +51,8 @@ def use_process_folder() -> Path:
 
 def _new_folder() -> tuple[Path, int]:
     """Create a folder, after removing old ones of killed processes. Return it, and the descriptor of its lock."""
-    parent = Path(tempfile.gettempdir())
+    with blocked_signals():  # the first call creates and removes a file
+        parent = Path(tempfile.gettempdir())
     remove_leftovers(parent, NAME)
     folder = parent / f"weft-{secrets.token_hex(8)}"
     try:
