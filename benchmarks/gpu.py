@@ -110,7 +110,12 @@ def in_a_process(name: str, options: argparse.Namespace) -> dict[str, Any]:
     lines = out.splitlines()
     rows = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
     print(f"{name}: {len(rows)} rows, exit code {code}", flush=True)
-    return {"rows": rows, "exit_code": code, "seconds": time.perf_counter() - begin, "errors": errors[-4000:]}
+    return {
+        "rows": rows,
+        "exit_code": code,
+        "seconds": time.perf_counter() - begin,
+        "errors": errors[-4000:].replace(f"{Path(__file__).resolve().parents[1]}/", ""),
+    }
 
 
 def run_part(options: argparse.Namespace) -> int:
