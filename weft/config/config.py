@@ -284,7 +284,7 @@ class Config(
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):
             object.__setattr__(self, spec.name, checked(spec, getattr(self, spec.name)))
-        _ = self.ratio  # raises InputError if it is invalid
+        _ = self.ratio  # raises InputError if --cache-ratio is between -1 and 0
         if not self.scheduler_epochs and self.scheduler in SCHEDULER_EPOCHS:
             epochs = SCHEDULER_EPOCHS[self.scheduler] or self.epochs
             object.__setattr__(self, "scheduler_epochs", epochs)  # a resumed run with more epochs keeps this value
