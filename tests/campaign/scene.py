@@ -24,6 +24,7 @@ from tests.campaign.settings import Placement, Setting
 from tests.lib.graphs import make_typed_graph
 from tests.lib.running import Command, members
 from weft.training.artifacts.run_folder import UNBEGUN
+from weft.utils.files.file_writing import is_draft
 
 ROOT = Path(__file__).parents[2]
 WAIT_SECONDS = 240.0
@@ -391,7 +392,8 @@ def epochs_recorded(folder: Path) -> int:
 
 def begun(out: Path) -> bool:
     """Return whether there is a run to resume; raise Broken if there is anything else."""
-    names = sorted(path.name for path in out.iterdir() if path.name not in UNBEGUN) if out.exists() else []
+    present = [path.name for path in out.iterdir()] if out.exists() else []
+    names = sorted(name for name in present if name not in UNBEGUN and not is_draft(name))
     check(not names or "config.toml" in names, f"neither begun nor to be resumed: {names}")
     return bool(names)
 
