@@ -11,8 +11,8 @@ import weft
 from weft.comm import Group, Halo, Route, even_bounds
 from weft.cost import Operation
 from weft.data import Adjacency
-from weft.nn import Aggregate, GraphOperation, Rows, SubTopology, Topology
-from weft.strategies import AggregateSize, Exchange, PlacedView, ResidentPlaced, ResidentPlan, aggregate, register
+from weft.nn import Aggregate, GraphOperation, GraphView, Rows, SubTopology, Topology
+from weft.strategies import AggregateSize, Exchange, ResidentPlaced, ResidentPlan, aggregate, register
 
 
 class PlacedRange(ResidentPlaced):
@@ -65,7 +65,7 @@ class BroadcastExchange(Exchange):
         route = Route(rows=rows, sent=sent, received=tuple(received), num_rows=self.num_own)
         self.halo = Halo(route, group, name="broadcast")
 
-    def aggregate(self, view: PlacedView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
+    def aggregate(self, view: GraphView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
         sources = self.gather_rows(torch.cat([rows[name] for name in op.source], 1))
         gathered = (columns.contiguous() for columns in sources.split([rows[name].shape[1] for name in op.source], 1))
         op, rows = op.stepwise({**rows, **dict(zip(op.source, gathered, strict=True))})
@@ -74,7 +74,7 @@ class BroadcastExchange(Exchange):
             x = view.run(op, {**prepared, op.first: self.gather_rows(x) if step else x}, 1, self.topology)
         return x
 
-    def block(self, _view: PlacedView, x: Tensor) -> tuple[Tensor, Tensor, int]:
+    def block(self, _view: GraphView, x: Tensor) -> tuple[Tensor, Tensor, int]:
         return self.gather_rows(x), self.topology.edge_index, self.num_own
 
     def gather_rows(self, x: Tensor) -> Tensor:

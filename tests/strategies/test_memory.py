@@ -12,7 +12,17 @@ import pytest
 import torch
 
 import weft
-from tests.lib.cases import Case
+from tests.lib.cases import (
+    BY_BLOCKS,
+    PYG,
+    Case,
+    cases,
+    converted_cases,
+    custom_cases,
+    labelled_cases,
+    pyg_cases,
+    typed_cases,
+)
 from tests.lib.pairwise import param
 from tests.lib.ranks import on_ranks
 from weft.comm import Group
@@ -29,24 +39,90 @@ from weft.strategies.tensor.plan import TensorOptions, TensorPlan
 from weft.strategies.vertex.plan import CommunicatedPlan
 from weft.strategies.vertex.stale import StalePlan
 from weft.training.tasks.metrics import NodeTask
+from weft.utils.errors import InputError
 
 GRAPH = "rmat:vertices=2k,edges=12k,features=16,classes=4"
 NUM_RANKS, TOLERANCE = 2, 0.1
 
 
-@pytest.mark.parametrize("model", ["gcn", "gat", "gatv2"])
-@pytest.mark.parametrize("strategy", ["communicated", "cached", "hybrid", "stale"])
-def test_memory_of_received_rows_is_estimated(strategy: str, model: str) -> None:
-    """Rows received for attention exist at most twice: gradients are sent after tensors saved by kernels are freed."""
-    estimated, measured = zip(*on_ranks(NUM_RANKS, step_bytes, strategy, model), strict=True)
-    assert max(estimated) == pytest.approx(max(measured), rel=TOLERANCE)
+def memory_cells() -> list[Case]:
+    """Return the graphs and models of the matrix, large enough that rows need more memory than all else."""
+    every = [*cases(), *converted_cases(), *typed_cases(), *custom_cases(), *labelled_cases(), *pyg_cases()]
+    larger = [replace(case, num_vertices=max(case.num_vertices, 900), hidden=5 * case.hidden) for case in every]
+    return list({case.id: case for case in larger}.values())
 
 
-@pytest.mark.parametrize("strategy", ["communicated", "hybrid"])
-def test_memory_of_rows_received_before_each_step_is_estimated(strategy: str) -> None:
-    """A decoupled model with attention saves them for the backward pass, on each rank."""
-    for estimated, measured in on_ranks(NUM_RANKS, step_bytes, strategy, "decoupled gat"):
-        assert estimated == pytest.approx(measured, rel=TOLERANCE)
+STEP_TOLERANCE, STEP_BYTES = 0.02, 1 << 14
+"""Largest error of a step's peak: a share of it, or bytes if these are more."""
+EXCEPTIONS = {
+    "pyg-jk-lstm": 0.65,  # an LSTM allocates a workspace that it has on the meta device neither
+    "pyg-gru": 0.04,  # as the LSTM
+    "pyg-rgcn-bases": 0.1,  # a gradient that PyTorch frees earlier than on the meta device
+    "sparse": 0.7,  # the graphs have a thousand features and few rows: a copy of the weight is most of the peak
+    "broadcast": 0.45,  # a strategy that states only its operations: weft assumes which rows it gathers, evenly split
+    "pyg-hetero-some": 0.03,  # rows of relations are assumed to be of equal number
+    **dict.fromkeys((*BY_BLOCKS, *PYG), 0.05),  # gradients of a convolution's input before they are added up
+}
+"""Largest share of error of other cells, by model, kind of graph or strategy, and why."""
+STRATEGIES_IN_STEPS = ["single", "tensor", "communicated", "cached", "hybrid", "stale", "broadcast"]
+QUICK_CELLS = 23
+"""The quick set has every n-th cell, beginning with another one for each strategy."""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "size", "share"),
+    [
+        pytest.param(strategy, size, share, id=f"{strategy}-P{size}-{'some' if share > 1 else 'all'}", marks=marks)
+        for number, strategy in enumerate(STRATEGIES_IN_STEPS)
+        for size in ((1,) if strategy == "single" else (1, 2, 3))
+        for share, marks in ((QUICK_CELLS, ()), (1, pytest.mark.slow))
+        if share == 1 or size == min(2, number + 1)
+    ],
+)
+def test_memory_of_a_step_is_estimated(strategy: str, size: int, share: int) -> None:
+    """The peak of a step's tensors is estimated to 2 %, on each rank, since the step itself runs on the meta device."""
+    cells = memory_cells()[STRATEGIES_IN_STEPS.index(strategy) % share :: share]
+    errors = []
+    for rank, peaks in enumerate(on_ranks(size, cell_peaks, strategy, cells)):
+        for case in (case for case in cells if case.id in peaks):
+            estimated, measured = peaks[case.id]
+            properties = case.model, "sparse" if case.sparse else "", strategy
+            share_of_peak = max(EXCEPTIONS.get(name, STEP_TOLERANCE) for name in properties)
+            if abs(estimated - measured) > max(share_of_peak * measured, STEP_BYTES):
+                errors.append(f"{case.id}, rank {rank}: {estimated} estimated, {measured} measured")
+    assert not errors
+
+
+def cell_peaks(group: Group, strategy: str, cells: list[Case]) -> dict[str, tuple[int, int]]:
+    """Return the estimated and the measured peak bytes of a training step on a rank, by case.
+
+    Cases that the strategy refuses are left out. The loss is left out too: it runs in blocks of a few megabytes.
+    """
+    peaks = {}
+    for case in cells:
+        graph, model = case.build()
+        try:
+            plan = get_strategy(strategy)(Workload(model.float(), graph), group.size)
+        except InputError:
+            continue
+        assert isinstance(plan, ResidentPlan)
+        # The first step computes what later steps reuse; `stale` exchanges rows in some later one.
+        epochs = 2 + (plan.options.refresh_every if isinstance(plan, StalePlan) else 0)
+        peaks[case.id] = plan.memory(group.rank), max(gradient_peaks(plan.place(group), epochs)[1:])
+    return peaks
+
+
+def gradient_peaks(placed: Placed, epochs: int) -> list[int]:
+    """Return the peak bytes of the tensors of each training step, without those of a loss."""
+    peaks = []
+    for epoch in range(epochs):
+        placed.model.zero_grad()
+        (step,) = placed.steps(epoch)
+        with TensorPeak() as peak:
+            logits = placed.forward(step)
+            placed.backward(logits, placed.empty_rows(logits).zero_())
+        peaks.append(peak.most)
+    return peaks
 
 
 @pytest.mark.parametrize("model", ["gcn", "gat"])

@@ -17,7 +17,7 @@ from weft.comm.columns import (
 )
 from weft.comm.exchange_key import Key
 from weft.comm.group import Group, Pending
-from weft.comm.halo import EdgeSlices, Halo, PendingRows, slice_edges
+from weft.comm.halo import EdgeSlice, EdgeSlices, Halo, PendingRows, slice_edges
 from weft.comm.join import join
 from weft.comm.point_to_point import Expected, Messages
 from weft.comm.route import Route, make_route, make_sum_route
@@ -25,6 +25,7 @@ from weft.comm.route import Route, make_route, make_sum_route
 __all__ = [
     "ColsToRows",
     "ColumnLayout",
+    "EdgeSlice",
     "EdgeSlices",
     "Expected",
     "Group",

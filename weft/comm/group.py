@@ -312,7 +312,7 @@ class PendingExchange:
         with self._timed():
             if ring and self._send.device.type == "cpu":
                 self._start_ring(self._send.split(list(send_counts)))
-            elif group.size > 1:
+            elif group.size > 1 and not self._send.is_meta:
                 counts = list(recv_counts), list(send_counts)
                 whole = dist.all_to_all_single(
                     self._buffer, self._send, *counts, group=group.process_group, async_op=True

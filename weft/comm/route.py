@@ -32,6 +32,24 @@ class Route:
     A row that is sent unchanged has one edge of weight 1. None: the rows themselves are sent.
     """
 
+    @classmethod
+    def without_data(
+        cls, num_rows: int, sent: tuple[int, ...], received: tuple[int, ...], sums: Adjacency | None = None
+    ) -> Route:
+        """Return a route on the meta device, which has sizes and no data.
+
+        Args:
+            num_rows: Number of rows of the rank.
+            sent: Number of rows that it sends to each rank.
+            received: Number of rows that it receives from each rank.
+            sums: Partial sums that it sends instead of rows.
+        """
+        num_read = sum(sent) if sums is None else sums.num_edges
+        rows = torch.empty(num_read, dtype=torch.int64, device="meta")
+        route = cls(rows=rows, sent=sent, received=received, num_rows=num_rows, sums=sums)
+        route.senders  # noqa: B018  # exists before a step, as in all steps but the first
+        return route
+
     def to(self, device: torch.device) -> Route:
         """Return this route with its tensors on a device."""
         if self.rows.device == device:

@@ -1,8 +1,13 @@
-"""The backend for CPUs: allocates results and calls the C++ kernels. See `backend.Backend` for the operations."""
+"""The backend for CPUs: allocates results and calls the C++ kernels. See `backend.Backend` for the operations.
+
+It also runs on meta tensors, which have a shape and no data: it allocates the same tensors and computes nothing, so
+that the memory of a step can be estimated.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,11 +20,28 @@ from weft.utils.dtypes import sum_dtype
 from weft.utils.random import MASK64, RandomKey
 
 
+class _NoKernels:
+    """Kernels for meta tensors: each returns None and does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+_NO_KERNELS = _NoKernels()
+
+
+def _kernels(x: Tensor) -> Any:
+    """Return the C++ kernels, or those that do nothing if x has no data."""
+    return _NO_KERNELS if x.is_meta else _native
+
+
 def spmm(adj: Adjacency, x: Tensor, scale: Scale, weighted: bool, in_sum_dtype: bool = False) -> Tensor:
     y = x.new_empty(adj.num_targets, x.shape[1], dtype=sum_dtype(x.dtype) if in_sum_dtype else x.dtype)
     weight = adj.weight if weighted else None
     threads = torch.get_num_threads()
-    _native.spmm(adj.indptr, adj.indices, weight, scale.source, scale.target, scale.loop, *_rows(x), y, False, threads)
+    _kernels(x).spmm(
+        adj.indptr, adj.indices, weight, scale.source, scale.target, scale.loop, *_rows(x), y, False, threads
+    )
     return y
 
 
@@ -30,7 +52,7 @@ def spmm_transposed(
     grad_x = grad_y.new_empty(adj.num_sources, grad_y.shape[1], dtype=dtype) if into is None else into
     edges, add, threads = adj.transpose, into is not None, torch.get_num_threads()
     weight, scales = edges.weight if weighted else None, (scale.target, scale.source, scale.loop)
-    _native.spmm(edges.indptr, edges.indices, weight, *scales, *_rows(grad_y), grad_x, add, threads)
+    _kernels(grad_y).spmm(edges.indptr, edges.indices, weight, *scales, *_rows(grad_y), grad_x, add, threads)
     return grad_x
 
 
@@ -43,8 +65,8 @@ def _rows(x: Tensor) -> tuple[Tensor, int]:
 
 def spmm_max(adj: Adjacency, x: Tensor) -> tuple[Tensor, Tensor]:
     y = x.new_empty(adj.num_targets, x.shape[1])
-    position = torch.empty(y.shape, dtype=torch.int32 if x.dtype == torch.float32 else torch.int64)
-    _native.spmm_max(adj.indptr, adj.indices, x, y, position, torch.get_num_threads())
+    position = torch.empty_like(y, dtype=torch.int32 if x.dtype == torch.float32 else torch.int64)
+    _kernels(x).spmm_max(adj.indptr, adj.indices, x, y, position, torch.get_num_threads())
     return y, position
 
 
@@ -52,7 +74,7 @@ def spmm_max_backward(adj: Adjacency, position: Tensor, grad_y: Tensor) -> Tenso
     grad_x = grad_y.new_empty(adj.num_sources, grad_y.shape[1])
     edges = adj.transpose
     threads = torch.get_num_threads()
-    _native.spmm_max_backward(
+    _kernels(grad_y).spmm_max_backward(
         adj.indptr, edges.indptr, edges.indices, edges.edge_ids, position, grad_y, grad_x, threads
     )
     return grad_x
@@ -71,7 +93,7 @@ def attend(
             saved.append(y)
         h, y = y, h.new_empty(adj.num_targets, h.shape[1])
         plus = torch.empty_like(y) if needs_logits else None
-        _native.attend(
+        _kernels(h).attend(
             adj.indptr,
             adj.indices,
             logit_src,
@@ -123,7 +145,7 @@ def attend_backward(
         needs_logits: True if the logits need a gradient.
         into: Gradients to which those of source tensors are added.
     """
-    adj, threads, drops = spec.adj, torch.get_num_threads(), _drops(spec)
+    adj, threads, drops, kernels = spec.adj, torch.get_num_threads(), _drops(spec), _kernels(grad_y)
     edges, bounds = adj.transpose, torch.tensor(spec.bounds)
     (_, logit_src, logit_dst, _), (lse, *rows) = inputs, saved
     stats = lse.new_empty(adj.num_targets, 3, logit_dst.shape[1])
@@ -135,18 +157,18 @@ def attend_backward(
     for step in reversed(range(spec.steps)):
         if grads is None:
             x = None
-            _native.attend_stats(logit_dst, lse, bounds, spec.slope, stats, None, None, None, None, None, threads)
+            kernels.attend_stats(logit_dst, lse, bounds, spec.slope, stats, None, None, None, None, None, threads)
         else:
             share, *between = rows
             x, plus, y = inputs.between(between)[2 * step : 2 * step + 3]
-            _native.attend_stats(
+            kernels.attend_stats(
                 logit_dst, lse, bounds, spec.slope, stats, grad_y, y, plus, share, grads.target, threads
             )
         add = step == 0 and into.h is not None
         grad_h = into.h if add else None
         if grad_h is None and (needs_h or step > 0):
             grad_h = grad_y.new_empty(adj.num_sources, grad_y.shape[1])
-        _native.attend_backward(
+        kernels.attend_backward(
             edges.indptr,
             edges.indices,
             logit_src,
@@ -170,7 +192,7 @@ def pair_logits(spec: Pairs, left: Tensor, right: Tensor, attention: Tensor, edg
     adj = spec.adj
     logits = left.new_empty(adj.num_edges + (0 if spec.loop is None else len(spec.loop)), len(spec.bounds) - 1)
     arguments = _pair_arguments(spec, left, right, attention, edge_map)
-    _native.pair_logits(adj.indptr, adj.indices, *arguments, logits, torch.get_num_threads())
+    _kernels(left).pair_logits(adj.indptr, adj.indices, *arguments, logits, torch.get_num_threads())
     return logits
 
 
@@ -180,7 +202,7 @@ def pair_backward(
     adj, edges = spec.adj, spec.adj.transpose
     grads = PairGrads(*(None if x is None else torch.empty_like(x) for x in (left, right, attention, edge_map)))  # type: ignore[arg-type]
     arguments = _pair_arguments(spec, left, right, attention, edge_map)
-    _native.pair_backward(
+    _kernels(left).pair_backward(
         adj.indptr,
         adj.indices,
         edges.indptr,
@@ -215,14 +237,14 @@ def _pair_arguments(
 def attend_edges(spec: Attention, h: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
     adj, bounds, threads = spec.adj, torch.tensor(spec.bounds), torch.get_num_threads()
     alpha = torch.empty_like(logits)
-    _native.edge_softmax(adj.indptr, spec.loop, logits, alpha, threads)
+    _kernels(h).edge_softmax(adj.indptr, spec.loop, logits, alpha, threads)
     if (drops := _drops(spec)) is not None:
-        _native.drop_edges(adj.indptr, adj.indices, spec.loop, drops, alpha, threads)
+        _kernels(h).drop_edges(adj.indptr, adj.indices, spec.loop, drops, alpha, threads)
     inputs = []
     for _ in range(spec.steps):
         inputs.append(h)
         y = h.new_empty(adj.num_targets, h.shape[1])
-        _native.weigh(adj.indptr, adj.indices, None, spec.loop, bounds, alpha, h, spec.scale, y, threads)
+        _kernels(h).weigh(adj.indptr, adj.indices, None, spec.loop, bounds, alpha, h, spec.scale, y, threads)
         h = y
     return h, alpha, inputs
 
@@ -234,32 +256,32 @@ def attend_edges_backward(
     grad_logits = torch.zeros_like(alpha)
     for step in reversed(range(spec.steps)):
         weighed = bounds, alpha, inputs[step], grad_y, spec.scale
-        _native.weigh_backward(adj.indptr, adj.indices, spec.loop, *weighed, step == 0, grad_logits, threads)
+        _kernels(grad_y).weigh_backward(adj.indptr, adj.indices, spec.loop, *weighed, step == 0, grad_logits, threads)
         grad_h = grad_y.new_empty(adj.num_sources, grad_y.shape[1])
-        _native.weigh(
+        _kernels(grad_y).weigh(
             edges.indptr, edges.indices, edges.edge_ids, spec.loop, bounds, alpha, grad_y, spec.scale, grad_h, threads
         )
         grad_y = grad_h
     return grad_y, grad_logits
 
 
-def _drops(spec: Attention) -> _native.EdgeDropout | None:
+def _drops(spec: Attention) -> Any:
     """Return the options of edge dropout as the C++ kernels take them."""
     if spec.dropout is None:
         return None
     p, key, first_head, sources, targets = spec.dropout
     ids = sources.contiguous(), targets.contiguous()
-    return _native.EdgeDropout(*ids, int(key) & MASK64, first_head, int(p * 2**32), spec.scale)
+    return _kernels(sources).EdgeDropout(*ids, int(key) & MASK64, first_head, int(p * 2**32), spec.scale)
 
 
 def keyed_dropout(x: Tensor, rows: Tensor, key: RandomKey, p: float, first_column: int, relu: bool) -> Tensor:
     y = torch.empty_like(x)
     threshold, threads = int(p * 2**32), torch.get_num_threads()
-    _native.dropout(x, rows.contiguous(), int(key) & MASK64, first_column, threshold, 1 / (1 - p), relu, y, threads)
+    _kernels(x).dropout(x, rows.contiguous(), int(key) & MASK64, first_column, threshold, 1 / (1 - p), relu, y, threads)
     return y
 
 
 def relu_dropout_backward(y: Tensor, grad_y: Tensor, p: float) -> Tensor:
     grad_x = torch.empty_like(grad_y)
-    _native.relu_dropout_backward(y, grad_y, 1 / (1 - p), grad_x, torch.get_num_threads())
+    _kernels(y).relu_dropout_backward(y, grad_y, 1 / (1 - p), grad_x, torch.get_num_threads())
     return grad_x

@@ -66,12 +66,12 @@ NO_TRITON = (
 
 
 def backend_of(x: Tensor) -> Backend:
-    """Return the backend for operations on x: C++ on the CPU, Triton on a GPU.
+    """Return the backend for operations on x: C++ on the CPU, Triton on a GPU. Meta tensors have that of the CPU.
 
     Raises:
         InputError: x is on a GPU, and Triton is not installed.
     """
-    if x.device.type == "cpu":
+    if x.device.type in ("cpu", "meta"):
         return cpu
     triton = triton_backend()
     if triton is None:

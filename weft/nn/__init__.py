@@ -2,7 +2,6 @@
 
 from weft.nn.aggregate.aggregate import SLOT_BYTES, Aggregate, Request, Rows, Total, WholeLayer, WorkingSet
 from weft.nn.aggregate.attention import Attend, AttendEdges, EdgeSoftmax
-from weft.nn.aggregate.kernel_memory import SUM_BYTES, KernelMemory, estimate_kernel_memory
 from weft.nn.aggregate.reduce import ByRelation, Max, Sum
 from weft.nn.aggregate.relations import OwnRelationRows, RelationIndex, RelationRows
 from weft.nn.aggregate.topology import EdgeSubset, SubTopology, Topology
@@ -45,11 +44,13 @@ from weft.nn.models.probe_model import ProbeModel, random_topology, some_vertice
 from weft.nn.models.pyg_export import to_pyg
 from weft.nn.models.row_independence import check_row_independence, idle_parameters
 from weft.nn.view import TypedRows, View
-from weft.nn.workload.dense_cost import dense_flops, make_layer_sizes, step_memory
+from weft.nn.workload.dense_cost import dense_flops, make_layer_sizes, preparation_memory, step_memory
 from weft.nn.workload.flops import DenseFlops
 from weft.nn.workload.layer_sizes import BlockSize, LayerSizes
+from weft.nn.workload.meta_topology import MetaTopology, meta_adjacency
 from weft.nn.workload.operation import GraphOperation
 from weft.nn.workload.outline import outline
+from weft.nn.workload.outline_view import OutlineView
 from weft.nn.workload.receptive_field import ReceptiveField
 from weft.nn.workload.workload import Outlines, Workload
 
@@ -65,7 +66,6 @@ __all__ = [
     "SAGE",
     "SLOT_BYTES",
     "SPREAD",
-    "SUM_BYTES",
     "Aggregate",
     "Attend",
     "AttendEdges",
@@ -91,13 +91,14 @@ __all__ = [
     "GraphOperation",
     "GraphView",
     "Inputs",
-    "KernelMemory",
     "LayerNorm",
     "LayerSizes",
     "Linear",
     "LinkModel",
     "Max",
+    "MetaTopology",
     "OneHotRGCNConv",
+    "OutlineView",
     "Outlines",
     "OwnRelationRows",
     "ProbeModel",
@@ -129,7 +130,6 @@ __all__ = [
     "dense_flops",
     "embedding_rows",
     "embeddings",
-    "estimate_kernel_memory",
     "from_config",
     "from_pyg",
     "has_onednn",
@@ -139,8 +139,10 @@ __all__ = [
     "make_decoder",
     "make_layer_sizes",
     "make_model",
+    "meta_adjacency",
     "outline",
     "parameter_dtype",
+    "preparation_memory",
     "random_topology",
     "row_dtype",
     "shared_parameters",

@@ -30,7 +30,7 @@ class Exchange(ABC):
         self.topology, self.row_ids, self.num_vertices, self.group = topology, row_ids, num_vertices, group
 
     @abstractmethod
-    def aggregate(self, view: PlacedView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
+    def aggregate(self, view: GraphView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
         """Return the result [n, F] of an aggregate for this rank's rows.
 
         Exchanges rows between ranks before the aggregate, and its results after it, as the strategy requires.
@@ -59,7 +59,7 @@ class Exchange(ABC):
         """Return the embedding rows that the rank computes with, from those that it stores."""
         return weight
 
-    def block(self, view: PlacedView, x: Tensor) -> tuple[Tensor, Tensor, int]:
+    def block(self, view: GraphView, x: Tensor) -> tuple[Tensor, Tensor, int]:
         """Return (source rows, edge_index [2, E], number of targets) for a layer that reads the edges itself.
 
         Args:
@@ -73,7 +73,7 @@ class Exchange(ABC):
 class Identity(Exchange):
     """Exchange of a single rank, which has every row and every edge."""
 
-    def aggregate(self, view: PlacedView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
+    def aggregate(self, view: GraphView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
         return view.run(op, op.prepare(self.topology, rows), steps, self.topology)
 
 

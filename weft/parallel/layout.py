@@ -12,13 +12,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from weft.comm import even_bounds
+from weft.comm import Group, even_bounds
 from weft.cost import MemoryUse, Operation, Trace, all_reduce
 from weft.nn import (
     BlockSize,
     GraphOperation,
     Inputs,
-    KernelMemory,
     LayerSizes,
     ReceptiveField,
     Total,
@@ -26,10 +25,12 @@ from weft.nn import (
     Workload,
     dense_flops,
     make_layer_sizes,
+    preparation_memory,
     step_memory,
 )
 from weft.parallel.blocks.caching_costs import BACK_BYTES, EDGE_BYTES
 from weft.parallel.exchange import Exchange
+from weft.parallel.gathered_rows import GatheredRows
 from weft.parallel.operations import backward_operations, dense_operations
 from weft.runtime.memory.tensor_peak import TensorPeak
 
@@ -102,7 +103,7 @@ class Layout(ABC):
     def layer_sizes(self, rank: int) -> LayerSizes:
         """Return the number of rows and edges that a rank has at each layer boundary."""
         blocks = self.layer_blocks(rank) if self.work.reads_edges(self.traits) else ()
-        return make_layer_sizes(self.work, self.layer_rows(rank), blocks)
+        return make_layer_sizes(self.work, self.layer_rows(rank), blocks, self.own_rows(rank))
 
     @abstractmethod
     def forward_operations(self, op: GraphOperation, rank: int) -> list[Operation]:
@@ -116,14 +117,14 @@ class Layout(ABC):
             rank: The rank.
         """
 
-    def kernel_memory(self, op: GraphOperation, rank: int) -> KernelMemory:
-        """Return the memory of an aggregate over edges on a rank, without its result and the gradients of its rows.
+    def meta_exchanges(self, rank: int, *, training: bool) -> Sequence[Exchange]:
+        """Return the exchange of each stage of the model on the meta device, for estimates of a rank's memory.
 
         Args:
-            op: The aggregate.
             rank: The rank.
+            training: True for training steps, False for evaluations.
         """
-        raise NotImplementedError(f"{type(self).__name__} lacks kernel_memory, which estimates {op.op} on rank {rank}")
+        raise NotImplementedError(f"{type(self).__name__} lacks meta_exchanges ({rank=}, {training=})")
 
     def resident_memory(self, rank: int, *, trains: bool = True) -> MemoryUse:
         """Return the bytes that a rank keeps for steps: features, cached aggregates, edges.
@@ -150,19 +151,6 @@ class Layout(ABC):
         shared = features + in_edges if isinstance(rows, slice) else 0
         return MemoryUse(features + in_edges + rest, 0, 0, shared)
 
-    def constant_aggregate_memory(self, rank: int, *, training: bool) -> int:
-        """Return the temporary bytes of the largest aggregate of constant features that is computed only once.
-
-        Args:
-            rank: The rank.
-            training: True for the aggregates of training steps.
-        """
-        work = self.work
-        cached = [op for op in work.outline(self.traits, training=training) if work.is_cached(op)]
-        return max(
-            (self.feature_copy_bytes(op, rank) + self.kernel_memory(op, rank).forward for op in cached), default=0
-        )
-
     def feature_copy_bytes(self, op: GraphOperation, rank: int) -> int:
         """Return the bytes of the copy of constant features that an aggregate reads; 0 if it reads them in place.
 
@@ -185,9 +173,11 @@ class Layout(ABC):
             rank: The rank.
             training: True for a training step.
         """
-        operations = self.work.outline(self.traits, training=training)
-        kernels = [self.kernel_memory(op, rank) if op.is_aggregate else KernelMemory() for op in operations]
-        return step_memory(self.work, self.traits, self.layer_sizes(rank), kernels, training=training)
+        return self._step_memory(rank, self.meta_exchanges(rank, training=training), training=training)
+
+    def _step_memory(self, rank: int, exchanges: Sequence[Exchange], *, training: bool) -> TensorPeak:
+        sizes = self.layer_sizes(rank)
+        return step_memory(self.work, self.traits, sizes, exchanges, training=training, sums_gradients=self.size > 1)
 
     def temporary_memory(self, rank: int, *, training: bool) -> list[int]:
         """Return the peak bytes that a step allocates, and those of its preparation.
@@ -196,8 +186,9 @@ class Layout(ABC):
             rank: The rank.
             training: True for a training step.
         """
-        step = self.step_memory(rank, training=training).room
-        return [step, self.constant_aggregate_memory(rank, training=training)]
+        sizes, exchanges = self.layer_sizes(rank), self.meta_exchanges(rank, training=training)
+        preparation = preparation_memory(self.work, self.traits, sizes, exchanges, training=training)
+        return [self._step_memory(rank, exchanges, training=training).room, preparation]
 
     def trace(self, rank: int, *, training: bool) -> Trace:
         """Return the operations of a training step or an evaluation.
@@ -253,3 +244,7 @@ class EvenLayout(Layout):
 
     def forward_operations(self, op: GraphOperation, rank: int) -> list[Operation]:
         return self._operations(op, rank)
+
+    def meta_exchanges(self, rank: int, *, training: bool) -> Sequence[Exchange]:
+        del training
+        return [GatheredRows(self.work, Group(rank, self.size, device="meta"))] * self.work.num_stages

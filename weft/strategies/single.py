@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from weft.comm import Group
 from weft.cost import Operation
-from weft.nn import ONE_DEVICE, Aggregate, GraphOperation, KernelMemory, ReceptiveField, estimate_kernel_memory
+from weft.nn import ONE_DEVICE, GraphOperation, MetaTopology, ReceptiveField
 from weft.parallel.blocks.vertex_layout import VertexLayout, VertexStepInputs
 from weft.parallel.exchange import Identity
 from weft.parallel.layout import Layout
@@ -17,12 +20,12 @@ class WholeLayout(Layout):
     def restrict(self, field: ReceptiveField) -> VertexLayout:
         return VertexLayout.of_receptive_field(self.work.restrict(field), self.traits)
 
-    def kernel_memory(self, op: GraphOperation, rank: int) -> KernelMemory:
-        del rank
-        stats = self.work.stats
-        sizes = {"num_targets": stats.num_vertices, "num_edges": stats.num_edges, "itemsize": self.work.itemsize}
-        assert isinstance(op.op, Aggregate)
-        return estimate_kernel_memory(op.op, width=op.width, steps=op.steps, **sizes)
+    def meta_exchanges(self, rank: int, *, training: bool) -> Sequence[Identity]:
+        del training
+        group, stats = Group(rank, self.size, device="meta"), self.work.stats
+        num_vertices, relation_rows = stats.num_vertices, (stats.num_relation_rows,)
+        whole = MetaTopology(self.work, num_vertices, num_vertices, stats.num_edges, relation_rows=relation_rows)
+        return [Identity(whole, whole.ids, num_vertices, group)] * self.work.num_stages
 
     def forward_operations(self, op: GraphOperation, rank: int) -> list[Operation]:
         del rank

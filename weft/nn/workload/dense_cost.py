@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.nn.aggregate.kernel_memory import KernelMemory
+from weft.nn.aggregate.aggregate import Aggregate
 from weft.nn.graph_view import ViewTraits
 from weft.nn.layers.pyg_conv import PyGConv
+from weft.nn.layers.typed_input import embeddings, is_embedded
 from weft.nn.workload.flops import CountedConv, DenseFlops, FlopCounter, FlopPosition
 from weft.nn.workload.layer_sizes import BlockSize, LayerSizes
 from weft.nn.workload.outline import MetaModel, typed_rows_of
-from weft.nn.workload.outline_view import OutlineState, OutlineView
+from weft.nn.workload.outline_view import MetaExchange, OutlineState, OutlineView
 from weft.nn.workload.workload import DenseFlopsKey, Workload
 from weft.runtime.kernel_call import merged
 from weft.runtime.memory.tensor_peak import TensorPeak
@@ -38,8 +39,7 @@ def dense_flops(work: Workload, traits: ViewTraits, sizes: LayerSizes, *, traini
     key = DenseFlopsKey(traits, training, sizes)
     if key not in work.dense_flops:
         counter = FlopCounter()
-        kernel_memory = [KernelMemory()] * len(work.outline(traits, training=training))
-        count = _run_step(work, traits, sizes, counter, kernel_memory, training=training)
+        count = _run_step(work, traits, sizes, counter, training=training)
         positions = [(FlopPosition(i), FlopPosition(i, backward=True)) for i in range(count + 1)]
         work.dense_flops[key] = tuple(
             DenseFlops(
@@ -54,7 +54,13 @@ def dense_flops(work: Workload, traits: ViewTraits, sizes: LayerSizes, *, traini
 
 
 def step_memory(
-    work: Workload, traits: ViewTraits, sizes: LayerSizes, kernel_memory: Sequence[KernelMemory], *, training: bool
+    work: Workload,
+    traits: ViewTraits,
+    sizes: LayerSizes,
+    exchanges: Sequence[MetaExchange],
+    *,
+    training: bool,
+    sums_gradients: bool,
 ) -> TensorPeak:
     """Return the memory of the tensors that a step creates on a rank.
 
@@ -62,11 +68,22 @@ def step_memory(
         work: The workload.
         traits: Traits of the strategy's views.
         sizes: Number of rows of the rank at each layer.
-        kernel_memory: Memory of each operation of the outline.
+        exchanges: Exchange of each stage on the meta device.
         training: True for a training step, False for an evaluation.
+        sums_gradients: True if a training step sums the gradients of parameters over ranks.
     """
     peak = TensorPeak()
-    _run_step(work, traits, sizes, FlopCounter(), kernel_memory, training=training, observer=peak)
+    num_summed = work.num_shared * (training and sums_gradients)
+    _run_step(
+        work,
+        traits,
+        sizes,
+        FlopCounter(),
+        training=training,
+        exchanges=exchanges,
+        observer=peak,
+        num_summed=num_summed,
+    )
     return peak
 
 
@@ -75,10 +92,11 @@ def _run_step(
     traits: ViewTraits,
     sizes: LayerSizes,
     counter: FlopCounter,
-    kernel_memory: Sequence[KernelMemory],
     *,
     training: bool,
+    exchanges: Sequence[MetaExchange] = (),
     observer: AbstractContextManager[Any] | None = None,
+    num_summed: int = 0,
 ) -> int:
     """Run a step on meta tensors, and return its number of graph operations.
 
@@ -87,9 +105,10 @@ def _run_step(
         traits: Traits of the strategy's views.
         sizes: Number of rows of the rank at each layer.
         counter: Counts the FLOPs.
-        kernel_memory: Memory of each operation.
         training: True for a training step, False for an evaluation.
+        exchanges: Exchange of each stage on the meta device; empty: aggregates only have a shape.
         observer: Context manager that is active during the step, after its inputs have been created.
+        num_summed: Number of elements of the gradients that are summed over ranks.
     """
     meta_model = make_counting_model(work, counter, training=training)
     typed = work.stats.typed
@@ -102,20 +121,52 @@ def _run_step(
         count_steps(work, traits, training=training),
         traits.shrinks_rows,
         counter,
-        meta_model.running,
+        [""],  # no names of layers, whose hooks would keep the layers' inputs in memory
         density=work.stats.density,
         num_relations=typed.num_relations,
         sizes=sizes,
-        kernel_memory=kernel_memory,
+        exchanges=exchanges,
     )
+    for weight in embeddings(meta_model.model).values() if exchanges else ():
+        weight.data = weight.new_empty(sizes.num_stored, weight.shape[1])
     with observer or nullcontext():
         logits = meta_model.run(traits, state, inputs, "the model cannot run on a rank's rows ({})")
         count = len(state.operations)
         backward_flops(counter, count, [logits])
+        torch.empty(2, num_summed, dtype=work.dtype, device="meta")  # a message, and the sums of all ranks
     return count
 
 
-def make_layer_sizes(work: Workload, vertices: Sequence[slice | Tensor], blocks: Sequence[BlockSize]) -> LayerSizes:
+def preparation_memory(
+    work: Workload, traits: ViewTraits, sizes: LayerSizes, exchanges: Sequence[MetaExchange], *, training: bool
+) -> int:
+    """Return the temporary bytes of the largest aggregate of constant features, which is computed once.
+
+    Args:
+        work: The workload.
+        traits: Traits of the strategy's views.
+        sizes: Number of rows of the rank at each layer.
+        exchanges: Exchange of each stage on the meta device.
+        training: True for the aggregates of training steps.
+    """
+    temporary = 0
+    meta_model = make_counting_model(work, FlopCounter(), training=training)
+    inputs = meta_model.inputs(sizes.rows[0], None, optimisations=work.optimisations)
+    state = OutlineState(sizes.rows[-1], Counter(), traits.shrinks_rows, FlopCounter(), [""])
+    for op in filter(work.is_cached, work.outline(traits, training=training)):
+        assert isinstance(op.op, Aggregate)
+        assert inputs.rows is not None
+        state.operations = [op]
+        view = OutlineView(traits, op.stage, state, meta_model.topology, inputs)
+        with TensorPeak() as peak, state.counter, torch.no_grad():
+            result = exchanges[op.stage].aggregate(view, op.op, {op.op.first: inputs.rows}, op.steps)
+        temporary = max(temporary, peak.most - result.nbytes)
+    return temporary
+
+
+def make_layer_sizes(
+    work: Workload, vertices: Sequence[slice | Tensor], blocks: Sequence[BlockSize], stored: slice | Tensor
+) -> LayerSizes:
     """Return the sizes of each layer on a rank.
 
     Without the graph itself, vertices of all types are assumed to be spread evenly.
@@ -124,6 +175,7 @@ def make_layer_sizes(work: Workload, vertices: Sequence[slice | Tensor], blocks:
         work: The workload.
         vertices: The rank's vertices before each aggregate, and those of the result; each a range or int64.
         blocks: Size of the block of each aggregate; empty if no layer reads the edges itself.
+        stored: Vertices whose embedding rows the rank stores, a range or int64.
     """
     typed, stats = work.stats.typed, work.stats
     rows = tuple(
@@ -134,16 +186,20 @@ def make_layer_sizes(work: Workload, vertices: Sequence[slice | Tensor], blocks:
         shares = [count / max(stats.num_vertices, 1) for count in rows]
         featured = [round(count * shares[0]) for count, _ in typed.featured]
         relation_rows = [round(stats.num_relation_rows * share) for share in shares[1:]]
+        num_own = len(range(stats.num_vertices)[stored]) if isinstance(stored, slice) else len(stored)
+        num_stored = round(typed.num_embedded * num_own / max(stats.num_vertices, 1))
     else:
         spans = [work.graph.type_range(name) for name in work.graph.vertex_types if name in work.graph.features]
         ids = torch.arange(stats.num_vertices)[vertices[0]] if spans else torch.empty(0)
         featured = [int(((ids >= span.start) & (ids < span.stop)).sum()) for span in spans]
         counts = work.graph.num_relations_in if typed.num_relations else torch.zeros(stats.num_vertices)
         relation_rows = [int(counts[selection].sum()) for selection in vertices[1:]]
+        num_stored = int(is_embedded(work.graph)[stored].sum()) if typed.num_embedded else 0
     return LayerSizes(
         rows=rows,
         featured=tuple(featured),
         num_embedded=rows[0] - sum(featured) if typed.num_embedded else 0,
+        num_stored=num_stored,
         relation_rows=tuple(relation_rows),
         blocks=tuple(blocks),
     )

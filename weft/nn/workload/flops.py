@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from weft.nn.workload.layer_sizes import BlockSize
 from weft.nn.workload.meta_shapes import meta_result
 from weft.runtime.dispatch import DispatchMode
 from weft.runtime.kernel_call import KernelCall
+from weft.runtime.memory.tensor_peak import TensorPeak
 
 aten = torch.ops.aten
 
@@ -173,15 +175,29 @@ class BlockCost(NamedTuple):
     """Bytes that operations other than products read and write in the forward pass."""
     backward_bytes: int
     """Bytes that operations other than products read and write in the backward pass."""
+    saved: int
+    """Bytes of tensors that the forward pass leaves for the backward pass, without the result."""
+    forward_peak: int
+    """Peak bytes of tensors in the forward pass, with the result."""
+    backward_peak: int
+    """Peak bytes of tensors in the backward pass, with those that are saved, without the result."""
 
 
 class BlockFlops(NamedTuple):
-    """Cost of a PyG convolution as a linear function of the size of the block."""
+    """Cost of a PyG convolution as a linear function of the size of the block.
 
-    small: BlockCost
-    """Cost on a block of `SMALL_SIZE`."""
-    slopes: tuple[BlockCost, ...]
-    """Additional cost for one more source, target, edge, and self-loop."""
+    The bytes in use are linear at each moment, so their peak is the largest of many linear functions.
+    """
+
+    counts: np.ndarray[Any, Any]
+    """FLOPs of both passes, bytes that both read and write, and saved bytes, int64 [5, 5].
+
+    Columns: on a block of `SMALL_SIZE`; more for one more source, target, edge, and self-loop.
+    """
+    forward_moments: np.ndarray[Any, Any]
+    """Bytes in use after each operation of the forward pass, int64 [moments, 5]."""
+    backward_moments: np.ndarray[Any, Any]
+    """Bytes in use after each operation of the backward pass, int64 [moments, 5]."""
 
     @classmethod
     def of(
@@ -200,29 +216,45 @@ class BlockFlops(NamedTuple):
         conv = copy.deepcopy(conv).to("cpu").train(training)
         dtype = next((parameter.dtype for parameter in conv.parameters()), torch.float32)
 
-        def run(size: BlockSize) -> BlockCost:
+        def run(size: BlockSize) -> tuple[list[int], list[int], list[int]]:
             counter = FlopCounter()
-            with torch.device("cpu"), torch.set_grad_enabled(training), counter:
+            with torch.device("cpu"):
                 x = torch.ones(size.sources, width, dtype=dtype, requires_grad=gradient)
-                y = conv(SmallBlock(x, size, num_edge_features, weighted=weighted), x)
-                forward, moved = counter.total, counter.num_bytes
+                block = SmallBlock(x, size, num_edge_features, weighted=weighted)
+            conv.zero_grad()
+            with torch.device("cpu"), torch.set_grad_enabled(training), counter, TensorPeak() as peak:
+                y = conv(block, x)
+                forward, moved, moments, saved = counter.total, counter.num_bytes, len(peak.moments), peak.alive
                 if y.requires_grad:
-                    y.sum().backward()
-            return BlockCost(forward, counter.total - forward, moved, counter.num_bytes - moved)
+                    y.backward(torch.ones_like(y))
+            counts = [forward, counter.total - forward, moved, counter.num_bytes - moved, saved - y.nbytes]
+            # Both the result and its gradient belong to the caller.
+            backward_moments = [alive - 2 * y.nbytes for alive in peak.moments[moments:]]
+            return counts, peak.moments[:moments], backward_moments or [0]
 
-        small = run(SMALL_SIZE)
-        more = [run(SMALL_SIZE._replace(**{name: getattr(SMALL_SIZE, name) + 1})) for name in SMALL_SIZE._fields]
-        return cls(small, tuple(BlockCost(*(b - a for a, b in zip(small, cost, strict=True))) for cost in more))
+        sizes = [SMALL_SIZE._replace(**{name: getattr(SMALL_SIZE, name) + 1}) for name in SMALL_SIZE._fields]
+        return cls(*(_linear(values) for values in zip(*(run(size) for size in (SMALL_SIZE, *sizes)), strict=True)))
 
     def on(self, size: BlockSize) -> BlockCost:
         """Return the cost on a block of the given size, extrapolated linearly from small blocks; at least 0."""
-        steps = [actual - small_size for actual, small_size in zip(size, SMALL_SIZE, strict=True)]
-        return BlockCost(
-            *(
-                max(0, small + sum(slope * step for slope, step in zip(slopes, steps, strict=True)))
-                for small, slopes in zip(self.small, zip(*self.slopes, strict=True), strict=True)
-            )
-        )
+        factors = np.array([1, *(actual - small for actual, small in zip(size, SMALL_SIZE, strict=True))])
+        peaks = ((moments @ factors).max() for moments in (self.forward_moments, self.backward_moments))
+        return BlockCost(*(max(0, int(value)) for value in (*(self.counts @ factors), *peaks)))
+
+
+def _linear(values: Sequence[Sequence[int]]) -> np.ndarray[Any, Any]:
+    """Return the linear functions through values at `SMALL_SIZE` and at four sizes with one item more: [k, 5].
+
+    If their number depends on the size, only the largest value counts.
+
+    Args:
+        values: The k values at each of the five sizes.
+    """
+    if len({len(each) for each in values}) > 1:
+        values = [[max(each)] for each in values]
+    table = np.array(values, dtype=np.int64).T
+    table[:, 1:] -= table[:, :1]
+    return table
 
 
 class SmallBlock:
@@ -258,9 +290,19 @@ class CountedConv(torch.autograd.Function):
     def forward(ctx: Any, counter: FlopCounter, cost: BlockCost, shape: tuple[int, int], *read: Tensor) -> Tensor:
         ctx.counter, ctx.cost, ctx.like = counter, cost, [(tensor.shape, tensor.dtype) for tensor in read]
         counter.add_call(cost.forward, cost.forward_bytes)
-        return read[0].new_empty(shape)
+        result = read[0].new_empty(shape)
+        _blank(cost.forward_peak - result.nbytes)
+        ctx.saved = [_blank(cost.saved)]
+        return result
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> Any:
         ctx.counter.add_call(ctx.cost.backward, ctx.cost.backward_bytes)
+        ctx.saved.clear()
+        _blank(ctx.cost.backward_peak)
         return None, None, None, *(torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in ctx.like)
+
+
+def _blank(num_bytes: int) -> Tensor:
+    """Return a meta tensor of `num_bytes` bytes, or of none if the number is negative."""
+    return torch.empty(max(num_bytes, 0), dtype=torch.uint8, device="meta")

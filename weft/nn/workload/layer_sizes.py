@@ -55,6 +55,8 @@ class LayerSizes:
     """Number of first rows of each vertex type with features, in a graph without x."""
     num_embedded: int = 0
     """Number of first rows of the vertex types without features, in a graph without x."""
+    num_stored: int = 0
+    """Number of embedding rows that the rank stores."""
     relation_rows: tuple[int, ...] = ()
     """Number of relation rows of each aggregate (pairs of a target and a relation of its in-edges), in a graph with
     relations."""

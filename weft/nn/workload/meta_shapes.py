@@ -21,15 +21,19 @@ def meta_result(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     """
     if func is aten.mm.default:
         return matmul(*args)
+    if func in IN_PLACE:
+        return args[0] if args[0].is_meta else None
     shape = SHAPES.get(func)
     if shape is None or "dtype" in kwargs:
         return None
-    return shape(*args) if is_contiguous_meta(args[0][0] if isinstance(args[0], list) else args[0]) else None
+    return shape(*args) if is_row_major_meta(args[0][0] if isinstance(args[0], list) else args[0]) else None
 
 
-def is_contiguous_meta(x: Any) -> bool:
-    """Return whether x is a contiguous floating-point meta tensor, whose results have the same memory layout."""
-    return isinstance(x, Tensor) and x.is_meta and x.is_floating_point() and x.is_contiguous()
+def is_row_major_meta(x: Any) -> bool:
+    """Return whether x is a floating-point meta tensor by rows, or columns of one, so that results are contiguous."""
+    if not (isinstance(x, Tensor) and x.is_meta and x.is_floating_point()):
+        return False
+    return x.is_contiguous() or (x.dim() == 2 and x.stride(1) == 1 and x.stride(0) >= x.shape[1])
 
 
 def unary(x: Tensor, *others: Any) -> Tensor | None:
@@ -40,9 +44,7 @@ def unary(x: Tensor, *others: Any) -> Tensor | None:
         *others: Further arguments.
     """
     return (
-        x.new_empty(x.shape)
-        if all(is_contiguous_meta(other) for other in others if isinstance(other, Tensor))
-        else None
+        x.new_empty(x.shape) if all(is_row_major_meta(other) for other in others if isinstance(other, Tensor)) else None
     )
 
 
@@ -56,7 +58,7 @@ def binary(x: Tensor, y: Any, *_: Any) -> Tensor | None:
     """
     if isinstance(y, float | int):
         return x.new_empty(x.shape)
-    matches = is_contiguous_meta(y) and x.dtype == y.dtype
+    matches = is_row_major_meta(y) and x.dtype == y.dtype
     return x.new_empty(torch.broadcast_shapes(x.shape, y.shape)) if matches else None
 
 
@@ -132,6 +134,8 @@ def reduction(x: Tensor, dims: Sequence[int] | None, keepdim: bool = False) -> T
     return x.new_empty(sizes)
 
 
+IN_PLACE = {aten.add_.Tensor, aten.copy_.default, aten.index_add_.default, aten.lerp_.Scalar, aten.zero_.default}
+"""Operator overloads that change their first argument and return it."""
 SHAPES: dict[Any, Callable[..., Tensor | None]] = {
     aten.addmm.default: addmm,
     aten.block_diag.default: block_diag,

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from weft.nn.aggregate.aggregate import Aggregate, Rows, Total
 from weft.nn.aggregate.attention import AttendEdges
-from weft.nn.aggregate.kernel_memory import DropoutStandIn, KernelMemory, StandIn
 from weft.nn.aggregate.reduce import ByRelation
-from weft.nn.aggregate.relations import multiply_block_diagonal
+from weft.nn.aggregate.relations import OwnRelationRows, multiply_block_diagonal
 from weft.nn.aggregate.topology import Topology
 from weft.nn.graph_view import GraphView, Inputs, Origin, ViewTraits
 from weft.nn.layers.linear_transform import linear, sum_rows
@@ -23,6 +23,35 @@ from weft.nn.workload.layer_sizes import BlockSize, LayerSizes
 from weft.nn.workload.operation import GraphOperation
 from weft.utils.errors import InputError
 from weft.utils.random import RandomKey
+
+
+class MetaExchange(Protocol):
+    """Exchange of a stage that runs aggregates on meta tensors, and so allocates what a rank allocates."""
+
+    @property
+    def relation_rows(self) -> OwnRelationRows:
+        """Relation rows of the rank's vertices."""
+
+    def aggregate(self, view: GraphView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
+        """Return the result of an aggregate for the rank's rows.
+
+        Args:
+            view: View that requests the aggregate.
+            op: The aggregate.
+            rows: Input rows of the aggregate, by name.
+            steps: Number of times that the aggregate is applied.
+        """
+
+    def block(self, view: GraphView, x: Tensor) -> tuple[Tensor, Tensor, int]:
+        """Return (source rows, edge_index [2, E], number of targets) of the rank's block.
+
+        Args:
+            view: View that requests the block.
+            x: The rank's rows [n, F].
+        """
+
+    def embed(self, weight: Tensor) -> Tensor:
+        """Return the embedding rows that the rank computes with, from those that it stores."""
 
 
 @dataclass
@@ -47,8 +76,8 @@ class OutlineState:
     """Average number of relation rows of a vertex."""
     sizes: LayerSizes | None = None
     """Number of rows at each layer, for the run of one rank; None: `num_rows` applies."""
-    kernel_memory: Sequence[KernelMemory] = ()
-    """Memory of each operation, for the run of one rank."""
+    exchanges: Sequence[MetaExchange] = ()
+    """Exchange of each stage, for a run that allocates what one rank allocates; empty: aggregates only have a shape."""
     operations: list[GraphOperation] = field(default_factory=list)
     """Recorded operations."""
     density: float = 1.0
@@ -103,14 +132,18 @@ class OutlineView(GraphView):
 
     def _aggregate(self, op: Aggregate, rows: Rows, steps: int) -> Tensor:
         x = rows[op.first]
-        y = x
         others = [tensor for name, tensor in rows.items() if name != op.first]
-        for tensor in others if self.state.sizes is None else ():
-            y = y + tensor.sum()  # connects the tensors to the result for autograd
         if isinstance(op, AttendEdges) and op.has_edge_map:
             self._check_edge_features(len(rows["edge_map"]))
         origin = self.origin(x) if op.plain else "rows"
-        return self._record(y, op, *others, steps=steps, origin=origin, weighted=op.reads_weight)
+        number = self._record(x, op, *others, steps=steps, origin=origin, weighted=op.reads_weight)
+        if not self.state.exchanges:
+            return self._result(x, *others)
+        if origin == "inputs" and self.inputs.optimisations.reuse:  # computed before the step: it allocates nothing
+            by_relation = isinstance(op, ByRelation)
+            num_rows = sum(self.relation_rows.counts) if by_relation else self.state.rows_at(self.hop + steps)
+            return x.new_empty(1, x.shape[1]).expand(num_rows, -1)  # strides tell rows from columns
+        return self.state.mark(self.state.exchanges[self.stage].aggregate(self, op, rows, steps), number)
 
     def _check_edge_features(self, wanted: int) -> None:
         features, layer = self.topology.edge_features, self.state.running[-1]
@@ -131,6 +164,8 @@ class OutlineView(GraphView):
                 f"the model has weights for {len(weight)} relations, but the graph has {self.state.num_relations}: "
                 "build it with typed=graph.typed of this graph"
             )
+        if self.state.exchanges:
+            return super().relate(x, weight, reduce=reduce)
         rows = self.aggregate(ByRelation.reducing(reduce), {"x": x})
         sizes, hop = self.state.sizes, self.state.operations[-1].hop
         num_related = sizes.relation_rows[hop] if sizes else max(1, round(self.state.rows_per_vertex * len(rows)))
@@ -138,8 +173,15 @@ class OutlineView(GraphView):
         y = multiply_block_diagonal(related + rows.sum(), weight.sum(0))
         return y.new_empty(len(rows), y.shape[1]) + y.sum()
 
+    @property
+    def relation_rows(self) -> OwnRelationRows:
+        return self.state.exchanges[self.stage].relation_rows
+
     def embed(self, weight: Tensor) -> Tensor:
-        recorded, num_rows = self._record(weight, "embed"), self.typed_rows.num_embedded
+        number, num_rows = self._record(weight, "embed"), self.typed_rows.num_embedded
+        if self.state.exchanges:
+            return self.state.mark(self.state.exchanges[self.stage].embed(weight), number)
+        recorded = self.state.mark(weight.view_as(weight), number)
         operations = self.state.operations
         operations[-1] = replace(operations[-1], vertex_fraction=num_rows / max(self.state.rows_at(0), 1))
         return weight.new_empty(num_rows, weight.shape[1]) + recorded.sum()
@@ -149,12 +191,15 @@ class OutlineView(GraphView):
         return x[:num_targets] if self.traits.shrinks_rows else x
 
     def total(self, x: Tensor) -> Tensor:
-        return sum_rows(self._record(x, Total()))
+        return sum_rows(self.state.mark(x.view_as(x), self._record(x, Total())))
 
     def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
         self.check_block()
-        targets = self._record(x, "block", origin=self.origin(x))
-        size = self.block_size
+        number = self._record(x, "block", origin=self.origin(x))
+        if self.state.exchanges:
+            sources, edge_index, num_targets = self.state.exchanges[self.stage].block(self, x)
+            return self.state.mark(sources.view_as(sources), number), edge_index, num_targets
+        targets, size = self._result(x), self.block_size
         if size is None:
             return x.clone(), self.topology.edge_index, len(targets)
         edges = self.topology.edge_index.new_empty(2, size.edges)
@@ -169,7 +214,11 @@ class OutlineView(GraphView):
     @property
     def edge_features(self) -> Tensor | None:
         features, size = super().edge_features, self.block_size
-        return features if features is None or size is None else features.new_empty(size.edges, features.shape[1])
+        return (
+            features
+            if features is None or size is None
+            else features.new_empty(1, features.shape[1]).expand(size.edges, -1)
+        )
 
     @property
     def edge_weight(self) -> Tensor | None:
@@ -177,14 +226,14 @@ class OutlineView(GraphView):
         if operations and operations[-1].op == "block":
             operations[-1] = replace(operations[-1], weighted=True)
         weight, size = super().edge_weight, self.block_size
-        return weight if weight is None or size is None else weight.new_empty(size.edges)
+        return weight if weight is None or size is None else weight.new_empty(1).expand(size.edges)
 
     def linear(self, x: Tensor, weight: Tensor, added: Tensor | None = None, *, summed: bool = False) -> Tensor:
         del summed
         ratio = self.state.sparse_cost_ratio
         if self.inputs.sparse and self.origin(x) == "inputs":  # by the nonzeros: no dense product is counted
             self._record_sparse(x, weight)
-            y: Tensor = StandIn.apply(KernelMemory(), len(x), x[:, :1].expand(-1, weight.shape[1]), weight)  # type: ignore[no-untyped-call]
+            y: Tensor = SparseStandIn.apply(len(x), weight)  # type: ignore[no-untyped-call]
             return y if added is None else (y + added).to(x.dtype)
         if ratio < 1 and self.origin(x) == "inputs" and len(weight) == x.shape[1]:
             width = max(
@@ -211,8 +260,8 @@ class OutlineView(GraphView):
         steps: int = 1,
         origin: Origin = "rows",
         weighted: bool = False,
-    ) -> Tensor:
-        """Record a call, and return the rows that it results in.
+    ) -> int:
+        """Record a call, and return its number.
 
         Args:
             x: Rows that the operation reads.
@@ -240,7 +289,7 @@ class OutlineView(GraphView):
         )
         state.counter.position = FlopPosition(number + 1)
         if op == "embed" or isinstance(op, Total):
-            return state.mark(x.view_as(x), number)
+            return number
         state.flops = flops_before
         if (
             self.traits.shrinks_rows
@@ -253,13 +302,50 @@ class OutlineView(GraphView):
                 f"cannot tell which rows a rank recomputes: give each its own stage{alternative}"
             )
         state.steps[self.stage] = max(state.steps[self.stage], steps)
-        num_rows = state.rows_at(self.hop + steps)
-        if not state.kernel_memory or op == "block":
-            return state.mark(x[:num_rows].clone(), number)
-        if origin == "inputs" and self.inputs.optimisations.reuse:  # it is cached: no memory is allocated
-            return x.new_empty(1, x.shape[1]).expand(num_rows, -1)  # strides tell rows from columns
-        y: Tensor = StandIn.apply(state.kernel_memory[number], num_rows, x, *others)  # type: ignore[no-untyped-call]
-        return state.mark(y, number)
+        return number
+
+    def _result(self, x: Tensor, *others: Tensor) -> Tensor:
+        """Return rows for the result of the last call, through which gradients reach the tensors that it reads.
+
+        Args:
+            x: Rows that the operation reads.
+            *others: Further tensors that it reads.
+        """
+        state = self.state
+        for tensor in others:
+            x = x + tensor.sum()
+        num_rows = state.rows_at(self.hop + state.operations[-1].steps)
+        return state.mark(x[:num_rows].clone(), len(state.operations) - 1)
+
+
+class DropoutStandIn(torch.autograd.Function):
+    """Function on meta tensors with the memory use of keyed dropout; with relu, it saves its result for backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, relu: bool) -> Tensor:
+        y = torch.empty_like(x)
+        if relu:
+            ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004
+        return torch.empty_like(grad), None
+
+
+class SparseStandIn(torch.autograd.Function):
+    """Function on meta tensors with the memory use of a linear transform of n constant rows by their nonzeros."""
+
+    @staticmethod
+    def forward(ctx: Any, num_rows: int, weight: Tensor) -> Tensor:
+        ctx.shape = weight.shape
+        return weight.new_empty(num_rows, weight.shape[1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        return None, grad.new_empty(ctx.shape)
 
 
 def counted_dropout(counter: FlopCounter, x: Tensor, relu: bool) -> Tensor:

@@ -125,6 +125,11 @@ class Workload:
         return sum(parameter.numel() for parameter in shared_parameters(self.model) if parameter.requires_grad)
 
     @property
+    def num_stages(self) -> int:
+        """Number of stages of the model, each of which gets a view."""
+        return cast(int, self.model.num_stages)
+
+    @property
     def sparse_cost_ratio(self) -> float:
         """Cost of a linear transform of the features by their nonzeros, divided by that of a dense one."""
         return NONZERO_COST * self.stats.density

@@ -17,9 +17,9 @@ from torch import Tensor
 from weft.comm import EdgeSlices, Group, Halo, slice_edges
 from weft.cost import Operation
 from weft.data import Graph
-from weft.nn import Aggregate, GraphOperation, Rows, SubTopology, Sum, Topology, Workload
+from weft.nn import Aggregate, GraphOperation, GraphView, Rows, SubTopology, Sum, Topology, Workload
 from weft.parallel.blocks.embedding_rows import EmbeddedHalo
-from weft.parallel.exchange import Exchange, PlacedView
+from weft.parallel.exchange import Exchange
 from weft.parallel.operations import AggregateSize, aggregate
 from weft.partition import Hop
 from weft.runtime.kernel_call import KernelCall
@@ -28,12 +28,17 @@ from weft.runtime.kernel_call import KernelCall
 class PlacedRows(Protocol):
     """Plan on a rank, as far as blocks need it: the whole graph on the host, and the rank's group."""
 
-    work: Workload
-    """The workload."""
-    group: Group
-    """The ranks."""
-    graph: Graph
-    """The graph."""
+    @property
+    def work(self) -> Workload:
+        """The workload."""
+
+    @property
+    def group(self) -> Group:
+        """The ranks."""
+
+    @property
+    def graph(self) -> Graph:
+        """The graph."""
 
     @property
     def topology(self) -> Topology:
@@ -89,7 +94,7 @@ class Block(SubTopology):
         """True if sums over computed rows need rows of other ranks."""
         return self.least_halo is not None or self.halo is not None
 
-    def product(self, view: PlacedView, op: Sum, x: Tensor) -> Tensor:
+    def product(self, view: GraphView, op: Sum, x: Tensor) -> Tensor:
         """Return a sum over the input rows and the rows of other ranks, and count its edges.
 
         Args:
@@ -97,15 +102,18 @@ class Block(SubTopology):
             op: The sum.
             x: Input rows [n, F].
         """
-        halo, num_edges = self.least_halo, self.adjacency.num_edges
-        if halo is None:
-            halo = self.halo
-        else:
-            num_edges = self.hop.cover.block.num_edges + halo.route.num_summed
+        halo = self.least_halo or self.halo
         assert halo is not None
         y = halo.product(x, self.slices(op, x.dtype))
-        view.count(y, num_edges)
+        view.count(y, self.num_product_edges)
         return y
+
+    @property
+    def num_product_edges(self) -> int:
+        """Number of edges over which `product` sums, including those of partial sums for other ranks."""
+        if self.least_halo is None:
+            return self.adjacency.num_edges
+        return self.hop.cover.block.num_edges + self.least_halo.route.num_summed
 
     def slices(self, op: Sum, dtype: torch.dtype) -> EdgeSlices:
         """Return the edges of a sum, sliced by the rank that has their source rows: first this rank, then each sender.
@@ -181,7 +189,7 @@ class Halos(Exchange):
     def embed(self, weight: Tensor) -> Tensor:
         return self.embedded.fetch(weight) if self.embedded else weight
 
-    def is_exchanged(self, view: PlacedView, x: Tensor) -> bool:
+    def is_exchanged(self, view: GraphView, x: Tensor) -> bool:
         """Return whether source rows come over the network: those computed from constant features are local.
 
         Args:
@@ -190,11 +198,11 @@ class Halos(Exchange):
         """
         return view.origin(x) == "rows"
 
-    def block(self, view: PlacedView, x: Tensor) -> tuple[Tensor, Tensor, int]:
+    def block(self, view: GraphView, x: Tensor) -> tuple[Tensor, Tensor, int]:
         (block,) = self.blocks
         return self._sources(view, x, block, once=False), block.edge_index, len(block.targets)
 
-    def aggregate(self, view: PlacedView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
+    def aggregate(self, view: GraphView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
         x = rows[op.first]
         if not op.plain:
             return self._aggregate_several(view, op, rows, steps)
@@ -206,7 +214,7 @@ class Halos(Exchange):
                 x = view.run(op, {op.first: self._sources(view, x, block, once=once)}, 1, block)
         return x
 
-    def _aggregate_several(self, view: PlacedView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
+    def _aggregate_several(self, view: GraphView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
         """Run an aggregate that reads several tensors.
 
         The source rows of all tensors are exchanged together. Later steps exchange only the aggregated rows.
@@ -238,7 +246,7 @@ class Halos(Exchange):
             at_block[name] = rows[name] if is_ready else rows[name].index_select(0, block.positions_in(first_block))
         return {**at_block, **{name: rows[name] for name in op.shared}}
 
-    def _sources(self, view: PlacedView, x: Tensor, block: Block, *, once: bool) -> Tensor:
+    def _sources(self, view: GraphView, x: Tensor, block: Block, *, once: bool) -> Tensor:
         """Return the rows of all sources of a block: fetch or recompute those missing in `x`, its input rows.
 
         With `once`, constant rows are not kept for later epochs.

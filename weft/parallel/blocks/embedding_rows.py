@@ -25,37 +25,15 @@ def recomputed_by_owner(embedded: Tensor, part: Tensor, rows: Tensor, rank: int,
 
 
 class EmbeddedHalo:
-    """Exchange of embedding rows; their owners get the gradients back. All ranks must create it.
+    """Exchange of embedding rows; their owners get the gradients back.
 
     Args:
-        recomputed: First result of `recomputed_by_owner`.
-        counts: Second result of `recomputed_by_owner`.
-        stored: Embedded vertices whose rows this rank stores, int64.
-        rows: Embedded vertices whose rows it computes with, int64.
-        part: Rank of every vertex, int32 [N].
-        group: The ranks.
-        halo: True if any rank lacks rows.
+        places: Position of each row that the rank computes with among those that it stores and then fetches, int64.
+        halo: Exchange of the rows that ranks lack; None if none lacks any.
     """
 
-    def __init__(
-        self,
-        recomputed: Tensor,
-        counts: Tensor,
-        stored: Tensor,
-        rows: Tensor,
-        part: Tensor,
-        group: Group,
-        *,
-        halo: bool,
-    ) -> None:
-        by_owner = recomputed[part[recomputed].argsort(stable=True)]
-        position = torch.empty(len(part), dtype=torch.int64)
-        position[torch.cat([stored, by_owner])] = torch.arange(len(stored) + len(by_owner))
-        self._places = position[rows].to(group.device)
-        self._halo: Halo | None = None
-        if halo:
-            route = make_route(by_owner, counts.tolist(), stored, len(stored), group)
-            self._halo = Halo(route, group, name="embedding")
+    def __init__(self, places: Tensor, halo: Halo | None) -> None:
+        self._places, self._halo = places, halo
 
     def fetch(self, weight: Tensor) -> Tensor:
         """Return the rows of all embedded vertices of the rank, in the order of its rows, from those that it stores."""
@@ -85,4 +63,11 @@ def make_embedded_halo(work: Workload, needed: Dependencies, part: Tensor, group
     lacking, others = group.all_reduce(counted, tag="route").tolist()
     if not others:
         return None
-    return EmbeddedHalo(recomputed, counts, stored, rows, part, group, halo=lacking > 0)
+    by_owner = recomputed[part[recomputed].argsort(stable=True)]
+    position = torch.empty(len(part), dtype=torch.int64)
+    position[torch.cat([stored, by_owner])] = torch.arange(len(stored) + len(by_owner))
+    halo = None
+    if lacking:
+        route = make_route(by_owner, counts.tolist(), stored, len(stored), group)
+        halo = Halo(route, group, name="embedding")
+    return EmbeddedHalo(position[rows].to(group.device), halo)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,23 +17,12 @@ MakeHalo = Callable[[Route, Group, str], Halo]
 """Function that creates a halo from its route, the ranks and a name."""
 
 
-def plain_halo(route: Route, group: Group, name: str) -> Halo:
-    """Return a halo with all optimisations on.
-
-    Args:
-        route: Rows that ranks exchange.
-        group: The ranks.
-        name: Name of the exchange.
-    """
-    return Halo(route, group, name=name)
-
-
 def make_blocks(
     placed: PlacedRows,
     needed: Dependencies,
     operations: Sequence[GraphOperation],
     covered: Collection[int],
-    make_halo: MakeHalo = plain_halo,
+    make_halo: MakeHalo,
 ) -> list[Block]:
     """Return the block of each aggregate; successive aggregates with the same rows on every rank share one.
 
@@ -52,23 +42,53 @@ def make_blocks(
     summed = [sum(hop.cover.summed) if number in covered else 0 for number, hop in enumerate(hops)]
     counts = torch.tensor([fetched, repeats, summed], dtype=torch.int64, device=group.device)
     exchanged, shared, num_sums = group.all_reduce(counts, tag="route").tolist()
+    kinds = halo_kinds(
+        operations, exchanged=exchanged, shared=[number == group.size for number in shared], summed=num_sums
+    )
     blocks: list[Block] = []
-    for number, hop in enumerate(hops):
-        if shared[number] == group.size:
+    for number, (hop, kind) in enumerate(zip(hops, kinds, strict=True)):
+        if kind is None:
             blocks.append(blocks[-1])
             continue
-        end = next((other for other in range(number + 1, len(hops)) if shared[other] < group.size), len(hops))
-        has_covered = any(num_sums[number:end])
-        needs_sources = any(not isinstance(op.op, Sum) and {*op.hops} & {*range(number, end)} for op in operations)
         halo = least_halo = None
         inputs = needed.rows[: hop.num_inputs]
-        if has_covered:
+        if kind.least:
             least_halo = make_halo(least_halo_route(hop, inputs, placed), group, f"least halo {number}")
-        if exchanged[number] and (needs_sources or not has_covered):
+        if kind.whole:
             route = make_route(hop.fetched, hop.received, inputs, len(inputs), group)
             halo = make_halo(route, group, f"halo {number}")
         blocks.append(Block(hop, needed.rows, placed, halo, least_halo))
     return blocks
+
+
+class HaloKinds(NamedTuple):
+    """Halos that a block has."""
+
+    whole: bool
+    """True if it has a halo of all missing source rows."""
+    least: bool
+    """True if it has a halo of the fewest rows that can replace these in sums."""
+
+
+def halo_kinds(
+    operations: Sequence[GraphOperation], *, exchanged: Sequence[int], shared: Sequence[bool], summed: Sequence[int]
+) -> list[HaloKinds | None]:
+    """Return the halos of each aggregate's block; None if the aggregate shares the block of the one before it.
+
+    Args:
+        operations: The model's outline.
+        exchanged: Number of rows that ranks fetch before each aggregate, all ranks together.
+        shared: True for an aggregate that has the block of the one before it, on all ranks.
+        summed: Number of edges of each aggregate in partial sums, if it fetches the fewest rows; else 0.
+    """
+    kinds: list[HaloKinds | None] = []
+    for number, is_shared in enumerate(shared):
+        end = next((other for other in range(number + 1, len(shared)) if not shared[other]), len(shared))
+        least = any(summed[number:end])
+        needs_sources = any(not isinstance(op.op, Sum) and {*op.hops} & {*range(number, end)} for op in operations)
+        whole = bool(exchanged[number]) and (needs_sources or not least)
+        kinds.append(None if is_shared else HaloKinds(whole, least))
+    return kinds
 
 
 def least_halo_route(hop: Hop, inputs: Tensor, placed: PlacedRows) -> Route:

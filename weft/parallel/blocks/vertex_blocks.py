@@ -13,12 +13,10 @@ from weft.data import Adjacency
 from weft.nn import (
     BlockSize,
     GraphOperation,
-    LayerSizes,
     ViewTraits,
     Workload,
     embeddings,
     is_embedded,
-    make_layer_sizes,
 )
 from weft.parallel.blocks.blocks import BlockStats, is_sum
 from weft.parallel.blocks.embedding_rows import recomputed_by_owner
@@ -202,11 +200,6 @@ class VertexBlocks:
                 else:
                     blocks[id(hops[number].block)][1].add(number)
         return [*blocks.values(), *slices.values()]
-
-    def layer_sizes(self, rank: int) -> LayerSizes:
-        """Return the number of rows and edges that a rank has at each layer boundary."""
-        blocks = self.layer_blocks(rank) if self.work.reads_edges(self.traits) else ()
-        return make_layer_sizes(self.work, self.layer_rows(rank), blocks)
 
 
 def num_own_edges(block: Adjacency, num_inputs: int) -> int:

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from weft.comm import Group, Halo, Route
 from weft.cost import Operation
 from weft.nn import (
-    SUM_BYTES,
-    Aggregate,
     BlockSize,
     GraphOperation,
     Inputs,
-    KernelMemory,
     ReceptiveField,
-    Sum,
     ViewTraits,
     Workload,
-    estimate_kernel_memory,
 )
-from weft.parallel.blocks.blocks import Block, Halos, PlacedRows, fetched_width, is_fetched, operations
+from weft.parallel.blocks.blocks import Block, Halos, PlacedRows, operations
 from weft.parallel.blocks.caching_costs import caching_costs
-from weft.parallel.blocks.embedding_rows import make_embedded_halo
-from weft.parallel.blocks.make_blocks import MakeHalo, make_blocks, plain_halo
+from weft.parallel.blocks.embedding_rows import EmbeddedHalo, make_embedded_halo
+from weft.parallel.blocks.make_blocks import make_blocks
+from weft.parallel.blocks.meta_blocks import MetaRank, meta_blocks, meta_embedded_halo
 from weft.parallel.blocks.vertex_blocks import VertexBlocks
 from weft.parallel.layout import Layout, StepInputs
 from weft.partition import Dependencies
@@ -96,51 +94,42 @@ class VertexLayout(Layout):
             return [embedded.fetch(op.width * itemsize)] if embedded.exchanged else []
         return operations(op, {number: self.blocks.sizes(rank, op, number) for number in op.hops}, itemsize)
 
-    def kernel_memory(self, op: GraphOperation, rank: int) -> KernelMemory:
-        """Return the memory of an aggregate's kernels and of its exchange on a rank.
-
-        An aggregate with attention needs the rows of all sources at once; a sum adds up rows as they arrive.
+    def make_halo(self, route: Route, group: Group, name: str) -> Halo:
+        """Return the halo of a block.
 
         Args:
-            op: The aggregate.
-            rank: The rank.
+            route: Rows that ranks exchange.
+            group: The ranks.
+            name: Name of the exchange.
         """
-        assert isinstance(op.op, Aggregate)
-        itemsize, hops = self.work.itemsize, self.blocks.dependencies(rank).hops
-        hop, block = hops[op.hops[0]], self.blocks.sizes(rank, op, op.hops[0])
-        steps = len(op.hops)
-        kernels = estimate_kernel_memory(
-            op.op,
-            num_targets=hop.block.num_targets,
-            num_edges=hop.block.num_edges,
-            width=op.width,
-            itemsize=itemsize,
-            steps=steps,
-        )
-        row, is_exchanged = fetched_width(op, op.hops[0]) * itemsize, block.exchanged and is_fetched(op, op.hops[0])
-        inputs, sources, targets = (n * row for n in (hop.num_inputs, hop.block.num_sources, hop.block.num_targets))
-        sent, received = (n * row * is_exchanged for n in (block.num_sent, block.num_received))
-        if op.op.plain:
-            # Low-precision rows are summed in float32: results and gradients exist twice until they are rounded.
-            float32_size = max(itemsize, SUM_BYTES) // itemsize
-            extra_results = float32_size if float32_size > 1 else 0
-            # A sum adds up rows as they arrive; other aggregates copy all sources into one tensor.
-            read = targets * float32_size if isinstance(op.op, Sum) else sources
-            temporary = read + targets * extra_results
-            # Covered sums add received gradients to those of the rows directly.
-            gradients = 0 if self.blocks.is_covered(op, op.hops[0]) else inputs * float32_size
-            back = max(2 * received + targets, received + sent + gradients + inputs * extra_results)
-            return kernels.moved(forward=sent + received + temporary, backward=back) if is_exchanged else kernels
-        if not is_exchanged:
-            return kernels
-        target_rows = hop.block.num_targets * op.logit_width * itemsize
-        packed = len(op.op.source) > 1
-        # Until the kernels have computed the gradients of all sources. Each later step saves those that it fetched.
-        fetched = (hop.block.num_sources - hop.block.num_targets) * op.width * itemsize
-        saved = sources + target_rows + (steps - 1) * fetched
-        after_kernels = sources + received + (1 + packed) * sent + inputs
-        back = max(sources, after_kernels - kernels.saved - kernels.backward - saved) - inputs
-        return replace(kernels, saves_rows=0).moved(forward=(1 + packed) * sent + received, saved=saved, backward=back)
+        optimisations = self.work.optimisations
+        return Halo(route, group, name=name, ring=optimisations.ring, overlap=optimisations.overlap)
+
+    def meta_exchanges(self, rank: int, *, training: bool) -> Sequence[Halos]:
+        del training
+        work, placed = self.work, MetaRank(self.work, Group(rank, self.size, device="meta"))
+        operations = work.outline(self.traits, training=True)
+        relation_rows = self.layer_sizes(rank).relation_rows
+        blocks = meta_blocks(placed, self.blocks, operations, relation_rows, self.make_halo)
+        stages = [tuple(blocks[hop] for hop in hops) for hops in work.stage_hops(self.traits)]
+        embedded = self.meta_embedded(placed)
+        return [self.meta_halos(stage, placed, embedded) for stage in stages]
+
+    def meta_embedded(self, placed: MetaRank) -> EmbeddedHalo | None:
+        """Return the exchange of embedding rows on the meta device; None if a rank has all that it needs."""
+        return meta_embedded_halo(placed, self.blocks)
+
+    def meta_halos(self, blocks: tuple[Block, ...], placed: MetaRank, embedded: EmbeddedHalo | None) -> Halos:
+        """Return the exchange of a stage on the meta device.
+
+        Args:
+            blocks: Block of each step.
+            placed: The rank.
+            embedded: Exchange of embedding rows.
+        """
+        rows = self.blocks.dependencies(placed.group.rank).rows
+        row_ids = torch.empty(len(rows), dtype=torch.int64, device="meta")
+        return Halos(blocks, placed.topology, row_ids, len(rows), placed.group, embedded)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -160,7 +149,6 @@ class VertexStepInputs(StepInputs):
         layout: VertexLayout,
         placed: PlacedRows,
         make_inputs: Callable[[Tensor], Inputs],
-        make_halo: MakeHalo = plain_halo,
     ) -> VertexStepInputs:
         """Create the step inputs of a layout; all ranks must call it.
 
@@ -168,15 +156,13 @@ class VertexStepInputs(StepInputs):
             layout: Layout of the steps.
             placed: The plan on this rank.
             make_inputs: Function that returns the rows of some vertices that the model begins with.
-            make_halo: Function that creates a halo.
         """
         work, group, whole = layout.work, placed.group, placed.topology
         needed = layout.blocks.dependencies(group.rank)
         row_ids = whole.ids[needed.rows].to(group.device)
         embedded_halo = make_embedded_halo(work, needed, layout.part, group)
-        all_blocks = make_blocks(
-            placed, needed, work.outline(layout.traits, training=True), layout.blocks.covered, make_halo
-        )
+        operations = work.outline(layout.traits, training=True)
+        all_blocks = make_blocks(placed, needed, operations, layout.blocks.covered, layout.make_halo)
         blocks = [tuple(all_blocks[hop] for hop in hops) for hops in work.stage_hops(layout.traits)]
         return cls(
             input_rows=needed.rows,

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from weft.comm import ColumnLayout, RowSet
-from weft.nn import Aggregate, AttendEdges, KernelMemory, estimate_kernel_memory
+from weft.nn import Aggregate, AttendEdges
 from weft.parallel.chunks.run.slots import Way, edge_bytes
 from weft.parallel.columns.chunking import CutSizes
+from weft.parallel.columns.kernel_memory import KernelMemory, estimate_kernel_memory
 from weft.runtime.streams import pinned_bytes
 
 ID_BYTES = 8

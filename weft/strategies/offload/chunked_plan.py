@@ -22,6 +22,7 @@ from weft.nn import SPREAD, ReceptiveField, Workload, embeddings
 from weft.parallel.blocks.caching_costs import NOMINAL, caching_costs
 from weft.parallel.blocks.embedding_rows import make_embedded_halo
 from weft.parallel.blocks.vertex_blocks import VertexBlocks
+from weft.parallel.blocks.vertex_layout import VertexLayout
 from weft.parallel.chunks.cut.rank_chunks import ChunkShape, RankChunks
 from weft.parallel.chunks.program.chunk_program import Segment
 from weft.parallel.chunks.program.segment_flops import SegmentFlops
@@ -289,7 +290,9 @@ class ChunkedPlan(Plan):
             )
 
     def trace(self, rank: int = 0, *, training: bool) -> Trace:
-        flops = SegmentFlops(self.work, self.programs[training], self.vertices.layer_sizes(rank), training=training)
+        flops = SegmentFlops(
+            self.work, self.programs[training], VertexLayout(self.vertices).layer_sizes(rank), training=training
+        )
         return self._trace(self.chunks(rank), self._sizes(rank), flops, training=training)
 
     def _trace(

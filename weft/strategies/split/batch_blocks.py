@@ -9,10 +9,9 @@ from torch import Tensor
 
 from weft.comm import Group, Halo
 from weft.kernels import Scale
-from weft.nn import Aggregate, Inputs, Rows, Topology
+from weft.nn import Aggregate, GraphView, Inputs, Rows, Topology
 from weft.nn.aggregate.topology import Norm
 from weft.parallel.blocks.blocks import Block, Halos
-from weft.parallel.exchange import PlacedView
 from weft.strategies.split.sampler import SampledBatch, SampledHop
 from weft.strategies.vertex.plan import PlacedVertices
 
@@ -57,19 +56,19 @@ class BatchHalos(Halos):
         super().__init__(blocks, whole, row_ids, len(row_ids), group, None)
         self.num_rows, self.num_vertices, self._embedded = num_rows, num_rows[0], embedded
 
-    def is_exchanged(self, view: PlacedView, x: Tensor) -> bool:
+    def is_exchanged(self, view: GraphView, x: Tensor) -> bool:
         del view, x
         return True
 
     def embed(self, weight: Tensor) -> Tensor:
         return weight.index_select(0, self._embedded)
 
-    def aggregate(self, view: PlacedView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
+    def aggregate(self, view: GraphView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
         y = super().aggregate(view, op, rows, steps)
         self.num_vertices = self.num_rows[1]
         return y
 
-    def block(self, view: PlacedView, x: Tensor) -> tuple[Tensor, Tensor, int]:
+    def block(self, view: GraphView, x: Tensor) -> tuple[Tensor, Tensor, int]:
         requested = super().block(view, x)
         self.num_vertices = self.num_rows[1]
         return requested

@@ -43,7 +43,7 @@ from weft.strategies.split.pre_sampling import PreSampling, pre_sample
 from weft.strategies.split.read_ahead import prepare_ahead
 from weft.strategies.split.sampler import BatchSampler, SampledBatch, exchange_requests, exchange_requests_locally
 from weft.strategies.split.step_trace import BatchLayout
-from weft.strategies.vertex.plan import VERTEX_OPTIMISATIONS, PlacedVertices, make_vertex_layout
+from weft.strategies.vertex.plan import VERTEX_OPTIMISATIONS, PlacedVertices, make_vertex_blocks
 from weft.utils.errors import InputError
 from weft.utils.random import key
 from weft.utils.units import format_bytes
@@ -99,7 +99,7 @@ class MiniBatchPlan(ResidentPlan):
             )
 
     def make_layout(self) -> VertexLayout:
-        return make_vertex_layout(self, ratio=0.0)
+        return VertexLayout(make_vertex_blocks(self, ratio=0.0))
 
     def check_fits(self) -> None:
         if self.options.cache_bytes is not None:

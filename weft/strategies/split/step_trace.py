@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from weft.cost import Operation, Trace, all_reduce
 from weft.nn import GraphOperation, LayerSizes, Workload
-from weft.parallel.blocks.blocks import BlockStats, operations
+from weft.parallel.blocks.blocks import Block, BlockStats, operations
 from weft.parallel.blocks.caching_costs import caching_costs
+from weft.parallel.blocks.embedding_rows import EmbeddedHalo
+from weft.parallel.blocks.meta_blocks import MetaRank
 from weft.parallel.blocks.vertex_blocks import VertexBlocks
 from weft.parallel.blocks.vertex_layout import VertexLayout
 from weft.runtime.kernel_call import KernelCall
 from weft.strategies.base import RECOMPUTING
+from weft.strategies.split.batch_blocks import BatchHalos
 from weft.strategies.split.feature_cache import feature_bytes
 from weft.strategies.split.sampler import SampledBatch
 
@@ -68,6 +73,16 @@ class BatchLayout(VertexLayout):
             (targets * len(self.work.graph.relations) + relation).unique() for targets, relation in endpoints
         ]
         return replace(sizes, relation_rows=tuple(len(rows) for rows in relation_rows))
+
+    def meta_embedded(self, placed: MetaRank) -> None:
+        del placed  # a batch selects rows itself
+
+    def meta_halos(self, blocks: tuple[Block, ...], placed: MetaRank, embedded: EmbeddedHalo | None) -> BatchHalos:
+        del embedded
+        sizes = self.layer_sizes(placed.group.rank)
+        ids = torch.empty(sizes.rows[0], dtype=torch.int64, device="meta")
+        ends = sizes.rows[0], sizes.rows[-1]
+        return BatchHalos(blocks, placed.topology, ids, ends, placed.group, ids.new_empty(sizes.num_embedded))
 
     def forward_operations(self, op: GraphOperation, rank: int) -> list[Operation]:
         if op.op == "embed":

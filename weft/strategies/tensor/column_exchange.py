@@ -29,17 +29,17 @@ from weft.nn import (
     ByRelation,
     EdgeSoftmax,
     GraphOperation,
+    GraphView,
     OwnRelationRows,
     Rows,
     Topology,
-    WorkingSet,
     Workload,
 )
 from weft.parallel.chunks.run.slots import Way
 from weft.parallel.columns.column_memory import PassSizes, SetSize
 from weft.parallel.columns.column_pass import ColumnPass, ColumnRounds
 from weft.parallel.columns.exchange_plan import AssignedRelations
-from weft.parallel.exchange import Exchange, PlacedView
+from weft.parallel.exchange import Exchange
 from weft.parallel.operations import AggregateSize, aggregate
 from weft.runtime.kernel_call import KernelCall
 from weft.strategies.tensor.attention_columns import AttentionPlan
@@ -56,9 +56,9 @@ class ColumnExchange(Exchange):
         rows: Vertices that the rank is responsible for.
         bounds: Bounds of the rows of each rank.
         group: The ranks.
-        chunked: Function that creates the rounds of an aggregate; None if aggregates run in one piece.
+        chunked: Function that returns the rounds of an aggregate, given also as its part on this rank, of some width;
+            None if aggregates run in one piece.
         assigned: Assignment of relation rows to ranks, if aggregates run in chunks.
-        working_set: Function that returns the device memory of an aggregate of some width.
         attention: Function that returns the distribution of an attention.
     """
 
@@ -70,14 +70,13 @@ class ColumnExchange(Exchange):
         bounds: tuple[int, ...],
         group: Group,
         *,
-        chunked: Callable[[Aggregate, WorkingSet], ColumnRounds] | None,
+        chunked: Callable[[Aggregate, Aggregate, int], ColumnRounds] | None,
         assigned: AssignedRelations | None,
-        working_set: Callable[[Aggregate, int], WorkingSet],
         attention: Callable[[EdgeSoftmax], AttentionPlan],
     ) -> None:
         super().__init__(topology, topology.ids[rows], topology.adjacency.num_targets, group)
         self.work, self.bounds, self.chunked, self.assigned = work, bounds, chunked, assigned
-        self.working_set, self.attention = working_set, attention
+        self.attention = attention
         columns = even_bounds(work.stats.num_features, group.size)
         self.column_range = range(columns[group.rank], columns[group.rank + 1])
 
@@ -97,21 +96,21 @@ class ColumnExchange(Exchange):
     def relation_rows(self) -> OwnRelationRows:
         return self.topology.relation_rows if self.assigned is None else self.assigned.local
 
-    def aggregate(self, view: PlacedView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
+    def aggregate(self, view: GraphView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
         if isinstance(op, EdgeSoftmax):
             return self._attend(view, op, rows, steps)
         x = rows[op.first]
         width, has_rows = x.shape[1], view.origin(x) == "rows"
         layout = column_layout(self.bounds, width)
         if self.chunked:
-            rounds, columns = self.chunked(op, self.working_set(op, width)), {op.first: slice(None)}
+            rounds, columns = self.chunked(op, op, width), {op.first: slice(None)}
             column_pass = ColumnPass(rounds, op, columns, layout if has_rows else None, layout, steps)
             return column_pass.run(x if has_rows else self._columns(view, x, layout), {})
         y = view.run(op, {op.first: self._columns(view, x, layout)}, steps, self.topology)
         leaving = column_layout(self.topology.relation_rows.bounds, width) if isinstance(op, ByRelation) else layout
         return cols_to_rows(y, leaving, self.group)
 
-    def _attend(self, view: PlacedView, op: EdgeSoftmax, rows: Rows, steps: int) -> Tensor:
+    def _attend(self, view: GraphView, op: EdgeSoftmax, rows: Rows, steps: int) -> Tensor:
         """Return an attention's result for this rank's rows."""
         rank, width = self.group.rank, rows[op.first].shape[1]
         plan = self.attention(op)
@@ -121,7 +120,7 @@ class ColumnExchange(Exchange):
         packed = [rows[name] for name in (*op.source, *op.target)]
         if self.chunked:
             columns = dict(zip((*rank_op.source, *rank_op.target), plan.own_columns(rank), strict=True))
-            rounds = self.chunked(rank_op, self.working_set(op, width))
+            rounds = self.chunked(op, rank_op, width)
             column_pass = ColumnPass(rounds, rank_op, columns, plan.layout(sums=False), leaving, steps)
             return column_pass.run(torch.cat(packed, 1), shared)
         layout = plan.layout(sums=plan.sums)
@@ -139,7 +138,7 @@ class ColumnExchange(Exchange):
             prepared["logits"] = sum_shared(prepared["logits"], plan.heads_of_ranks, self.group)
         return cols_to_rows(view.run(rank_op, prepared, steps, self.topology), leaving, self.group)
 
-    def _columns(self, view: PlacedView, x: Tensor, layout: ColumnLayout) -> Tensor:
+    def _columns(self, view: GraphView, x: Tensor, layout: ColumnLayout) -> Tensor:
         """Return this rank's columns of all rows, from its rows, or from the graph for constant features."""
         if view.origin(x) == "rows":
             return rows_to_cols(x, layout, self.group)

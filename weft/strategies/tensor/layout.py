@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from weft.comm import column_layout, even_bounds
+from weft.comm import Group, column_layout, even_bounds
 from weft.config.strategy_flags import ChunkFlags
 from weft.cost import Operation
 from weft.nn import (
@@ -19,23 +19,24 @@ from weft.nn import (
     ByRelation,
     EdgeSoftmax,
     GraphOperation,
-    KernelMemory,
     ReceptiveField,
     ViewTraits,
     WorkingSet,
     Workload,
-    estimate_kernel_memory,
 )
+from weft.parallel.blocks.meta_blocks import MetaRank, meta_blocks
 from weft.parallel.blocks.vertex_layout import VertexLayout
 from weft.parallel.columns.chunking import Chunking, by_chunk
 from weft.parallel.columns.column_memory import ExchangeColumns, PassSizes, SetSize
+from weft.parallel.exchange import Exchange
 from weft.parallel.layout import Layout
 from weft.parallel.operations import AggregateSize
 from weft.runtime.native import count_parts
 from weft.strategies.base import Options
 from weft.strategies.tensor.attention_columns import AttentionPlan
 from weft.strategies.tensor.column_exchange import operations
-from weft.strategies.tensor.pruned_exchange import LayerRows
+from weft.strategies.tensor.meta_exchange import MetaChunks, MetaColumns, pass_key
+from weft.strategies.tensor.pruned_exchange import LayerRows, PrunedColumns
 
 EDGE_ID_BYTES = 8
 """Bytes of an edge's position among all edges, needed if edges have types or features."""
@@ -185,53 +186,25 @@ class TensorLayout(Layout):
             sizes=sizes,
         )
 
-    def kernel_memory(self, op: GraphOperation, rank: int) -> KernelMemory:
-        """Return the memory of an aggregate's kernels on this rank's columns, and of the messages before and after it.
-
-        Args:
-            op: The aggregate.
-            rank: The rank.
-        """
+    def meta_exchanges(self, rank: int, *, training: bool) -> Sequence[Exchange]:
+        work, group = self.work, Group(rank, self.size, device="meta")
         if self.chunking is not None:
-            return self.pass_sizes(op, rank, self.chunking).kernel_memory()
-        size, itemsize = self.size, self.work.itemsize
-        assert isinstance(op.op, Aggregate)
-        start, stop = even_bounds(op.width, size)[rank : rank + 2]
-        rank_op: Aggregate = op.op
-        inbound, outbound = self.layer_bounds(op.hop), self.layer_bounds(op.hop + op.steps)
-        columns_in = column_layout(inbound, op.width)
-        if isinstance(op.op, EdgeSoftmax):
-            plan = self.attention(op.op, op.hop)
-            rank_op, columns_in = plan.rank_part(op.op, rank), plan.layout(sums=plan.sums)
-        kernels = estimate_kernel_memory(
-            rank_op,
-            num_targets=self.layer_bounds(op.hop + 1)[-1],
-            num_edges=self.num_edges(op.hop),
-            width=stop - start,
-            itemsize=itemsize,
-            steps=op.steps,
-        )
-        num_own, is_exchanged = inbound[rank + 1] - inbound[rank], size > 1
-        columns, rows = (
-            outbound[-1] * (stop - start) * itemsize,
-            (outbound[rank + 1] - outbound[rank]) * op.width * itemsize,
-        )
-        received = inbound[-1] * columns_in.width(rank) * itemsize * (op.origin != "inputs")
-        # Features count in `resident_memory`, so they are neither received nor sent.
-        sent = num_own * sum(columns_in.width(other) for other in range(size)) * itemsize * (op.origin == "rows")
-        saved = received if kernels.saves_rows else 0
-        # Peak while rows become columns, while the aggregate runs, and while columns become rows; and in reverse.
-        forward = (
-            max(2 * sent + received * is_exchanged, received + columns, columns + rows * is_exchanged + rows) - rows
-        )
-        backward = (
-            max(2 * rows + columns * is_exchanged, columns + received, received + sent * is_exchanged + sent) - sent
-        )
-        return replace(kernels, saves_rows=0, saves_result=False).moved(
-            forward=max(forward - saved, 0),
-            saved=saved + (columns if kernels.saves_result else 0),
-            backward=max(backward, 0),
-        )
+            operations = [op for op in work.outline(self.traits, training=training) if op.is_aggregate]
+            sizes = {pass_key(op): self.pass_sizes(op, rank, self.chunking) for op in operations}
+            passes = {key: (each.kernel_memory(), each.num_local) for key, each in sizes.items()}
+            return [MetaChunks(work, self.layer_sizes(rank), passes, group)] * work.num_stages
+        if self.pruned is None:
+            return [MetaColumns(work, self.row_bounds, self.relation_rows, group, self.attention)] * work.num_stages
+        placed = MetaRank(work, Group(device="meta"))
+        blocks, whole = meta_blocks(placed, self.pruned.blocks, (), (), self.pruned.make_halo), placed.topology
+        row_ids = whole.ids.new_empty(self.layer_sizes(rank).rows[0])
+        exchanges, first = [], 0
+        for hops in work.stage_hops(self.traits):
+            layers = [self.layer_split(hop) for hop in range(first, first + len(hops) + 1)]
+            stage, attention = blocks[first : first + len(hops)], partial(self.attention, layer=first)
+            exchanges.append(PrunedColumns(stage, whole, layers, row_ids, group, attention))
+            first += len(hops)
+        return exchanges
 
     def feature_copy_bytes(self, op: GraphOperation, rank: int) -> int:
         """Return the bytes of this rank's columns of all features; a single rank reads all features in place.

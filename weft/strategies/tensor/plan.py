@@ -42,10 +42,14 @@ class PlacedTensor(ResidentPlaced):
         super().__init__(plan, group, seed=seed)
         layout = plan.layout
         self.topology.target_parts = layout.row_bounds, group.rank
-        chunked = assigned = None
+        rounds_of = assigned = None
         if layout.chunking is not None:
             device = torch.device(plan.options.device) if plan.options.device else group.device
-            chunked = cache(partial(ColumnRounds, plan.work, self.topology, layout.chunking, group, device))
+            rounds = cache(partial(ColumnRounds, plan.work, self.topology, layout.chunking, group, device))
+
+            def rounds_of(op: Aggregate, rank_op: Aggregate, width: int) -> ColumnRounds:
+                return rounds(rank_op, layout.chunk_working_set(op, width))
+
             assigned = layout.chunking.relations(group.rank, group.size) if self.graph.relations else None
         self.columns = ColumnExchange(
             plan.work,
@@ -53,9 +57,8 @@ class PlacedTensor(ResidentPlaced):
             self.rows,
             layout.row_bounds,
             group,
-            chunked=chunked,
+            chunked=rounds_of,
             assigned=assigned,
-            working_set=layout.chunk_working_set,
             attention=layout.attention,
         )
 
@@ -63,7 +66,7 @@ class PlacedTensor(ResidentPlaced):
         assert isinstance(layout, TensorLayout)
         assert layout.pruned is not None
         group, whole, needed = self.group, self.topology, layout.pruned.blocks.dependencies(0)
-        blocks = make_blocks(self, needed, (), ())
+        blocks = make_blocks(self, needed, (), (), layout.pruned.make_halo)
         layers = [layout.layer_split(hop) for hop in range(len(blocks) + 1)]
         rows, *_, last = layout.layer_rows(group.rank)
         assert isinstance(last, Tensor)

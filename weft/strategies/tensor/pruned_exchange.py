@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from weft.comm import Group, cols_to_rows, column_layout, even_bounds, rows_to_cols
-from weft.nn import Aggregate, EdgeSoftmax, Rows, Topology
+from weft.nn import Aggregate, EdgeSoftmax, GraphView, Rows, Topology
 from weft.parallel.blocks.blocks import Block
-from weft.parallel.exchange import Exchange, PlacedView
+from weft.parallel.exchange import Exchange
 from weft.strategies.tensor.attention_columns import AttentionPlan
 
 
@@ -92,7 +92,7 @@ class PrunedColumns(Exchange):
         bounds = even_bounds(self.blocks[0].placed.work.stats.num_features, self.group.size)
         return range(*bounds[self.group.rank : self.group.rank + 2])
 
-    def aggregate(self, view: PlacedView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
+    def aggregate(self, view: GraphView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
         width, leaving = rows[op.first].shape[1], self.layers[steps]
         if isinstance(op, EdgeSoftmax):
             y = self._attend(view, op, rows, steps)
@@ -102,7 +102,7 @@ class PrunedColumns(Exchange):
                 y = view.run(op, {op.first: y}, 1, block)
         return cols_to_rows(self._ordered(y, leaving, back=True), column_layout(leaving.bounds, width), self.group)
 
-    def _attend(self, view: PlacedView, op: EdgeSoftmax, rows: Rows, steps: int) -> Tensor:
+    def _attend(self, view: GraphView, op: EdgeSoftmax, rows: Rows, steps: int) -> Tensor:
         """Return the columns of an attention's result; each block computes the logits of its edges."""
         rank, plan = self.group.rank, self.attention(op)
         rank_op, layout = plan.rank_part(op, rank), plan.layout(sums=False)
@@ -120,7 +120,7 @@ class PrunedColumns(Exchange):
             x = view.run(rank_op, rank_op.prepare(block, {**at_block, rank_op.first: x, **shared}), 1, block)
         return x
 
-    def _columns(self, view: PlacedView, x: Tensor) -> Tensor:
+    def _columns(self, view: GraphView, x: Tensor) -> Tensor:
         """Return this rank's columns of all rows, from its rows, or from the graph for constant features."""
         if view.origin(x) != "rows":
             features = self.read_features() if view.aggregates_once(x) else self.features

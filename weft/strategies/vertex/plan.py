@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from weft.comm import Group, Halo, Route
+from weft.comm import Group
 from weft.nn import SPREAD, Topology
 from weft.parallel.blocks.blocks import Halos, is_fetched
 from weft.parallel.blocks.caching_costs import NOMINAL, caching_costs
@@ -27,8 +27,8 @@ VERTEX_OPTIMISATIONS = ("reach", "ring", "overlap", "cover")
 """Optimisations of exact vertex parallelism."""
 
 
-def make_vertex_layout(plan: ResidentPlan, *, ratio: float | None, max_bytes: int | None = None) -> VertexLayout:
-    """Return the layout of vertex parallelism by the partition in a plan's options, which are `VertexOptions`.
+def make_vertex_blocks(plan: ResidentPlan, *, ratio: float | None, max_bytes: int | None = None) -> VertexBlocks:
+    """Return the blocks of vertex parallelism by the partition in a plan's options, which are `VertexOptions`.
 
     Args:
         plan: The plan.
@@ -40,7 +40,7 @@ def make_vertex_layout(plan: ResidentPlan, *, ratio: float | None, max_bytes: in
     outline = work.outline(traits, training=True)
     caching = caching_costs(work, outline, plan.machine or NOMINAL, ratio=ratio, max_bytes=max_bytes)
     covers = "cover" in plan.optimisations
-    return VertexLayout(VertexBlocks(work, plan.size, plan.options.partition, caching, traits, covers=covers))
+    return VertexBlocks(work, plan.size, plan.options.partition, caching, traits, covers=covers)
 
 
 class PlacedVertices(ResidentPlaced):
@@ -63,18 +63,7 @@ class PlacedVertices(ResidentPlaced):
 
     def make_step_inputs(self, layout: Layout) -> VertexStepInputs:
         assert isinstance(layout, VertexLayout)
-        return VertexStepInputs.of(layout, self, self.make_inputs, self.make_halo)
-
-    def make_halo(self, route: Route, group: Group, name: str) -> Halo:
-        """Create the halo of one block.
-
-        Args:
-            route: Rows that ranks exchange.
-            group: The ranks.
-            name: Name of the exchange.
-        """
-        optimisations = self.work.optimisations
-        return Halo(route, group, name=name, ring=optimisations.ring, overlap=optimisations.overlap)
+        return VertexStepInputs.of(layout, self, self.make_inputs)
 
     def describe(self) -> dict[str, Any]:
         layouts = self.plan.layouts
@@ -116,7 +105,7 @@ class CommunicatedPlan(ResidentPlan):
     placed_type = PlacedVertices
 
     def make_layout(self) -> VertexLayout:
-        return make_vertex_layout(self, ratio=0.0)
+        return VertexLayout(make_vertex_blocks(self, ratio=0.0))
 
 
 class CachedPlan(ResidentPlan):
@@ -129,7 +118,7 @@ class CachedPlan(ResidentPlan):
     placed_type = PlacedVertices
 
     def make_layout(self) -> VertexLayout:
-        return make_vertex_layout(self, ratio=1.0)
+        return VertexLayout(make_vertex_blocks(self, ratio=1.0))
 
 
 class HybridPlan(ResidentPlan):
@@ -144,4 +133,5 @@ class HybridPlan(ResidentPlan):
     options: HybridOptions
 
     def make_layout(self) -> VertexLayout:
-        return make_vertex_layout(self, ratio=self.options.ratio, max_bytes=self.options.cache_bytes)
+        options = self.options
+        return VertexLayout(make_vertex_blocks(self, ratio=options.ratio, max_bytes=options.cache_bytes))

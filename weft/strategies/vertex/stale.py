@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from weft.comm import Group, Halo, PendingRows, Route
+from weft.comm import EdgeSlices, Group, Halo, PendingRows, Route
 from weft.config.strategy_flags import StaleFlags
+from weft.parallel.blocks.blocks import Halos
+from weft.parallel.blocks.vertex_blocks import VertexBlocks
 from weft.parallel.blocks.vertex_layout import VertexLayout
 from weft.strategies.base import Step, VertexOptions
 from weft.strategies.resident import ResidentPlan
-from weft.strategies.vertex.plan import PlacedVertices, make_vertex_layout
+from weft.strategies.vertex.plan import PlacedVertices, make_vertex_blocks
 
 
 class HaloHistory:
@@ -100,6 +103,27 @@ class StaleHalo(Halo):
         self.training = training
         self._num_calls = 0
 
+    def fetch(self, x: Tensor) -> Tensor:
+        with self._fresh_without_gradients():
+            return super().fetch(x)
+
+    def complete(self, *rows: Tensor) -> tuple[Tensor, ...]:
+        with self._fresh_without_gradients():
+            return super().complete(*rows)
+
+    def product(self, x: Tensor, slices: EdgeSlices) -> Tensor:
+        with self._fresh_without_gradients():
+            return super().product(x, slices)
+
+    @contextmanager
+    def _fresh_without_gradients(self) -> Iterator[None]:
+        """Exchange rows in the `with` block as in an evaluation if they are aggregated only once, in the first step."""
+        training, self.training = self.training, self.training and torch.is_grad_enabled()
+        try:
+            yield
+        finally:
+            self.training = training
+
     def start(self, rows: Tensor) -> PendingRows:
         if not self.training:
             return super().start(rows)
@@ -140,23 +164,50 @@ class StaleOptions(StaleFlags, VertexOptions):
     """Options of `stale`: when halos are exchanged."""
 
 
-class PlacedStale(PlacedVertices):
-    """Plan of `stale` on a rank; tells its halos when a step begins."""
+class StaleLayout(VertexLayout):
+    """Layout of vertex parallelism whose halos may be old.
 
-    plan: StalePlan
+    Args:
+        blocks: Vertices that each rank computes and fetches, and sizes of its blocks.
+        options: When halos are exchanged.
+    """
+
+    def __init__(self, blocks: VertexBlocks, options: StaleOptions) -> None:
+        super().__init__(blocks)
+        self.options = options
 
     def make_halo(self, route: Route, group: Group, name: str) -> StaleHalo:
-        options, optimisations = self.plan.options, self.work.optimisations
+        options, optimisations = self.options, self.work.optimisations
         every, bound = options.refresh_every, options.staleness
         return StaleHalo(
             route, group, name=name, every=every, bound=bound, ring=optimisations.ring, overlap=optimisations.overlap
         )
 
+    def meta_exchanges(self, rank: int, *, training: bool) -> Sequence[Halos]:
+        exchanges = super().meta_exchanges(rank, training=training)
+        begin_step(exchanges, training=training)  # without old rows, so it exchanges
+        return exchanges
+
+
+def begin_step(exchanges: Sequence[Halos], *, training: bool) -> None:
+    """Tell the halos of all stages that a step begins.
+
+    Args:
+        exchanges: Exchange of each stage.
+        training: True for a training step.
+    """
+    for halo in {halo for stage in exchanges for block in stage.blocks for halo in (block.halo, block.least_halo)}:
+        if isinstance(halo, StaleHalo):
+            halo.begin(training)
+
+
+class PlacedStale(PlacedVertices):
+    """Plan of `stale` on a rank; tells its halos when a step begins."""
+
+    plan: StalePlan
+
     def forward(self, step: Step) -> Tensor:
-        halos = {halo for blocks in self.whole.blocks for block in blocks for halo in (block.halo, block.least_halo)}
-        for halo in halos:
-            if isinstance(halo, StaleHalo):
-                halo.begin(step.training)
+        begin_step(self.whole.exchanges, training=step.training)
         return super().forward(step)
 
 
@@ -175,8 +226,8 @@ class StalePlan(ResidentPlan):
     placed_type = PlacedStale
     options: StaleOptions
 
-    def make_layout(self) -> VertexLayout:
-        return make_vertex_layout(self, ratio=0.0)
+    def make_layout(self) -> StaleLayout:
+        return StaleLayout(make_vertex_blocks(self, ratio=0.0), self.options)
 
     def extra_memory(self, rank: int) -> int:
         """Return the bytes of the last exchange: rows, gradients, and the rows that it sent if these are compared.
@@ -190,3 +241,10 @@ class StalePlan(ResidentPlan):
             received, sent = (sum(getattr(halo, name) for halo in halos) for name in ("bytes_received", "bytes_sent"))
             num_bytes += received + sent * (op.backward + bool(self.options.staleness))
         return num_bytes
+
+    def temporary_memory(self, rank: int) -> list[int]:
+        """Return the peak bytes that each type of step allocates, and those of its preparation.
+
+        The rows of the last exchange, which a training step replaces, count in `extra_memory`.
+        """
+        return [max(num_bytes - self.extra_memory(rank), 0) for num_bytes in super().temporary_memory(rank)]

@@ -1,17 +1,15 @@
-"""Memory of aggregates and dropout: functions on meta tensors that allocate and save as much as the real kernels."""
+"""Memory of an aggregate in chunks: a function on meta tensors that allocates and saves as much as `ColumnPass`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from weft.nn.aggregate.aggregate import Aggregate
-from weft.nn.aggregate.attention import Attend, AttendEdges
-from weft.nn.aggregate.reduce import Max
+from weft.nn import Aggregate, Attend, AttendEdges, Max
 
 SUM_BYTES = 4
 """Smallest number of bytes of a number in which rows are summed (float32)."""
@@ -32,18 +30,6 @@ class KernelMemory:
     saved once. Each save of a tensor that is not contiguous is a copy."""
     saves_result: bool = False
     """True if the result is saved for backward."""
-
-    def moved(self, *, forward: int = 0, saved: int = 0, backward: int = 0) -> KernelMemory:
-        """Return a copy with the bytes of an exchange added.
-
-        Args:
-            forward: Temporary bytes of the exchange during forward.
-            saved: Bytes that it saves for backward.
-            backward: Temporary bytes during backward.
-        """
-        return replace(
-            self, forward=self.forward + forward, saved=self.saved + saved, backward=self.backward + backward
-        )
 
 
 def estimate_kernel_memory(
@@ -109,22 +95,6 @@ class StandIn(torch.autograd.Function):
         ]
         del scratch
         return None, None, *grads
-
-
-class DropoutStandIn(torch.autograd.Function):
-    """Function on meta tensors with the memory use of keyed dropout; with relu, it saves its result for backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, relu: bool) -> Tensor:
-        y = torch.empty_like(x)
-        if relu:
-            ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004
-        return torch.empty_like(grad), None
 
 
 def blank(num_bytes: int) -> Tensor:

@@ -1,0 +1,81 @@
+"""Edges without data, on which aggregates run so that the memory that they need is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+
+from weft.data import Adjacency
+from weft.kernels import EdgeFeatures, Scale
+from weft.nn.aggregate.relations import RelationRows
+from weft.nn.aggregate.topology import Norm, Topology
+from weft.nn.workload.workload import Workload
+
+
+class MetaTopology(Topology):
+    """Edges on the meta device: they have sizes and no data. All that a run computes only once exists already.
+
+    Args:
+        work: The workload.
+        num_sources: Number of sources.
+        num_targets: Number of targets.
+        num_edges: Number of edges.
+        relation_rows: Number of relation rows of each part of the targets.
+        part: Number of the local part.
+        num_own: Number of its targets; None: all targets.
+    """
+
+    def __init__(
+        self,
+        work: Workload,
+        num_sources: int,
+        num_targets: int,
+        num_edges: int,
+        *,
+        relation_rows: Sequence[int] = (0,),
+        part: int = 0,
+        num_own: int | None = None,
+    ) -> None:
+        num_relations, num_features, dtype = work.stats.typed.num_relations, work.stats.num_edge_features, work.dtype
+        adjacency = meta_adjacency(work, num_sources, num_targets, num_edges)
+        Topology.__init__(self, adjacency, num_relations=num_relations)  # not super(): a block has another constructor
+        with torch.device("meta"):
+            self.ids = torch.empty(num_sources, dtype=torch.int64)
+            self.target_ids = self.ids.new_empty(num_targets)
+            self.lacks_loop = torch.empty(num_targets, dtype=torch.bool)
+            self._factors = torch.empty(num_sources, dtype=dtype), torch.empty(num_targets, dtype=dtype)
+            self._relation_scale = Scale(target=torch.empty(sum(relation_rows), dtype=dtype))
+            self.edge_index = torch.empty(2, num_edges, dtype=torch.int64)
+            features = [torch.empty(number, num_features, dtype=dtype) for number in (num_edges, num_targets)]
+        self.features_with_loops = EdgeFeatures(*features) if num_features else None
+        num_local = relation_rows[part]
+        self.relation_rows = RelationRows(
+            counts=tuple((num_local + relation) // num_relations for relation in range(num_relations)),
+            sums=Adjacency.without_data(num_local, num_targets if num_own is None else num_own, num_local),
+            in_edges=Adjacency.without_data(num_sources, sum(relation_rows), num_edges),
+            bounds=(0, *accumulate(relation_rows)),
+        )
+
+    def _scale(self, norm: Norm, weighted: bool, dtype: torch.dtype) -> Scale:
+        del weighted, dtype
+        source, target = self._factors
+        return {"gcn": Scale(source, target, target), "mean": Scale(target=target), None: Scale()}[norm]
+
+    def relation_scale(self, dtype: torch.dtype) -> Scale:
+        del dtype
+        return self._relation_scale
+
+
+def meta_adjacency(work: Workload, num_sources: int, num_targets: int, num_edges: int) -> Adjacency:
+    """Return edges without data, with weights if the graph has any.
+
+    Args:
+        work: The workload.
+        num_sources: Number of sources.
+        num_targets: Number of targets.
+        num_edges: Number of edges.
+    """
+    weight_dtype = work.dtype if work.stats.weighted else None
+    return Adjacency.without_data(num_sources, num_targets, num_edges, weight_dtype)
