@@ -121,7 +121,12 @@ class IndexSets:
         return tuple(values[positions].split(counts.tolist()))
 
     def select(self, mask: Tensor) -> IndexSets:
-        """Return the sets with only the numbers for which `mask` (bool, one for each number) is true."""
+        """Return the sets with only the numbers for which `mask` (bool, one for each number) is true.
+
+        These sets share the memory of this object if all are.
+        """
+        if mask.all():
+            return self
         positions = positions_of(mask)
         return IndexSets(numbers=self.numbers[positions], starts=torch.searchsorted(positions, self.starts))
 
@@ -132,6 +137,8 @@ class IndexSets:
             others: As many sets as this object has.
             shift: Added to the numbers of `others`, which makes them larger than all numbers of this object.
         """
+        if not len(others.numbers):
+            return self
         pairs = zip(self.split(self.numbers), others.split(others.numbers + shift), strict=True)
         return IndexSets(numbers=join([each for pair in pairs for each in pair]), starts=self.starts + others.starts)
 

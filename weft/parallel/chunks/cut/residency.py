@@ -21,6 +21,7 @@ from weft.parallel.chunks.cut.index_sets import Delta, IndexSets, Slots, assign_
 from weft.parallel.chunks.cut.ranges import RankHop, chunk_sources, same_count
 from weft.parallel.chunks.run.rounds import EMPTY_ROWS, Round, Schedule
 from weft.partition.dependencies import Hop
+from weft.runtime import native
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,22 +227,20 @@ def _rounds(
         order: Number of the chunk that runs j-th.
         share: Ranks exchange rows between their slots, not from their hosts.
     """
-    local = resident.numbers < hop.num_inputs
-    local_at, remote_at = ([positions_of(change & mask) for change in delta] for mask in (local, ~local))
-    load, write_back = (resident.split(resident.numbers, positions) for positions in local_at)
-    load_slots, write_back_slots = (resident.split(slots.slots, positions) for positions in local_at)
-    recv_row_slots, send_grad_slots = (resident.split(slots.slots, positions) for positions in remote_at)
+    dtype = native.id_dtype(max(hop.block.num_sources, slots.size))
     received_rows, sent_grads = zip(*requests, strict=True)
-    slot_of = torch.empty(hop.num_inputs, dtype=torch.int64)  # slot of each local row that is in the buffer
+    slot_of = torch.empty(hop.num_inputs, dtype=dtype)  # slot of each local row that is in the buffer
     edges = hop.block.indptr[torch.tensor(bounds, dtype=torch.int64)].tolist()
+    by_number = resident.numbers, slots.slots, delta.fresh, delta.leaving
     rounds = []
-    for j, (numbers, numbers_slots) in enumerate(
-        zip(resident.split(resident.numbers), resident.split(slots.slots), strict=True)
-    ):
+    for j, (numbers, slots_of_set, fresh, leaving) in enumerate(zip(*map(resident.split, by_number), strict=True)):
+        numbers, row_slots = numbers.to(dtype), slots_of_set.to(dtype)  # in half the bytes
         targets = slice(bounds[order[j]], bounds[order[j] + 1])
         chunk_edges = slice(edges[order[j]], edges[order[j] + 1])
         num_local = int(torch.searchsorted(numbers, hop.num_inputs))
-        slot_of[numbers[:num_local]] = numbers_slots[:num_local]
+        slot_of[numbers[:num_local]] = row_slots[:num_local]
+        load, write_back = (positions_of(change[:num_local]) for change in (fresh, leaving))
+        received, sent_back = (num_local + positions_of(change[num_local:]) for change in (fresh, leaving))
         owners = range(j * len(requests), (j + 1) * len(requests))
         rows_by_rank, grads_by_rank = (
             [each[owners[rank]] for each in request] for request in (received_rows, sent_grads)
@@ -253,16 +252,16 @@ def _rounds(
                 edges=chunk_edges,
                 indices=slots.indices[chunk_edges],
                 target_slots=EMPTY_ROWS if slots.target_slots is None else slots.target_slots[targets],
-                slot_sources=numbers.new_full((slots.size,), -1).index_copy_(0, numbers_slots, numbers),
-                load=load[j],
-                load_slots=load_slots[j],
-                recv_row_slots=recv_row_slots[j],
+                slot_sources=numbers.new_full((slots.size,), -1).index_copy_(0, slots_of_set, numbers),
+                load=numbers[load],
+                load_slots=row_slots[load],
+                recv_row_slots=row_slots[received],
                 recv_row_counts=_lengths([received_rows[rank][owner] for owner in owners]),
                 send_rows=slot_of[send_rows] if share else send_rows,
                 send_row_counts=_lengths(rows_by_rank),
-                write_back=write_back[j],
-                write_back_slots=write_back_slots[j],
-                send_grad_slots=send_grad_slots[j],
+                write_back=numbers[write_back],
+                write_back_slots=row_slots[write_back],
+                send_grad_slots=row_slots[sent_back],
                 send_grad_counts=_lengths([sent_grads[rank][owner] for owner in owners]),
                 recv_grads=slot_of[recv_grads] if share else recv_grads,
                 recv_grad_counts=_lengths(grads_by_rank),

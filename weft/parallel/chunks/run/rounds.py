@@ -20,7 +20,7 @@ class Round:
     """One chunk of a rank, with the rows and gradients that move before and after it.
 
     Rows are counted as sources of the block: first the local rows, then the rows of other ranks. Index tensors are
-    int64.
+    int32 or int64.
 
     With shared loads, ranks exchange rows and gradients between their slots. Without, `send_rows` and `recv_grads` are
     local row numbers: rows are read from the host of their owner, and gradients are written there.
