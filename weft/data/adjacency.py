@@ -106,7 +106,7 @@ class Adjacency(CompressedRows):
         if weight is not None and weight.shape != source.shape:
             raise ValueError(f"weight {list(weight.shape)} must hold one number per edge {list(source.shape)}")
         if source.is_meta:
-            return cls.without_data(num_sources, num_targets, len(source), None if weight is None else weight.dtype)
+            return cls.without_data(num_sources, num_targets, len(source)).with_weight(weight)
         source, target = native.plain_tensor(source), native.plain_tensor(target)
         indptr, indices, edge_ids = native.coo_to_csr(target.cpu(), source.cpu(), num_targets, num_sources)
         if weight is not None:
@@ -114,22 +114,18 @@ class Adjacency(CompressedRows):
         return cls(indptr=indptr, indices=indices, num_sources=num_sources, weight=weight).to(source.device)
 
     @classmethod
-    def without_data(
-        cls, num_sources: int, num_targets: int, num_edges: int, weight_dtype: torch.dtype | None = None
-    ) -> Adjacency:
+    def without_data(cls, num_sources: int, num_targets: int, num_edges: int) -> Adjacency:
         """Return edges on the meta device, which have sizes and no data, with their transpose.
 
         Args:
             num_sources: Number of sources.
             num_targets: Number of targets.
             num_edges: Number of edges.
-            weight_dtype: Type of the weights; None: the edges have none.
         """
         ids = torch.empty(num_edges, dtype=torch.int64, device="meta")
-        weight = None if weight_dtype is None else ids.new_empty(num_edges, dtype=weight_dtype)
-        back = Transpose(indptr=ids.new_empty(num_sources + 1), indices=ids, edge_ids=ids, weight=weight)
+        back = Transpose(indptr=ids.new_empty(num_sources + 1), indices=ids, edge_ids=ids)
         indptr = ids.new_empty(num_targets + 1)
-        return cls(indptr=indptr, indices=ids, num_sources=num_sources, weight=weight, known_transpose=back)
+        return cls(indptr=indptr, indices=ids, num_sources=num_sources, known_transpose=back)
 
     @classmethod
     def from_dense(cls, matrix: Tensor) -> Adjacency:

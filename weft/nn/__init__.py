@@ -47,10 +47,9 @@ from weft.nn.view import TypedRows, View
 from weft.nn.workload.dense_cost import dense_flops, make_layer_sizes, preparation_memory, step_memory
 from weft.nn.workload.flops import DenseFlops
 from weft.nn.workload.layer_sizes import BlockSize, LayerSizes
-from weft.nn.workload.meta_topology import MetaTopology, meta_adjacency
+from weft.nn.workload.meta_topology import MetaTopology
 from weft.nn.workload.operation import GraphOperation
 from weft.nn.workload.outline import outline
-from weft.nn.workload.outline_view import OutlineView
 from weft.nn.workload.receptive_field import ReceptiveField
 from weft.nn.workload.workload import Outlines, Workload
 
@@ -98,7 +97,6 @@ __all__ = [
     "Max",
     "MetaTopology",
     "OneHotRGCNConv",
-    "OutlineView",
     "Outlines",
     "OwnRelationRows",
     "ProbeModel",
@@ -139,7 +137,6 @@ __all__ = [
     "make_decoder",
     "make_layer_sizes",
     "make_model",
-    "meta_adjacency",
     "outline",
     "parameter_dtype",
     "preparation_memory",

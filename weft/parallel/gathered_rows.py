@@ -16,7 +16,7 @@ class GatheredRows(Exchange):
 
     Args:
         work: The workload.
-        group: The rank, on the meta device.
+        group: Process group of the ranks as this rank sees it, on the meta device: it sends nothing.
     """
 
     def __init__(self, work: Workload, group: Group) -> None:
@@ -38,3 +38,7 @@ class GatheredRows(Exchange):
         for step in range(steps):
             x = view.run(op, {**prepared, op.first: self.halo.complete(x)[0] if step else x}, 1, self.topology)
         return x
+
+    def block(self, view: GraphView, x: Tensor) -> tuple[Tensor, Tensor, int]:
+        del view
+        return self.halo.complete(x)[0], self.topology.edge_index, len(self.row_ids)

@@ -117,6 +117,7 @@ class Layout(ABC):
             rank: The rank.
         """
 
+    @abstractmethod
     def meta_exchanges(self, rank: int, *, training: bool) -> Sequence[Exchange]:
         """Return the exchange of each stage of the model on the meta device, for estimates of a rank's memory.
 
@@ -124,7 +125,6 @@ class Layout(ABC):
             rank: The rank.
             training: True for training steps, False for evaluations.
         """
-        raise NotImplementedError(f"{type(self).__name__} lacks meta_exchanges ({rank=}, {training=})")
 
     def resident_memory(self, rank: int, *, trains: bool = True) -> MemoryUse:
         """Return the bytes that a rank keeps for steps: features, cached aggregates, edges.
@@ -186,9 +186,11 @@ class Layout(ABC):
             rank: The rank.
             training: True for a training step.
         """
-        sizes, exchanges = self.layer_sizes(rank), self.meta_exchanges(rank, training=training)
-        preparation = preparation_memory(self.work, self.traits, sizes, exchanges, training=training)
-        return [self._step_memory(rank, exchanges, training=training).room, preparation]
+        exchanges = self.meta_exchanges(rank, training=training)
+        preparation = preparation_memory(self.work, self.traits, self.layer_sizes(rank), exchanges, training=training)
+        step = self._step_memory(rank, exchanges, training=training)
+        del exchanges  # with rows that they keep for later steps
+        return [step.room, preparation]
 
     def trace(self, rank: int, *, training: bool) -> Trace:
         """Return the operations of a training step or an evaluation.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.nn.aggregate.aggregate import Aggregate
-from weft.nn.graph_view import ViewTraits
+from weft.nn.graph_view import GraphView, Inputs, ViewTraits
 from weft.nn.layers.pyg_conv import PyGConv
 from weft.nn.layers.typed_input import embeddings, is_embedded
 from weft.nn.workload.flops import CountedConv, DenseFlops, FlopCounter, FlopPosition
@@ -72,6 +72,8 @@ def step_memory(
         training: True for a training step, False for an evaluation.
         sums_gradients: True if a training step sums the gradients of parameters over ranks.
     """
+    if sizes.blocks:  # costs of PyG convolutions are measured before the step, not in it
+        dense_flops(work, traits, sizes, training=training)
     peak = TensorPeak()
     num_summed = work.num_shared * (training and sums_gradients)
     _run_step(
@@ -127,7 +129,7 @@ def _run_step(
         sizes=sizes,
         exchanges=exchanges,
     )
-    for weight in embeddings(meta_model.model).values() if exchanges else ():
+    for weight in embeddings(meta_model.model).values() if exchanges else ():  # a rank stores only some of their rows
         weight.data = weight.new_empty(sizes.num_stored, weight.shape[1])
     with observer or nullcontext():
         logits = meta_model.run(traits, state, inputs, "the model cannot run on a rank's rows ({})")
@@ -140,7 +142,7 @@ def _run_step(
 def preparation_memory(
     work: Workload, traits: ViewTraits, sizes: LayerSizes, exchanges: Sequence[MetaExchange], *, training: bool
 ) -> int:
-    """Return the temporary bytes of the largest aggregate of constant features, which is computed once.
+    """Return the peak temporary bytes of the aggregates of constant features, which a run computes once and keeps.
 
     Args:
         work: The workload.
@@ -149,17 +151,15 @@ def preparation_memory(
         exchanges: Exchange of each stage on the meta device.
         training: True for the aggregates of training steps.
     """
-    temporary = 0
-    meta_model = make_counting_model(work, FlopCounter(), training=training)
-    inputs = meta_model.inputs(sizes.rows[0], None, optimisations=work.optimisations)
-    state = OutlineState(sizes.rows[-1], Counter(), traits.shrinks_rows, FlopCounter(), [""])
+    shape = sizes.rows[0], work.stats.num_features
+    rows = torch.empty(shape, dtype=work.row_dtype, device="meta")
+    inputs, temporary = Inputs(rows=rows, optimisations=work.optimisations), 0
     for op in filter(work.is_cached, work.outline(traits, training=training)):
         assert isinstance(op.op, Aggregate)
-        assert inputs.rows is not None
-        state.operations = [op]
-        view = OutlineView(traits, op.stage, state, meta_model.topology, inputs)
-        with TensorPeak() as peak, state.counter, torch.no_grad():
-            result = exchanges[op.stage].aggregate(view, op.op, {op.op.first: inputs.rows}, op.steps)
+        exchange = exchanges[op.stage]
+        view = GraphView(exchange.topology, inputs=inputs)
+        with TensorPeak() as peak, FlopCounter(), torch.no_grad():
+            result = exchange.aggregate(view, op.op, {op.op.first: rows}, op.steps)
         temporary = max(temporary, peak.most - result.nbytes)
     return temporary
 
@@ -274,7 +274,7 @@ def run_counted_conv(
     sources, _, num_targets = view.block(x)
     assert view.block_size is not None
     position, counter.position = counter.position, None
-    flops = work.block_flops(
+    flops = work.block_cost(
         name, sources.shape[1], training=torch.is_grad_enabled(), gradient=sources.requires_grad
     ).on(view.block_size)
     counter.position = position

@@ -1,4 +1,4 @@
-"""FLOPs of dense layers between a model's graph operations, counted as by PyTorch's FlopCounterMode."""
+"""FLOPs of dense layers between graph operations, counted as by PyTorch's FlopCounterMode; costs of PyG layers."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ class BlockCost(NamedTuple):
     """Peak bytes of tensors in the backward pass, with those that are saved, without the result."""
 
 
-class BlockFlops(NamedTuple):
+class BlockCostModel(NamedTuple):
     """Cost of a PyG convolution as a linear function of the size of the block.
 
     The bytes in use are linear at each moment, so their peak is the largest of many linear functions.
@@ -202,7 +202,7 @@ class BlockFlops(NamedTuple):
     @classmethod
     def of(
         cls, conv: PyGConv, width: int, num_edge_features: int, *, weighted: bool, training: bool, gradient: bool
-    ) -> BlockFlops:
+    ) -> BlockCostModel:
         """Count the cost by running a convolution on small blocks, since it needs edges with values.
 
         Args:
@@ -300,7 +300,9 @@ class CountedConv(torch.autograd.Function):
         ctx.counter.add_call(ctx.cost.backward, ctx.cost.backward_bytes)
         ctx.saved.clear()
         _blank(ctx.cost.backward_peak)
-        return None, None, None, *(torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in ctx.like)
+        needed = zip(ctx.like, ctx.needs_input_grad[3:], strict=True)
+        grads = [torch.empty(shape, dtype=dtype, device="meta") if needs else None for (shape, dtype), needs in needed]
+        return None, None, None, *grads
 
 
 def _blank(num_bytes: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Edges without data, on which aggregates run so that the memory that they need is known."""
+"""Topology on the meta device, over which aggregates run to estimate their memory."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class MetaTopology(Topology):
         num_sources: Number of sources.
         num_targets: Number of targets.
         num_edges: Number of edges.
-        relation_rows: Number of relation rows of each part of the targets.
+        relation_rows: Number of relation rows of each part of the targets (each rank's).
         part: Number of the local part.
-        num_own: Number of its targets; None: all targets.
+        num_own: Number of targets in the local part; None: all.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class MetaTopology(Topology):
         num_own: int | None = None,
     ) -> None:
         num_relations, num_features, dtype = work.stats.typed.num_relations, work.stats.num_edge_features, work.dtype
-        adjacency = meta_adjacency(work, num_sources, num_targets, num_edges)
+        adjacency = Adjacency.without_data(num_sources, num_targets, num_edges)
         Topology.__init__(self, adjacency, num_relations=num_relations)  # not super(): a block has another constructor
         with torch.device("meta"):
             self.ids = torch.empty(num_sources, dtype=torch.int64)
@@ -66,16 +66,3 @@ class MetaTopology(Topology):
     def relation_scale(self, dtype: torch.dtype) -> Scale:
         del dtype
         return self._relation_scale
-
-
-def meta_adjacency(work: Workload, num_sources: int, num_targets: int, num_edges: int) -> Adjacency:
-    """Return edges without data, with weights if the graph has any.
-
-    Args:
-        work: The workload.
-        num_sources: Number of sources.
-        num_targets: Number of targets.
-        num_edges: Number of edges.
-    """
-    weight_dtype = work.dtype if work.stats.weighted else None
-    return Adjacency.without_data(num_sources, num_targets, num_edges, weight_dtype)

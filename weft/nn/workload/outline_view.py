@@ -29,6 +29,10 @@ class MetaExchange(Protocol):
     """Exchange of a stage that runs aggregates on meta tensors, and so allocates what a rank allocates."""
 
     @property
+    def topology(self) -> Topology:
+        """Topology of the stage's first aggregate."""
+
+    @property
     def relation_rows(self) -> OwnRelationRows:
         """Relation rows of the rank's vertices."""
 
@@ -139,7 +143,8 @@ class OutlineView(GraphView):
         number = self._record(x, op, *others, steps=steps, origin=origin, weighted=op.reads_weight)
         if not self.state.exchanges:
             return self._result(x, *others)
-        if origin == "inputs" and self.inputs.optimisations.reuse:  # computed before the step: it allocates nothing
+        if op.plain and self.aggregates_once(x):
+            # Kept from before the step, so it must not count: one row, expanded. Its strides tell it from a transpose.
             by_relation = isinstance(op, ByRelation)
             num_rows = sum(self.relation_rows.counts) if by_relation else self.state.rows_at(self.hop + steps)
             return x.new_empty(1, x.shape[1]).expand(num_rows, -1)  # strides tell rows from columns

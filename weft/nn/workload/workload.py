@@ -14,7 +14,7 @@ from weft.nn.graph_view import ONE_DEVICE, ViewTraits
 from weft.nn.layers.phases import parameter_dtype, row_dtype
 from weft.nn.layers.pyg_conv import PyGConv
 from weft.nn.layers.typed_input import shared_parameters
-from weft.nn.workload.flops import BlockFlops, DenseFlops
+from weft.nn.workload.flops import BlockCostModel, DenseFlops
 from weft.nn.workload.layer_sizes import LayerSizes
 from weft.nn.workload.operation import GraphOperation
 from weft.nn.workload.outline import outline
@@ -77,7 +77,7 @@ class Workload:
         self.outlines = dict(outlines or {})
         self.dense_flops: dict[DenseFlopsKey, tuple[DenseFlops, ...]] = {}
         self._graph = graph if isinstance(graph, Graph) else None
-        self._block_flops: dict[tuple[str, int, bool, bool], BlockFlops] = {}
+        self._block_costs: dict[tuple[str, int, bool, bool], BlockCostModel] = {}
 
     def restrict(self, field: ReceptiveField) -> Workload:
         """Return the workload of steps that compute only a receptive field.
@@ -89,7 +89,7 @@ class Workload:
         """
         work = Workload(self.model, self.stats, self.optimisations, num_classes=self.num_classes)
         work._graph, work.receptive_field = self._graph, field
-        work.outlines, work.dense_flops, work._block_flops = self.outlines, self.dense_flops, self._block_flops
+        work.outlines, work.dense_flops, work._block_costs = self.outlines, self.dense_flops, self._block_costs
         return work
 
     @property
@@ -202,8 +202,8 @@ class Workload:
             spans[op.stage] |= set(op.hops)
         return [sorted(span) for span in spans]
 
-    def block_flops(self, name: str, width: int, *, training: bool, gradient: bool) -> BlockFlops:
-        """Return the FLOPs of a PyG convolution of the model, as a function of the size of its block.
+    def block_cost(self, name: str, width: int, *, training: bool, gradient: bool) -> BlockCostModel:
+        """Return FLOPs, traffic and memory of a PyG convolution of the model, as functions of the size of its block.
 
         Args:
             name: Path of the layer in the model.
@@ -212,12 +212,12 @@ class Workload:
             gradient: True if the input rows need a gradient.
         """
         key = name, width, training, gradient
-        if key not in self._block_flops:
+        if key not in self._block_costs:
             conv, stats = cast(PyGConv, self.model.get_submodule(name)), self.stats
-            self._block_flops[key] = BlockFlops.of(
+            self._block_costs[key] = BlockCostModel.of(
                 conv, width, stats.num_edge_features, weighted=stats.weighted, training=training, gradient=gradient
             )
-        return self._block_flops[key]
+        return self._block_costs[key]
 
     def is_cached(self, op: GraphOperation) -> bool:
         """Return whether the result of an operation is computed only once: an aggregate of constant features."""

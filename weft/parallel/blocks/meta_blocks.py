@@ -1,4 +1,4 @@
-"""Blocks of a rank without data, on which a step runs so that the memory that it needs is known."""
+"""Blocks of a rank on the meta device, with which a step runs to estimate its memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from weft.nn import (
     Workload,
     embeddings,
     is_embedded,
-    meta_adjacency,
 )
 from weft.parallel.blocks.blocks import Block
 from weft.parallel.blocks.embedding_rows import EmbeddedHalo
@@ -38,7 +37,7 @@ class MetaRank:
     work: Workload
     """The workload."""
     group: Group
-    """The rank, on the meta device."""
+    """Process group of the ranks as this rank sees it, on the meta device: it sends nothing."""
 
     @property
     def graph(self) -> Graph:
@@ -66,18 +65,27 @@ class MetaBlock(MetaTopology, Block):
         num_relation_rows: Number of relation rows of the targets.
         halo: Exchange of missing source rows; None if there is none.
         least_halo: Exchange of the fewest rows that can replace the halo of sums; None if there is none.
+        has_sums: True if the model has sums, whose edges are sliced by the rank that sends their sources.
     """
 
     def __init__(
-        self, hop: Hop, placed: MetaRank, num_relation_rows: int, halo: Halo | None, least_halo: Halo | None
+        self,
+        hop: Hop,
+        placed: MetaRank,
+        num_relation_rows: int,
+        halo: Halo | None,
+        least_halo: Halo | None,
+        *,
+        has_sums: bool,
     ) -> None:
         sizes, relation_rows = (hop.block.num_sources, hop.block.num_targets, hop.block.num_edges), (num_relation_rows,)
         MetaTopology.__init__(self, placed.work, *sizes, relation_rows=relation_rows)
         self.hop, self.placed, self.halo, self.least_halo = hop, placed, halo, least_halo
         self.sources, self.targets = self.ids, self.target_ids
         self.features = placed.features(self.ids)
-        if self.sums_need_halo:
-            self._edge_slices = meta_slices(placed, hop, hop if least_halo is None else hop.cover)
+        if has_sums and self.sums_need_halo:
+            sums = hop if least_halo is None else hop.cover
+            self._edge_slices = meta_slices(placed.group, hop, sums, ring=placed.work.optimisations.ring)
 
     @property
     def num_product_edges(self) -> int:
@@ -105,22 +113,23 @@ def meta_blocks(
         placed: The rank.
         vertices: Vertices that each rank computes and fetches.
         operations: The model's outline.
-        relation_rows: Number of relation rows of each aggregate's targets; empty if there are no relations.
+        relation_rows: Number of relation rows of each aggregate's targets; empty: all zero.
         make_halo: Function that creates a halo.
     """
     group = placed.group
-    ranks = [needed.hops for needed in vertices.all_dependencies]
-    hops = ranks[group.rank]
+    hops_by_rank = [needed.hops for needed in vertices.all_dependencies]
+    hops = hops_by_rank[group.rank]
     numbers = range(len(hops))
     kinds = halo_kinds(
         operations,
-        exchanged=[sum(len(each[number].fetched) for each in ranks) for number in numbers],
-        shared=[number > 0 and all(each[number] is each[number - 1] for each in ranks) for number in numbers],
+        exchanged=[sum(len(each[number].fetched) for each in hops_by_rank) for number in numbers],
+        shared=[number > 0 and all(each[number] is each[number - 1] for each in hops_by_rank) for number in numbers],
         summed=[
-            sum(sum(each[number].cover.summed) for each in ranks) if number in vertices.covered else 0
+            sum(sum(each[number].cover.summed) for each in hops_by_rank) if number in vertices.covered else 0
             for number in numbers
         ],
     )
+    has_sums = any(isinstance(op.op, Sum) for op in operations)
     blocks: list[MetaBlock] = []
     for number, (hop, kind) in enumerate(zip(hops, kinds, strict=True)):
         if kind is None:
@@ -128,16 +137,17 @@ def meta_blocks(
             continue
         halo = least_halo = None
         if kind.least:
-            covers = [each[number].cover for each in ranks]
+            covers = [each[number].cover for each in hops_by_rank]
             sent = tuple(cover.received[group.rank] for cover in covers)
             num_edges = sum(cover.requested_edges[group.rank] for cover in covers)
-            sums = meta_adjacency(placed.work, hop.num_inputs, sum(sent), num_edges)
+            sums = Adjacency.without_data(hop.num_inputs, sum(sent), num_edges)
             route = Route.without_data(hop.num_inputs, sent, hop.cover.received, sums)
             least_halo = make_halo(route, group, f"least halo {number}")
         if kind.whole:
-            sent = tuple(each[number].received[group.rank] for each in ranks)
+            sent = tuple(each[number].received[group.rank] for each in hops_by_rank)
             halo = make_halo(Route.without_data(hop.num_inputs, sent, hop.received), group, f"halo {number}")
-        blocks.append(MetaBlock(hop, placed, relation_rows[number] if relation_rows else 0, halo, least_halo))
+        num_relation_rows = relation_rows[number] if relation_rows else 0
+        blocks.append(MetaBlock(hop, placed, num_relation_rows, halo, least_halo, has_sums=has_sums))
     return blocks
 
 
@@ -164,40 +174,42 @@ def meta_embedded_halo(placed: MetaRank, vertices: VertexBlocks) -> EmbeddedHalo
     return EmbeddedHalo(torch.empty(len(rows[rank]), dtype=torch.int64, device="meta"), halo)
 
 
-def meta_slices(placed: MetaRank, hop: Hop, sums: Hop | Cover) -> EdgeSlices:
+def meta_slices(group: Group, hop: Hop, sums: Hop | Cover, *, ring: bool) -> EdgeSlices:
     """Return the edges of sums without data, sliced by the rank that sends their sources; see `Block.slices`.
 
     Args:
-        placed: The rank.
+        group: The ranks.
         hop: The block.
-        sums: The block, or its cover, whose edges and received rows the sums have.
+        sums: The block, or its cover if partial sums are received: supplies edges and received rows.
+        ring: True for a slice for each sender, False for one slice.
     """
-    work, by_rank = placed.work, placed.work.optimisations.ring
-    counts = sums.received if by_rank else (sum(sums.received),)
+    counts = sums.received if ring else (sum(sums.received),)
     (num_local, _), *remote = sizes_by_sender(sums.block, hop.num_inputs, counts)
-    slices = [
-        EdgeSlice(
-            adjacency=meta_adjacency(work, count, num_targets, num_edges),
-            scale=Scale(),
-            targets=torch.empty(num_targets, dtype=torch.int64, device="meta"),
-            rank=sender if by_rank else None,
-        )
-        for sender, (count, (num_edges, num_targets)) in enumerate(zip(counts, remote, strict=True))
-        if count
-    ]
-    local = meta_adjacency(work, hop.num_inputs, hop.block.num_targets, num_local)
+    senders = [(group.rank - step) % group.size for step in range(1, group.size)] if ring else [0]
+    slices = []
+    for sender in senders:
+        if counts[sender]:
+            num_edges, num_targets = remote[sender]
+            adjacency = Adjacency.without_data(counts[sender], num_targets, num_edges)
+            targets = torch.empty(num_targets, dtype=torch.int64, device="meta")
+            rank = sender if ring else None
+            slices.append(EdgeSlice(adjacency=adjacency, scale=Scale(), targets=targets, rank=rank))
+    local = Adjacency.without_data(hop.num_inputs, hop.block.num_targets, num_local)
     return EdgeSlices(local=local, scale=Scale(), remote=tuple(slices), weighted=False)
 
 
 def sizes_by_sender(block: Adjacency, num_inputs: int, received: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the number of edges, and of their distinct targets, from a block's inputs and from each sender's rows.
+    """Count a block's edges and their distinct targets, by where the source's row comes from.
 
     Args:
         block: The edges.
         num_inputs: Number of input rows, the first sources.
         received: Number of rows that each sender sends, the other sources.
+
+    Returns:
+        Edges and targets for the input rows, then for each sender.
     """
-    num_senders = 1 + len(received)
+    num_senders = 1 + len(received)  # the first are the inputs
     firsts = num_inputs + torch.tensor([0, *received]).cumsum(0)[:-1]  # first source of each sender but the inputs
     sizes = torch.zeros(2, num_senders, dtype=torch.int64)
     for first in range(0, block.num_targets, PIECE_TARGETS):

@@ -127,9 +127,9 @@ class VertexLayout(Layout):
             placed: The rank.
             embedded: Exchange of embedding rows.
         """
-        rows = self.blocks.dependencies(placed.group.rank).rows
-        row_ids = torch.empty(len(rows), dtype=torch.int64, device="meta")
-        return Halos(blocks, placed.topology, row_ids, len(rows), placed.group, embedded)
+        needed = self.blocks.dependencies(placed.group.rank)
+        row_ids = torch.empty(len(needed.rows), dtype=torch.int64, device="meta")
+        return Halos(blocks, placed.topology, row_ids, needed.num_own, placed.group, embedded)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -56,8 +56,8 @@ class ColumnExchange(Exchange):
         rows: Vertices that the rank is responsible for.
         bounds: Bounds of the rows of each rank.
         group: The ranks.
-        chunked: Function that returns the rounds of an aggregate, given also as its part on this rank, of some width;
-            None if aggregates run in one piece.
+        chunked: Function (op, rank_op, width) that returns the rounds of aggregate `op` of `width` columns, of which
+            this rank runs `rank_op`; None if aggregates run in one piece.
         assigned: Assignment of relation rows to ranks, if aggregates run in chunks.
         attention: Function that returns the distribution of an attention.
     """

@@ -20,10 +20,12 @@ from weft.nn import (
     EdgeSoftmax,
     GraphOperation,
     ReceptiveField,
+    Topology,
     ViewTraits,
     WorkingSet,
     Workload,
 )
+from weft.parallel.blocks.blocks import Block
 from weft.parallel.blocks.meta_blocks import MetaRank, meta_blocks
 from weft.parallel.blocks.vertex_layout import VertexLayout
 from weft.parallel.columns.chunking import Chunking, by_chunk
@@ -197,13 +199,32 @@ class TensorLayout(Layout):
             return [MetaColumns(work, self.row_bounds, self.relation_rows, group, self.attention)] * work.num_stages
         placed = MetaRank(work, Group(device="meta"))
         blocks, whole = meta_blocks(placed, self.pruned.blocks, (), (), self.pruned.make_halo), placed.topology
-        row_ids = whole.ids.new_empty(self.layer_sizes(rank).rows[0])
+        exchanges = self.pruned_exchanges(blocks, whole, whole.ids.new_empty(self.layer_sizes(rank).rows[0]), group)
+        with torch.device("meta"):  # orders of rows exist before a step, as in all steps but the first
+            for exchange in exchanges:
+                for layer in exchange.layers:
+                    layer.positions  # noqa: B018
+        return exchanges
+
+    def pruned_exchanges(
+        self, blocks: Sequence[Block], whole: Topology, row_ids: Tensor, group: Group
+    ) -> list[PrunedColumns]:
+        """Return the exchange of each stage of the model on a receptive field.
+
+        Args:
+            blocks: Block of each aggregate.
+            whole: Topology of the whole graph.
+            row_ids: Original ids of the rank's rows, int64 [n].
+            group: The ranks.
+        """
+        layers = [self.layer_split(number) for number in range(len(blocks) + 1)]
         exchanges, first = [], 0
-        for hops in work.stage_hops(self.traits):
-            layers = [self.layer_split(hop) for hop in range(first, first + len(hops) + 1)]
-            stage, attention = blocks[first : first + len(hops)], partial(self.attention, layer=first)
-            exchanges.append(PrunedColumns(stage, whole, layers, row_ids, group, attention))
-            first += len(hops)
+        for hops in self.work.stage_hops(self.traits):
+            end, attention = first + len(hops), partial(self.attention, layer=first)
+            exchanges.append(
+                PrunedColumns(blocks[first:end], whole, layers[first : end + 1], row_ids, group, attention)
+            )
+            first = end
         return exchanges
 
     def feature_copy_bytes(self, op: GraphOperation, rank: int) -> int:

@@ -1,4 +1,4 @@
-"""Exchanges of tensor parallelism without data, on which a step runs so that the memory that it needs is known."""
+"""Exchanges of tensor parallelism on the meta device, with which a step runs to estimate its memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from weft.nn import (
     GraphView,
     LayerSizes,
     MetaTopology,
-    OutlineView,
     Rows,
     Workload,
 )
@@ -32,7 +31,7 @@ class MetaColumns(ColumnExchange):
         work: The workload.
         bounds: Bounds of the rows of each rank.
         relation_rows: Number of relation rows of each rank's vertices.
-        group: The rank, on the meta device.
+        group: Process group of the ranks as this rank sees it, on the meta device: it sends nothing.
         attention: Function that returns the distribution of an attention.
     """
 
@@ -74,7 +73,7 @@ class MetaChunks(Exchange):
         work: The workload.
         sizes: Number of rows of the rank.
         passes: Memory of each aggregate, and number of rows of its result.
-        group: The rank, on the meta device.
+        group: Process group of the ranks as this rank sees it, on the meta device: it sends nothing.
     """
 
     def __init__(
@@ -87,9 +86,8 @@ class MetaChunks(Exchange):
         self._passes = passes
 
     def aggregate(self, view: GraphView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
-        del steps
-        assert isinstance(view, OutlineView)
-        memory, num_results = self._passes[pass_key(view.state.operations[-1])]
+        x = rows[op.first]
+        memory, num_results = self._passes[op, x.shape[1], steps, view.origin(x) if op.plain else "rows"]
         others = (tensor for name, tensor in rows.items() if name != op.first)
-        y: Tensor = StandIn.apply(memory, num_results, rows[op.first], *others)  # type: ignore[no-untyped-call]
+        y: Tensor = StandIn.apply(memory, num_results, x, *others)  # type: ignore[no-untyped-call]
         return y

@@ -22,7 +22,6 @@ from weft.parallel.layout import Layout, StepInputs
 from weft.strategies.resident import ResidentPlaced, ResidentPlan
 from weft.strategies.tensor.column_exchange import ColumnExchange
 from weft.strategies.tensor.layout import TensorLayout, TensorOptions
-from weft.strategies.tensor.pruned_exchange import PrunedColumns
 from weft.utils.dtypes import dtype_name
 from weft.utils.errors import InputError
 
@@ -67,17 +66,10 @@ class PlacedTensor(ResidentPlaced):
         assert layout.pruned is not None
         group, whole, needed = self.group, self.topology, layout.pruned.blocks.dependencies(0)
         blocks = make_blocks(self, needed, (), (), layout.pruned.make_halo)
-        layers = [layout.layer_split(hop) for hop in range(len(blocks) + 1)]
         rows, *_, last = layout.layer_rows(group.rank)
         assert isinstance(last, Tensor)
         row_ids = whole.ids[rows].to(group.device)
-        exchanges, first = [], 0
-        for hops in layout.work.stage_hops(layout.traits):
-            end = first + len(hops)
-            attention = partial(layout.attention, layer=first)
-            arguments = blocks[first:end], whole, layers[first : end + 1], row_ids, group, attention
-            exchanges.append(PrunedColumns(*arguments))
-            first = end
+        exchanges = layout.pruned_exchanges(blocks, whole, row_ids, group)
         return StepInputs(input_rows=rows, inputs=self.make_inputs(rows), exchanges=exchanges, vertices=last)
 
     def exchange(self, stage: int) -> ColumnExchange:

@@ -104,20 +104,24 @@ class StaleHalo(Halo):
         self._num_calls = 0
 
     def fetch(self, x: Tensor) -> Tensor:
-        with self._fresh_without_gradients():
+        with self._exchange_of_constants():
             return super().fetch(x)
 
     def complete(self, *rows: Tensor) -> tuple[Tensor, ...]:
-        with self._fresh_without_gradients():
+        with self._exchange_of_constants():
             return super().complete(*rows)
 
     def product(self, x: Tensor, slices: EdgeSlices) -> Tensor:
-        with self._fresh_without_gradients():
+        with self._exchange_of_constants():
             return super().product(x, slices)
 
     @contextmanager
-    def _fresh_without_gradients(self) -> Iterator[None]:
-        """Exchange rows in the `with` block as in an evaluation if they are aggregated only once, in the first step."""
+    def _exchange_of_constants(self) -> Iterator[None]:
+        """Exchange rows in the `with` block as in an evaluation if gradients are off.
+
+        An aggregate of constant features is computed once, in the first step, so its exchange must not count as one of
+        each step. `start` cannot check this: inside an `autograd.Function`, gradients are always off.
+        """
         training, self.training = self.training, self.training and torch.is_grad_enabled()
         try:
             yield
@@ -185,7 +189,7 @@ class StaleLayout(VertexLayout):
 
     def meta_exchanges(self, rank: int, *, training: bool) -> Sequence[Halos]:
         exchanges = super().meta_exchanges(rank, training=training)
-        begin_step(exchanges, training=training)  # without old rows, so it exchanges
+        begin_step(exchanges, training=training)  # its halos have no old rows, so it exchanges all
         return exchanges
 
 
@@ -241,10 +245,3 @@ class StalePlan(ResidentPlan):
             received, sent = (sum(getattr(halo, name) for halo in halos) for name in ("bytes_received", "bytes_sent"))
             num_bytes += received + sent * (op.backward + bool(self.options.staleness))
         return num_bytes
-
-    def temporary_memory(self, rank: int) -> list[int]:
-        """Return the peak bytes that each type of step allocates, and those of its preparation.
-
-        The rows of the last exchange, which a training step replaces, count in `extra_memory`.
-        """
-        return [max(num_bytes - self.extra_memory(rank), 0) for num_bytes in super().temporary_memory(rank)]
