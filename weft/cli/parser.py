@@ -41,7 +41,10 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**{"allow_abbrev": False, "formatter_class": formatter, **options})
 
     def error(self, message: str) -> NoReturn:
-        """Raise InputError for refused arguments, with a hint for former, misplaced and misspelt flags."""
+        """Raise InputError for refused arguments, with a hint for misspelt commands and former or misplaced flags."""
+        command = re.match(r"argument \S+: invalid choice: '(.+)' \(choose from (.+)\)", message)
+        if command and (near := nearest(command[1], re.findall(r"[\w-]+", command[2]))):
+            message = f"unknown command {command[1]}: did you mean {near}?"
         flag = re.match(r"unrecognized arguments: (--[\w-]+)", message)
         if flag and (former := FORMER_OPTIONS.get(flag[1].removeprefix("--"))):
             message = f"{flag[1]} is now --{former}"
