@@ -52,7 +52,7 @@ def mistake(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
         (["train", "digits", "--layers", "0"], "--layers 0: give at least 1"),
         (["train", "digits", "--workers", "-2"], "--workers -2: give at least 1"),
         (["train", "digits", "--lr", "fast"], "argument --lr: 'fast' is not a number"),
-        (["trian", "digits"], "unknown command trian: did you mean train?"),
+        (["trainn", "digits"], "unknown command trainn: did you mean train?"),
         (["data", "imprt", "x"], "unknown command imprt: did you mean import?"),
         (["train", "digits", "--model", "gcnn"], "unknown model 'gcnn': did you mean 'gcn'?"),
         (["train", "digits", "--strategy", "tensors"], "unknown strategy 'tensors': did you mean 'tensor'?"),
