@@ -111,20 +111,8 @@ def cell_peaks(group: Group, strategy: str, cells: list[Case]) -> dict[str, tupl
         assert isinstance(plan, ResidentPlan)
         # The first step computes what later steps reuse; `stale` exchanges rows in some later one.
         epochs = 2 + (plan.options.refresh_every if isinstance(plan, StalePlan) else 0)
-        peaks[case.id] = plan.memory(group.rank), max(gradient_peaks(plan.place(group), epochs)[1:])
-    return peaks
-
-
-def gradient_peaks(placed: Placed, epochs: int) -> list[int]:
-    """Return the peak bytes of the tensors of each training step, without those of a loss."""
-    peaks = []
-    for epoch in range(epochs):
-        placed.model.zero_grad()
-        (step,) = placed.steps(epoch)
-        with TensorPeak() as peak:
-            logits = placed.forward(step)
-            placed.backward(logits, placed.empty_rows(logits).zero_())
-        peaks.append(peak.most)
+        measured = step_peaks(plan.place(group), epochs=epochs, with_loss=False)[1:]
+        peaks[case.id] = plan.memory(group.rank), max(most for most, _ in measured)
     return peaks
 
 
@@ -341,13 +329,15 @@ def step_bytes(group: Group, strategy: str, model: str, rows: torch.dtype | None
 def workload(model: str) -> Workload:
     graph = weft.load(GRAPH)
     torch.manual_seed(0)
-    kind, decoupled = model.removeprefix("decoupled "), model.startswith("decoupled")
-    built = make_model(kind, graph.num_features, graph.num_classes, hidden=64, layers=3, decoupled=decoupled)
+    built = make_model(model, graph.num_features, graph.num_classes, hidden=64, layers=3)
     return Workload(built, graph)
 
 
-def step_peaks(placed: Placed, *, epochs: int) -> list[tuple[int, int]]:
-    """Return the peak bytes of the tensors of each training step, and the bytes alive after it."""
+def step_peaks(placed: Placed, *, epochs: int, with_loss: bool = True) -> list[tuple[int, int]]:
+    """Return the peak bytes of the tensors of each training step, and the bytes alive after it.
+
+    Without a loss, the gradient of the logits is zero.
+    """
     task = NodeTask(placed.graph, placed.rows, placed.group, placed.empty_rows, placed.rows_device)
     peaks = []
     for epoch in range(epochs):
@@ -355,6 +345,7 @@ def step_peaks(placed: Placed, *, epochs: int) -> list[tuple[int, int]]:
         (step,) = placed.steps(epoch)
         with TensorPeak() as peak:
             logits = placed.forward(step)
-            placed.backward(logits, task.loss(logits, step)[1])
+            grad = task.loss(logits, step)[1] if with_loss else placed.empty_rows(logits).zero_()
+            placed.backward(logits, grad)
         peaks.append((peak.most, peak.alive))
     return peaks

@@ -274,9 +274,9 @@ def run_counted_conv(
     sources, _, num_targets = view.block(x)
     assert view.block_size is not None
     position, counter.position = counter.position, None
-    flops = work.block_cost(
-        name, sources.shape[1], training=torch.is_grad_enabled(), gradient=sources.requires_grad
-    ).on(view.block_size)
+    cost = work.block_cost(name, sources.shape[1], training=torch.is_grad_enabled(), gradient=sources.requires_grad).on(
+        view.block_size
+    )
     counter.position = position
     read = (sources, *layer.parameters())
-    return CountedConv.apply(counter, flops, (num_targets, layer.out_width), *read)  # type: ignore[no-untyped-call]
+    return CountedConv.apply(counter, cost, (num_targets, layer.out_width), *read)  # type: ignore[no-untyped-call]

@@ -16,7 +16,7 @@ from weft.nn.workload.layer_sizes import BlockSize
 from weft.nn.workload.meta_shapes import meta_result
 from weft.runtime.dispatch import DispatchMode
 from weft.runtime.kernel_call import KernelCall
-from weft.runtime.memory.tensor_peak import TensorPeak
+from weft.runtime.memory.tensor_peak import TensorPeak, blank
 
 aten = torch.ops.aten
 
@@ -291,20 +291,15 @@ class CountedConv(torch.autograd.Function):
         ctx.counter, ctx.cost, ctx.like = counter, cost, [(tensor.shape, tensor.dtype) for tensor in read]
         counter.add_call(cost.forward, cost.forward_bytes)
         result = read[0].new_empty(shape)
-        _blank(cost.forward_peak - result.nbytes)
-        ctx.saved = [_blank(cost.saved)]
+        blank(cost.forward_peak - result.nbytes)
+        ctx.saved = [blank(cost.saved)]
         return result
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> Any:
         ctx.counter.add_call(ctx.cost.backward, ctx.cost.backward_bytes)
         ctx.saved.clear()
-        _blank(ctx.cost.backward_peak)
+        blank(ctx.cost.backward_peak)
         needed = zip(ctx.like, ctx.needs_input_grad[3:], strict=True)
         grads = [torch.empty(shape, dtype=dtype, device="meta") if needs else None for (shape, dtype), needs in needed]
         return None, None, None, *grads
-
-
-def _blank(num_bytes: int) -> Tensor:
-    """Return a meta tensor of `num_bytes` bytes, or of none if the number is negative."""
-    return torch.empty(max(num_bytes, 0), dtype=torch.uint8, device="meta")

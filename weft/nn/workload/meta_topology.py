@@ -15,7 +15,10 @@ from weft.nn.workload.workload import Workload
 
 
 class MetaTopology(Topology):
-    """Edges on the meta device: they have sizes and no data. All that a run computes only once exists already.
+    """Topology on the meta device: sizes without data.
+
+    The constructor creates all tensors that a run computes once and keeps (factors, ids, edge features), so that a step
+    does not allocate them. Edge weights change no allocation, so there are none.
 
     Args:
         work: The workload.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -44,7 +45,7 @@ class MetaRank:
         """The graph."""
         return self.work.graph
 
-    @property
+    @cached_property
     def topology(self) -> Topology:
         """Topology of the whole graph, without data."""
         stats = self.work.stats

@@ -14,7 +14,7 @@ from weft.comm import ColumnLayout, RowSet
 from weft.nn import Aggregate, AttendEdges
 from weft.parallel.chunks.run.slots import Way, edge_bytes
 from weft.parallel.columns.chunking import CutSizes
-from weft.parallel.columns.kernel_memory import KernelMemory, estimate_kernel_memory
+from weft.parallel.columns.kernel_memory import KernelMemory, rerun_bytes
 from weft.runtime.streams import pinned_bytes
 
 ID_BYTES = 8
@@ -162,7 +162,7 @@ class PassSizes:
             forward=max(forward.peak - result * self.itemsize - saved, 0),
             saved=saved,
             backward=max(backward.peak + (more - grads) * self.itemsize, 0),
-            saves_rows=int(self.reads_rows and not self.op.linear),
+            saves_rows=self.reads_rows and not self.op.linear,
             saves_result=self.saves_results and self.alone,
         )
 
@@ -328,7 +328,7 @@ class _MemoryRun:
             return moved + loaded
         if sizes.saves_results:
             return max(moved, results * (3 * sizes.op.heads + 2 * sizes.target_width) * sizes.itemsize) + loaded
-        kernel = estimate_kernel_memory(
+        rerun = rerun_bytes(
             sizes.op,
             num_targets=results,
             num_edges=sizes.cut.edges[number],
@@ -336,7 +336,7 @@ class _MemoryRun:
             itemsize=sizes.itemsize,
         )
         grads = self.sources * sizes.read_width(step) + results * (sizes.outbound.this_rank + sizes.target_width)
-        return max(moved, kernel.saved + kernel.backward + grads * sizes.itemsize) + loaded
+        return max(moved, rerun + grads * sizes.itemsize) + loaded
 
     def loaded_bytes(self, number: int, *, back: bool) -> int:
         """Return the bytes loaded from files for a chunk, and for the next one that is loaded meanwhile.

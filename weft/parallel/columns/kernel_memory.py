@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from weft.nn import Aggregate, Attend, AttendEdges, Max
+from weft.runtime.memory.tensor_peak import blank
 
 SUM_BYTES = 4
 """Smallest number of bytes of a number in which rows are summed (float32)."""
@@ -25,44 +26,28 @@ class KernelMemory:
     """Bytes saved for backward, live from the end of forward until this operation's backward."""
     backward: int = 0
     """Temporary bytes during the backward pass."""
-    saves_rows: int = 0
-    """Number of times that the aggregated rows are saved for backward. Above 0, all other tensors that it reads are
-    saved once. Each save of a tensor that is not contiguous is a copy."""
+    saves_rows: bool = False
+    """True if the tensors that it reads are saved for backward; one that is not contiguous is copied."""
     saves_result: bool = False
     """True if the result is saved for backward."""
 
 
-def estimate_kernel_memory(
-    op: Aggregate, *, num_targets: int, num_edges: int, width: int, itemsize: int, steps: int = 1
-) -> KernelMemory:
-    """Return the memory of the CPU kernels (weft.kernels.cpu) on a block.
+def rerun_bytes(op: Aggregate, *, num_targets: int, num_edges: int, width: int, itemsize: int) -> int:
+    """Return the bytes that running an aggregate again for its backward pass takes on the CPU, next to rows and result.
 
     Args:
         op: The aggregate.
-        num_targets: Number of targets of the block.
+        num_targets: Number of targets of the chunk.
         num_edges: Number of its edges.
         width: Number of columns of the aggregated rows.
         itemsize: Bytes of a number in these.
-        steps: Number of times that the aggregate is applied.
     """
-    result, more = num_targets * width * itemsize, steps - 1
-    one_more = result if more else 0
-    if isinstance(op, Attend):
-        logits = num_targets * op.heads * max(itemsize, SUM_BYTES)
-        saved = 2 * logits + result * (1 + 2 * more)
-        return KernelMemory(saved=saved, backward=3 * logits + one_more, saves_rows=1, saves_result=True)
-    if isinstance(op, AttendEdges):
-        logits = (num_edges + num_targets) * op.heads * itemsize
-        both = 0 if op.separate_left else result  # gradients of h, by the sum and by the logits
-        return KernelMemory(
-            saved=logits + result * more,
-            forward=logits,
-            backward=logits + both + one_more,
-            saves_rows=1 if op.separate_left else 2,
-        )
-    if isinstance(op, Max):
-        return KernelMemory(saved=result * steps, backward=one_more)
-    return KernelMemory(forward=one_more, backward=one_more)
+    result = num_targets * width * itemsize
+    if isinstance(op, Attend):  # five tensors of logits, and the part of the result from positive arguments
+        return 5 * num_targets * op.heads * max(itemsize, SUM_BYTES) + result
+    if isinstance(op, AttendEdges):  # weights and their gradients; gradients of h twice, by the sum and by the logits
+        return 2 * (num_edges + num_targets) * op.heads * itemsize + result * (not op.separate_left)
+    return result if isinstance(op, Max) else 0  # positions of maxima
 
 
 class StandIn(torch.autograd.Function):
@@ -78,7 +63,7 @@ class StandIn(torch.autograd.Function):
         saved = [blank(memory.saved)]
         del scratch
         if memory.saves_rows:
-            saved += [tensor.contiguous() for tensor in (*read, *read[:1] * (memory.saves_rows - 1))]
+            saved += [tensor.contiguous() for tensor in read]
         if memory.saves_result:
             saved.append(result)
         ctx.save_for_backward(*saved)
@@ -95,8 +80,3 @@ class StandIn(torch.autograd.Function):
         ]
         del scratch
         return None, None, *grads
-
-
-def blank(num_bytes: int) -> Tensor:
-    """Return a meta tensor of `num_bytes` bytes."""
-    return torch.empty(num_bytes, dtype=torch.uint8, device="meta")

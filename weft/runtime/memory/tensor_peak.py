@@ -109,6 +109,11 @@ class TensorPeak(DispatchMode):
         self._changes.append((number, num_bytes))
 
 
+def blank(num_bytes: int) -> Tensor:
+    """Return a meta tensor of some bytes, which stands for an allocation; of none if the number is negative."""
+    return torch.empty(max(num_bytes, 0), dtype=torch.uint8, device="meta")
+
+
 def _storages(values: Any) -> list[torch.UntypedStorage]:
     tensors = [tensor for tensor in tree_leaves(values) if isinstance(tensor, Tensor)]
     return [part.untyped_storage() for tensor in tensors for part in _parts(tensor)]
