@@ -75,6 +75,7 @@ def measured(group: Group) -> Profile:
         return replace(result, networks=[probe.measure_network(group, result)])
 
 
+@pytest.mark.slow
 def test_every_kernel_of_a_trace_is_measured() -> None:
     (prices,) = machine().prices
     assert set(prices.tables) == {table_of(kernel) for kernel in WORK}

@@ -140,7 +140,6 @@ CASES: dict[str, Callable[[Adjacency], Case]] = {
     "attention by edges": partial(attend_edges_case, bounds=(0, 3, 3, 8)),
     "attention by edges with loops": partial(attend_edges_case, bounds=(0, 3, 5), loop=True, steps=2, dropout=0.4),
 }
-every_case = pytest.mark.parametrize("name", CASES)
 
 
 @pytest.mark.parametrize(
@@ -474,7 +473,9 @@ def test_a_run_has_the_losses_of_the_cpus_kernels(
 class TestPlantedErrors:
     """Errors that the tests of this file must detect."""
 
-    @every_case
+    @pytest.mark.parametrize(
+        "name", [param(name, name=name, quick=HAS_GPU or number % 3 == 0) for number, name in enumerate(CASES)]
+    )
     def test_a_missing_piece(self, name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
         def broken(indptr: Tensor, num_entries: int) -> DegreeClasses:
             classes = DegreeClasses.of(indptr, num_entries, small=SMALL, piece=PIECE)
@@ -488,8 +489,18 @@ class TestPlantedErrors:
         with pytest.raises(AssertionError):
             assert_same(block(device), CASES[name](block()), torch.float64)
 
-    @pytest.mark.parametrize("name", ["attention under dropout", "attention by edges with loops"])
-    @pytest.mark.parametrize("wrong", [{"first_head": 0}, {"copies": None}, {"threshold": 2**30}], ids=str)
+    @pytest.mark.parametrize(
+        ("name", "wrong"),
+        [
+            param(name, wrong, name=f"{name}-{wrong}", quick=HAS_GPU or number % 3 == 0)
+            for number, (name, wrong) in enumerate(
+                product(
+                    ("attention under dropout", "attention by edges with loops"),
+                    ({"first_head": 0}, {"copies": None}, {"threshold": 2**30}),
+                )
+            )
+        ],
+    )
     def test_a_wrong_mask(self, name: str, wrong: dict[str, Any], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
         from weft.kernels.triton import additive_attention, edge_attention
 

@@ -38,6 +38,11 @@ from weft.strategies.tensor.plan import TensorPlan
 
 MINIBATCH = ["split", "sampled"]
 """Strategies that are compared with `split` on one rank, see test_minibatches.py."""
+CONTAINED = {"communicated": "hybrid", "cached": "hybrid", "sampled": "split"}
+"""Strategies whose code is part of another strategy's code: hybrid fetches some rows and caches others, split samples
+and exchanges. The quick set runs models of PyG and of users under the other one only."""
+WEFT_MODELS = (*MODELS, "rgcn")
+"""Models of weft. The quick set combines only these with each optimisation of the model."""
 SIZES = (1, 2, 3, 4)
 """Numbers of ranks."""
 VALUES: dict[str, tuple[Any, ...]] = {
@@ -102,10 +107,11 @@ class Point:
         """Return the properties that `choose` combines. On one rank nothing is exchanged, so only the size matters."""
         if self.size == 1:
             return {"strategy": [self.strategy], "ranks": ["1"]}
-        if self.strategy in EXAMPLE_STRATEGIES and self.case.model not in MODELS:
+        of_weft = self.case.model in WEFT_MODELS
+        if self.strategy in {*EXAMPLE_STRATEGIES, *CONTAINED} and not of_weft:
             return {}  # an example only shows how to write a strategy; weft's models suffice for it
         option_values = [f"{option} {value}" for option, value in self.options]
-        of_all = [f"without {name}" for name in OF_ALL_STRATEGIES if ("without", name) in self.options]
+        of_all = [f"without {name}" for name in OF_ALL_STRATEGIES if of_weft and ("without", name) in self.options]
         return {
             "strategy": [self.strategy],
             "model": [self.case.family],
@@ -180,7 +186,7 @@ def full() -> set[str]:
     first: dict[tuple[str, str], str] = {}
     for name, point in sorted(quick().items(), key=lambda item: hash_of(item[0])):
         if point.size > 1 and point.strategy != "sampled":  # which is `split` without exchanges
-            strategy = point.strategy if point.case.model in (*MODELS, "rgcn") else ""
+            strategy = point.strategy if point.case.model in WEFT_MODELS else ""
             first.setdefault((strategy, point.case.family), name)
     return set(first.values())
 

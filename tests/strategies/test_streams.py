@@ -179,7 +179,10 @@ COVERED = ("finish in host_reads", "join in stream_reads", "finish in _buffer")
 """Waits before reading. In `pipeline`, the wait before received rows are written covers them."""
 
 
-@pytest.mark.parametrize("wait", [wait for wait in WAITS if wait not in COVERED])
+@pytest.mark.parametrize(
+    "wait",
+    [param(wait, name=wait, quick=number % 3 == 0) for number, wait in enumerate(WAITS) if wait not in COVERED],
+)
 def test_a_wait_that_is_left_out_of_pipeline_is_detected(wait: str) -> None:
     on_ranks(2, check_planted, *pipeline(), wait)
 

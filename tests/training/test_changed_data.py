@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 
 import weft
 from tests.lib.graphs import make_graph
+from tests.lib.pairwise import param
 from tests.lib.running import train
 from weft.cli.main import main
 from weft.data import Graph, changed_data, data_digests
@@ -48,8 +50,13 @@ def stored(tmp_path: Path) -> Path:
     return tmp_path / "graph"
 
 
-@pytest.mark.parametrize("name", CHANGES)
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("workers", "name"),
+    [
+        param(workers, name, name=f"{workers}-{name}", quick=workers == 1 or name == "y")
+        for workers, name in product((1, 2), CHANGES)
+    ],
+)
 def test_changed_data_are_refused(name: str, workers: int, stored: Path, tmp_path: Path) -> None:
     strategy = "hybrid" if workers > 1 else "single"
     options = {**OPTIONS, "out": tmp_path / "run", "strategy": strategy, "workers": workers}

@@ -143,6 +143,9 @@ class TracedProgram:
                 read |= {*values_in(step.args, step.kwargs)}
         return cls(steps=_with_stages(needed[::-1], result), result=result, kinds=kinds, layers=layers)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> TracedProgram:
+        return self  # steps are not changed; copies of a model, of which each plan needs several, share them
+
     def up_to(self, layer: int) -> TracedProgram:
         """Return the program that ends with a convolution and returns its result; `layer` counts from 1."""
         return TracedProgram.of(self.steps, self.layers[layer - 1], self.kinds, self.layers[:layer])
