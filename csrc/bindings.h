@@ -26,6 +26,7 @@ inline void require(bool holds, const char* message) {
   if (!holds) throw std::invalid_argument(message);
 }
 
+void bind_citations(nb::module_& module);
 void bind_graph(nb::module_& module);
 void bind_host(nb::module_& module);
 void bind_kernels(nb::module_& module);

@@ -1,3 +1,5 @@
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 INTERFACE: int
@@ -12,6 +14,21 @@ def transpose(
     indptr: Tensor, indices: Tensor, indptr_t: Tensor, indices_t: Tensor, edge_ids: Tensor, num_threads: int
 ) -> None: ...
 def find_loops(indptr: Tensor, indices: Tensor, found: Tensor, num_threads: int) -> None: ...
+def cite(
+    seed: int,
+    num_papers: int,
+    mean_references: float,
+    class_of_topic: Tensor,
+    first_topics: Tensor,
+    topics: Tensor,
+    first: int,
+    last: int,
+    num_threads: int,
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]: ...
+def paper_features(
+    seed: int, class_of_topic: Tensor, means: Tensor, first: int, x: Tensor, num_threads: int
+) -> None: ...
+def paper_draws(seed: int, stream: int, first: int, uniform: Tensor, num_threads: int) -> None: ...
 def breadth_first(
     indptr: Tensor, indices: Tensor, indptr_t: Tensor, indices_t: Tensor, starts: Tensor, order: Tensor
 ) -> None: ...

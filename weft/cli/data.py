@@ -34,8 +34,16 @@ IN_MEMORY = ("normalize_features", "random_features", "random_classes", "inverse
 SECONDS_BETWEEN_LINES = 2.0
 """Shortest time between two lines of progress."""
 
-TABLES, EDGE_LIST, OGB, WHOLE_GRAPH = "tables", "an edge list", "an OGB folder", "a graph with features"
+TABLES, EDGE_LIST, OGB, GENERATED, WHOLE_GRAPH = (
+    "tables",
+    "an edge list",
+    "an OGB folder",
+    "a graph generated in parts",
+    "a graph with features",
+)
 """Kinds of sources from which a graph is imported."""
+CITES = "cites:"
+"""Beginning of the recipe of a graph that is generated in parts."""
 FLAGS = {
     "--vertices": ("FILE: table of vertices (Parquet, Arrow, CSV), one row for each", (TABLES,)),
     "--id": ("column of vertex ids, which the edges use (default: row numbers from 0)", (TABLES,)),
@@ -155,6 +163,8 @@ def kind_of_source(options: argparse.Namespace) -> str:
         path = expand_user(options.graph)
         if is_ogb(path):
             return OGB
+        if options.graph.startswith(CITES):
+            return GENERATED
         return EDGE_LIST if is_edge_list(path) and path.exists() else WHOLE_GRAPH
 
 
@@ -173,7 +183,7 @@ def refuse_unused_flags(options: argparse.Namespace, kind: str, column: str | No
         if getattr(options, flag[2:].replace("-", "_")) is not None and kind not in kinds:
             where = "without --edges FILE" if kinds == (TABLES,) else f"on {options.graph}"
             raise InputError(f"{flag} has no effect {where}: leave it out")
-    if options.undirected and kind == WHOLE_GRAPH:
+    if options.undirected and kind in (WHOLE_GRAPH, GENERATED):
         raise InputError(f"--undirected has no effect on {options.graph}: leave it out, or import its edge list")
     if column is not None and kind not in (TABLES, EDGE_LIST):
         raise InputError(
@@ -210,6 +220,7 @@ def open_parts(
     Raises:
         InputError: The source has no public splits, or cannot be read.
     """
+    from weft.data.io.citations import citation_graph
     from weft.data.io.ogb import ogb_parts
     from weft.data.splits import split_vertices
     from weft.data.tables.edge_list import edge_list_parts
@@ -219,6 +230,11 @@ def open_parts(
         raise InputError(f"--split {config.split}: {config.graph} has no public splits: leave it out")
     if kind == OGB:
         parts = ogb_parts(expand_user(config.graph), split=config.split, undirected=options.undirected)
+        if shares is None or parts.num_vertices is None:
+            return parts
+        return replace(parts, masks=split_vertices(parts.y, parts.num_vertices, config.seed, shares))
+    if kind == GENERATED:
+        parts = citation_graph(config.graph.removeprefix(CITES), config.seed).parts()
         if shares is None or parts.num_vertices is None:
             return parts
         return replace(parts, masks=split_vertices(parts.y, parts.num_vertices, config.seed, shares))

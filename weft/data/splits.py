@@ -18,7 +18,7 @@ SHARES = (0.6, 0.2, 0.2)
 """Default fractions of the vertices to train, validate and test on."""
 
 # The purpose of a random stream is part of its key, so that two purposes never share a stream.
-SPLIT, FEATURES, CLASSES, RMAT, SBM, DIGITS = range(1, 7)
+SPLIT, FEATURES, CLASSES, RMAT, SBM, DIGITS, CITATIONS = range(1, 8)
 
 
 def stream(seed: int, *purpose: int) -> np.random.Generator:

@@ -45,7 +45,7 @@ def load(
 
     The first of these that fits decides:
 
-    1. A recipe, `rmat:...` or `sbm:...`; see weft.data.io.generate.
+    1. A recipe, `rmat:...`, `sbm:...` or `cites:...`; see weft.data.io.generate.
     2. A path: it contains a separator, has a known suffix, or is a graph folder. A folder is a graph folder or one of
        OGB's (weft.data.io.ogb). Files: .npz (weft.data.io.npz); .txt, .csv, .tsv, also .gz, and .npy (`read_edges`).
     3. The built-in graph `digits`.

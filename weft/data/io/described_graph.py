@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from weft.data.graph import Graph
-from weft.data.io.generate import QUADRANTS, parse, rmat, whole_number
+from weft.data.io.generate import QUADRANTS, rmat
 from weft.data.splits import SHARES, Masks, balanced_classes
 from weft.utils.errors import InputError
+from weft.utils.recipe import parse, whole_number
 
 KIND = "stats"
 MIN_FIRST_QUADRANT = 0.1

@@ -1,10 +1,9 @@
-"""Generated graphs of any size from one line: R-MAT for structure and speed, stochastic blocks for accuracy."""
+"""Generated graphs of any size from one line: R-MAT for structure, stochastic blocks for accuracy, papers for size."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from decimal import Decimal, InvalidOperation
 
 import numpy as np
 import torch
@@ -13,9 +12,12 @@ from torch import Tensor
 
 from weft.data.edges import build
 from weft.data.fields import GraphFields
+from weft.data.io.citations import citation_graph
+from weft.data.io.graph_parts import gather_parts
 from weft.data.splits import RMAT, SBM, Masks, balanced_classes, random_matrix, random_split, stream
 from weft.runtime.memory.limit import check_fits_memory
 from weft.utils.errors import InputError, unknown
+from weft.utils.recipe import parse, whole_number
 
 BLOCK_EDGES = 1 << 20
 """Edges drawn together, from one random stream per block: memory is bounded, and only the seed decides the result."""
@@ -34,14 +36,13 @@ BLOCK_ROWS = 1 << 14
 VERTEX_BYTES, EDGE_BYTES = 16, 16
 """Least memory while a graph is generated: per vertex row pointers both ways; per edge two ids, source, position."""
 
-SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
-
 
 def generate(spec: str, seed: int = 0) -> GraphFields:
     """Return a graph from a recipe of one line.
 
     `rmat:vertices=100k,edges=1m[,features=128][,classes=16][,seed=0][,undirected=1]`
     `sbm:vertices=10k,degree=10,classes=8[,homophily=0.8][,features=64][,seed=0]`
+    `cites:vertices=111m,edges=1.6b,features=128,classes=172[,labelled=1.09%][,flipped=10%][,seed=0]`
 
     Values may stand without their keys, in this order. k, m and g (or b) are thousands, millions and billions.
 
@@ -96,76 +97,19 @@ def sbm_spec(text: str, seed: int) -> GraphFields:
     )
 
 
-EXAMPLES = {"rmat": "rmat:vertices=100k,edges=1m", "sbm": "sbm:vertices=10k,degree=10,classes=8"}
-GENERATORS: dict[str, Callable[[str, int], GraphFields]] = {"rmat": rmat_spec, "sbm": sbm_spec}
-
-
-def parse(kind: str, text: str, defaults: Mapping[str, float | None], *, example: str = "") -> dict[str, float]:
-    """Return the numbers of a recipe `key=value,...`, in which leading values need no keys.
+def cites_spec(text: str, seed: int) -> GraphFields:
+    """Return the citation-like graph of a recipe.
 
     Args:
-        kind: Name of the generator, for errors.
-        text: The recipe after `kind:`.
-        defaults: Default of each key, in order; None: the key is required.
-        example: Example of a recipe, for errors.
-
-    Raises:
-        InputError: For an unknown or missing key, and for a value that is no number.
+        text: The recipe after `cites:`.
+        seed: Seed if the recipe has none.
     """
-    values: dict[str, float | None] = dict(defaults)
-    named = False
-    for i, item in enumerate(part.strip() for part in text.split(",")):
-        key, equals, value = item.partition("=")
-        if equals:
-            named = True
-        else:
-            if named or i >= len(defaults):
-                raise InputError(f"{kind}: '{item}' has no key: write it as key=value, with {', '.join(defaults)}")
-            key, value = list(defaults)[i], item
-        if key not in defaults:
-            raise unknown(f"{kind} key", key, defaults)
-        values[key] = number(kind, key, value)
-    for key, optional in values.items():
-        if optional is None:
-            raise InputError(f"{kind}: '{key}' is missing: add {key}=..., for example '{example or EXAMPLES[kind]}'")
-    return {key: optional for key, optional in values.items() if optional is not None}
+    graph = citation_graph(text, seed)
+    require_room(graph.num_papers, graph.num_references)
+    return gather_parts(graph.parts())
 
 
-def number(kind: str, key: str, text: str) -> float:
-    """Return a nonnegative number, which may have a suffix k, m, g or b.
-
-    Args:
-        kind: Name of the generator, for errors.
-        key: Key of the value, for errors.
-        text: The number.
-
-    Raises:
-        InputError: The text is not such a number.
-    """
-    factor = SUFFIXES.get(text[-1:].lower(), 1)
-    try:
-        value = float(Decimal(text[:-1] if factor > 1 else text) * factor)
-    except (InvalidOperation, ValueError):
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise InputError(f"{kind}: {key}={text} is no number from 0 on: write it like {key}=5, or 100k, 1m, 2g")
-    return value
-
-
-def whole_number(kind: str, values: dict[str, float], key: str) -> int:
-    """Return a value as an int.
-
-    Args:
-        kind: Name of the generator, for errors.
-        values: Values by key.
-        key: Key of the value.
-
-    Raises:
-        InputError: If it has a fraction.
-    """
-    if values[key] != int(values[key]):
-        raise InputError(f"{kind}: {key}={values[key]:g} is no whole number: round it")
-    return int(values[key])
+GENERATORS: dict[str, Callable[[str, int], GraphFields]] = {"rmat": rmat_spec, "sbm": sbm_spec, "cites": cites_spec}
 
 
 def rmat(

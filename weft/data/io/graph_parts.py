@@ -57,6 +57,8 @@ class GraphParts:
     """Name of the edges in errors, such as the path of their file."""
     num_vertices: int | None = None
     """N; None: one more than the largest id in the edges."""
+    generated: bool = False
+    """True if the edges are generated: they are valid, and cheaper to generate again than to keep in a file."""
     x: Callable[[], Iterator[Tensor]] | None = None
     """Function that yields the features in parts, float32 [n, F] for the next n vertices each; None: no features."""
     y: Tensor | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -46,10 +46,18 @@ def write_parts(parts: GraphParts, folder: Path, report: ReportProgress) -> None
     none = torch.empty(0, dtype=torch.int64)
     edges = parts.edges()
     first_part = next(edges, EdgesOfPart(source=none, target=none))
-    with closing(RecordFile(folder, "edges.tmp", record_type(first_part))) as spool:
-        num_vertices = spool_edges(spool, itertools.chain([first_part], edges), parts, report)
-        release_freed_memory()
-        degree, files = write_forward(parts, spool, num_vertices, folder, report)
+    dtype = record_type(first_part)
+    if parts.generated:
+        assert parts.num_vertices is not None
+        num_vertices = vertex_count(parts.num_vertices)
+        degree, files = write_forward(
+            parts, lambda: generated_records(parts, dtype), dtype, num_vertices, folder, report
+        )
+    else:
+        with closing(RecordFile(folder, "edges.tmp", dtype)) as spool:
+            num_vertices = spool_edges(spool, itertools.chain([first_part], edges), parts, report)
+            release_freed_memory()
+            degree, files = write_forward(parts, spool.blocks, dtype, num_vertices, folder, report)
     indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(degree)])
     del degree
     release_freed_memory()
@@ -133,14 +141,32 @@ def records_of(part: EdgesOfPart, dtype: np.dtype[Any]) -> Records:
     return records
 
 
+def generated_records(parts: GraphParts, dtype: np.dtype[Any]) -> Iterator[Records]:
+    """Yield the edges of a generated graph in order, in blocks.
+
+    Args:
+        parts: The graph.
+        dtype: Dtype of the records.
+    """
+    for part in parts.edges():
+        for first in range(0, len(part.source), BLOCK_EDGES):
+            yield records_of(part.rows(first, first + BLOCK_EDGES), dtype)
+
+
 def write_forward(
-    parts: GraphParts, spool: RecordFile, num_vertices: int, folder: Path, report: ReportProgress
+    parts: GraphParts,
+    read_edges: Callable[[], Iterator[Records]],
+    edge_dtype: np.dtype[Any],
+    num_vertices: int,
+    folder: Path,
+    report: ReportProgress,
 ) -> tuple[NDArray[np.int64], dict[str, Any]]:
     """Write the in-edges with weights and features.
 
     Args:
         parts: The graph.
-        spool: All edges in the order in which they came.
+        read_edges: Function that yields all edges in the order in which they came, in blocks.
+        edge_dtype: Dtype of these blocks.
         num_vertices: Number of vertices.
         folder: The folder.
         report: Called with lines of progress.
@@ -149,14 +175,14 @@ def write_forward(
         In-degree of each vertex, int64 [N], and the manifest entries of the files.
     """
     ids = numpy_ids(num_vertices)
-    fields = [(name, *rest) for name, *rest in spool.dtype.descr if name not in ("row", "col")]
+    fields = [(name, *rest) for name, *rest in edge_dtype.descr if name not in ("row", "col")]
     dtype = np.dtype([("row", ids), ("col", ids), *fields, *([("reversed", np.bool_)] if parts.undirected else [])])
     degree = np.zeros(num_vertices, np.int64)
 
     def read() -> Iterator[Records]:
-        for block in spool.blocks():
+        for block in read_edges():
             records = np.zeros(len(block), dtype)
-            for name in spool.dtype.names or ():
+            for name in edge_dtype.names or ():
                 records[name] = block[name]
             yield records
             if parts.undirected:
@@ -176,7 +202,7 @@ def write_forward(
             if parts.undirected:
                 block, num_pairs = first_of_runs(block)
                 num_differing += num_pairs
-            degree += np.bincount(block["row"], minlength=num_vertices)
+            np.add.at(degree, block["row"], 1)
             for name, field in stored.items():
                 writers[name].add(block[field])
         warn_merged(num_differing)
@@ -241,7 +267,7 @@ def write_transpose(
             for name, field in stored.items()
         }
         for block in sorted_records(read, dtype, num_vertices, num_vertices, folder, report):
-            degree += np.bincount(block["row"], minlength=num_vertices)
+            np.add.at(degree, block["row"], 1)
             symmetric &= np.array_equal(
                 block["col"], read_rows(folder / "indices.npy", position, position + len(block))
             )
