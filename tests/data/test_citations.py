@@ -99,7 +99,7 @@ def test_seeds_differ() -> None:
 
 
 def test_the_imported_graph_is_the_one_in_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is written part by part, without a file for the edges in their first order."""
+    """Writing it part by part, without a file of unsorted edges, gives the graph that is generated in memory."""
     recipe = "cites:vertices=2k,edges=20k,features=5,classes=7,seed=4"
     assert main(["data", "import", recipe, "--out", str(tmp_path / "graph")]) == 0
     stored, loaded = weft.Graph.open(tmp_path / "graph"), weft.load(recipe)

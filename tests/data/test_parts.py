@@ -88,7 +88,7 @@ def test_undirected_adds_missing_reverse_edges(tmp_path: Path) -> None:
 
 
 def test_buckets_contain_whole_rows() -> None:
-    first_rows, offsets = buckets(torch.tensor([2, 0, 9, 1, 1, 4]).numpy())
+    first_rows, offsets = buckets(torch.tensor([2, 0, 9, 1, 1, 4]).numpy(), num_records=5)
     assert first_rows.tolist() == [0, 2, 3, 5]
     assert offsets.tolist() == [0, 2, 11, 13, 17]
 

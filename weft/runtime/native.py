@@ -163,8 +163,10 @@ def cite(
         ValueError: The arguments are inconsistent.
     """
     threads = num_threads or torch.get_num_threads()
-    made = _native.cite(seed, num_papers, mean_references, class_of_topic, first_topics, topics, first, last, threads)
-    return torch.from_numpy(made[0]), torch.from_numpy(made[1])
+    counts, cited = _native.cite(
+        seed, num_papers, mean_references, class_of_topic, first_topics, topics, first, last, threads
+    )
+    return torch.from_numpy(counts), torch.from_numpy(cited)
 
 
 def paper_features(
