@@ -17,7 +17,7 @@ from weft.runtime.native import coo_to_csr
 BUCKET_RECORDS = 1 << 20
 """Number of records of a block, and least number of a bucket, approximately."""
 NUM_BUCKETS = 256
-"""Approximate number of buckets of many records. A block goes to all of them, in pieces that are long enough to write."""
+"""Approximate number of buckets of many records: few, because a block is written to all of them in pieces."""
 BUCKET_BYTES = 96 << 20
 """Approximate limit of a bucket's size."""
 
