@@ -17,7 +17,7 @@ from epoch import start_contender
 from kernels import save
 from processes import ask, take_turns
 
-from weft.data.io.generate import number
+from weft.utils.recipe import number
 
 TARGET = 1.5  # largest ratio of seconds per edge to the smallest size
 

@@ -29,8 +29,9 @@ from torch import Tensor
 
 import weft
 from weft.data import Graph
-from weft.data.io.generate import number, rmat_block
+from weft.data.io.generate import rmat_block
 from weft.runtime.memory.limit import peak_memory_bytes
+from weft.utils.recipe import number
 
 BLOCK_EDGES = 1 << 20
 TARGET_SECONDS, TARGET_RATIO = 15, 3  # for 50 million edges; peak memory relative to the stored graph

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -112,7 +114,9 @@ def cell_peaks(group: Group, strategy: str, cells: list[Case]) -> dict[str, tupl
         # The first step computes what later steps reuse; `stale` exchanges rows in some later one.
         epochs = 2 + (plan.options.refresh_every if isinstance(plan, StalePlan) else 0)
         measured = step_peaks(plan.place(group), epochs=epochs, with_loss=False)[1:]
-        peaks[case.id] = plan.memory(group.rank), max(most for most, _ in measured)
+        with without_collector():
+            estimated = plan.memory(group.rank)
+        peaks[case.id] = estimated, max(most for most, _ in measured)
     return peaks
 
 
@@ -333,6 +337,16 @@ def workload(model: str) -> Workload:
     return Workload(built, graph)
 
 
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Let no garbage collection free tensors in reference cycles, at a moment of one run only."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def step_peaks(placed: Placed, *, epochs: int, with_loss: bool = True) -> list[tuple[int, int]]:
     """Return the peak bytes of the tensors of each training step, and the bytes alive after it.
 
@@ -343,7 +357,7 @@ def step_peaks(placed: Placed, *, epochs: int, with_loss: bool = True) -> list[t
     for epoch in range(epochs):
         placed.model.zero_grad()
         (step,) = placed.steps(epoch)
-        with TensorPeak() as peak:
+        with without_collector(), TensorPeak() as peak:
             logits = placed.forward(step)
             grad = task.loss(logits, step)[1] if with_loss else placed.empty_rows(logits).zero_()
             placed.backward(logits, grad)

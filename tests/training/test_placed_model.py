@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ CASES: dict[str, dict[str, Any]] = {
     "split": {"model": "sage", "batch_size": "200", "fanout": "4,3"},
     "sampled": {"model": "sage", "batch_size": "200", "fanout": "4,3"},
 }
+QUICK = ("tensor", "offload", "split")
+"""Strategies of the quick tests."""
 
 
 def loop(strategy: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -87,8 +89,15 @@ def trained(strategy: str, options: dict[str, Any], out: Path) -> None:
     weft.train("digits", strategy=strategy, out=out, **fixed, **OPTIONS, **options)
 
 
-@pytest.mark.parametrize("size", [param(size, name=f"P{size}", quick=size == 2) for size in (1, 2, 3, 4)])
-@pytest.mark.parametrize("strategy", CASES)
+@pytest.mark.parametrize(
+    ("strategy", "size"),
+    [
+        param(
+            strategy, size, name=f"{strategy}-P{size}", quick=size == 2 and strategy in ("tensor", "offload", "split")
+        )
+        for strategy, size in product(CASES, (1, 2, 3, 4))
+    ],
+)
 def test_equals_train_bit_for_bit(strategy: str, size: int, tmp_path: Path) -> None:
     if strategy == "single" and size > 1:
         pytest.skip("single has one rank")
@@ -239,7 +248,13 @@ def penalised_gradients(strategy: str, options: dict[str, Any], path: Path) -> N
             torch.save(gradients, path)
 
 
-@pytest.mark.parametrize("strategy", ["tensor", "hybrid", "offload", "pipeline", "split"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        param(strategy, name=strategy, quick=strategy in QUICK)
+        for strategy in ("tensor", "hybrid", "offload", "pipeline", "split")
+    ],
+)
 def test_gradients_add_up_and_a_penalty_counts_once(strategy: str, tmp_path: Path) -> None:
     """Accumulated gradients, with a penalty, are equal on any number of ranks."""
     options = {name: value for name, value in CASES[strategy].items() if name != "chunks"}
