@@ -36,9 +36,10 @@ from weft.data import DescribedGraph
 from weft.nn import GraphOperation
 from weft.parallel.blocks.blocks import BlockStats
 from weft.parallel.blocks.vertex_blocks import VertexBlocks
+from weft.parallel.blocks.vertex_layout import VertexLayout
 from weft.runtime.kernel_call import KernelCall
 from weft.strategies import register
-from weft.strategies.vertex.plan import CommunicatedPlan
+from weft.strategies.vertex.plan import CommunicatedPlan, make_vertex_blocks
 from weft.training.planning.machine_list import Machines, clusters_on
 from weft.training.planning.plan_subject import DescribedSubject
 from weft.training.planning.search import (
@@ -115,9 +116,9 @@ class SancusPlan(CommunicatedPlan):
 
     name = "sancus"
 
-    def vertex_blocks(self) -> VertexBlocks:
-        caching = self.make_caching()
-        return SancusBlocks(self.work, self.size, self.options.partition, caching, self.traits, covers=True)
+    def make_layout(self) -> VertexLayout:
+        caching, partition = make_vertex_blocks(self, ratio=0.0).caching, self.options.partition
+        return VertexLayout(SancusBlocks(self.work, self.size, partition, caching, self.traits, covers=True))
 
 
 SANCUS = System(

@@ -13,8 +13,10 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
+from tests.lib.cases import Case
 from tests.lib.pairwise import param
 from tests.lib.ranks import forked
+from tests.lib.session import Given, part_by, workload
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 RUNS = {
@@ -206,3 +208,18 @@ class TestAgainst:
         assert against.main() == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith(f"against: {problem}")
+
+
+def test_sancus_sends_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rank sends its rows to all others, also those that no edge needs."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    importlib.import_module("papers")
+    case, size = Case(model="gcn"), 3
+    options = Given(partition=part_by("random", case, size))
+    owned = torch.as_tensor(options["partition"]).bincount(minlength=size)
+    sent = {}
+    for name in ("sancus", "communicated"):
+        trace = options.plan(name, workload(case), size).trace(0, training=False)
+        sent[name] = [operation.bytes_sent for operation in trace.operations if operation.tag == "halo"]
+    assert all(each % (8 * int(owned[0]) * (size - 1)) == 0 for each in sent["sancus"])
+    assert sum(sent["sancus"]) > sum(sent["communicated"]) > 0
