@@ -41,7 +41,8 @@ class Words {
 };
 
 // One of `count` papers in order of time. Under preferential attachment, the share of all citations that go to the
-// first i of n papers is (i / n)^(1/2) (Barabasi, Albert 1999); with the exponent 2/5, in-degrees have a tail of 2.67.
+// first i of n papers is (i / n)^(1/2) (Barabasi, Albert 1999). Here it is (i / n)^(2/5), so the power law of the number
+// of citations has the exponent 1 + 1 / (1 - 2/5) = 2.67.
 int64_t choose(Words& words, int64_t count) {
   if (words.uniform() < kFamous) {
     const double u = words.uniform();

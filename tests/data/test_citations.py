@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ import weft
 from weft.cli.main import main
 from weft.data.io import citations
 from weft.data.io.citations import PERIODS, TEST_RATIO, VALIDATION_RATIO, CitationGraph, citation_graph
-from weft.runtime.native import cite
+from weft.runtime.native import _native
 from weft.utils.errors import InputError
 
 THOUSANDTH = "vertices=111k,edges=1.6m,features=16,classes=172"
@@ -29,7 +30,7 @@ def classes_of(graph: CitationGraph) -> Tensor:
     return graph.class_of_topic[torch.arange(graph.num_papers) % len(graph.class_of_topic)].long()
 
 
-@pytest.mark.parametrize("scale", [1, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("scale", [1, pytest.param(10, marks=pytest.mark.slow)])
 def test_statistics_do_not_depend_on_the_size(scale: int) -> None:
     graph = citation_graph(f"vertices={111_000 * scale},edges={1_600_000 * scale},features=0,classes=172", 0)
     citing, cited = endpoints(graph)
@@ -89,7 +90,7 @@ def test_parts_and_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     topics = graph.class_of_topic.argsort(stable=True).int()
     first_topics = torch.cat([torch.zeros(1, dtype=torch.int64), graph.class_of_topic.bincount().cumsum(0)])
     arguments = 7, graph.num_papers, 14.5, graph.class_of_topic, first_topics, topics, 1000, 2000
-    assert all(map(torch.equal, cite(*arguments, num_threads=1), cite(*arguments, num_threads=3)))
+    assert all(map(np.array_equal, _native.cite(*arguments, 1), _native.cite(*arguments, 3)))
 
 
 def test_seeds_differ() -> None:

@@ -92,9 +92,7 @@ def trained(strategy: str, options: dict[str, Any], out: Path) -> None:
 @pytest.mark.parametrize(
     ("strategy", "size"),
     [
-        param(
-            strategy, size, name=f"{strategy}-P{size}", quick=size == 2 and strategy in ("tensor", "offload", "split")
-        )
+        param(strategy, size, name=f"{strategy}-P{size}", quick=size == 2 and strategy in QUICK)
         for strategy, size in product(CASES, (1, 2, 3, 4))
     ],
 )

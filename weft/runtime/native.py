@@ -25,7 +25,6 @@ __all__ = [
     "add_rows",
     "breadth_first",
     "cache_levels",
-    "cite",
     "coo_to_csr",
     "count_parts",
     "cut_rows",
@@ -34,8 +33,6 @@ __all__ = [
     "gather_block",
     "gather_file_rows",
     "id_dtype",
-    "paper_draws",
-    "paper_features",
     "plain_tensor",
     "read_bytes",
     "refine",
@@ -128,79 +125,6 @@ def find_loops(indptr: Tensor, indices: Tensor, num_threads: int | None = None) 
     loops = torch.empty(len(indptr) - 1, dtype=torch.bool)
     _native.find_loops(indptr.contiguous(), indices.contiguous(), loops, num_threads or torch.get_num_threads())
     return loops
-
-
-def cite(
-    seed: int,
-    num_papers: int,
-    mean_references: float,
-    class_of_topic: Tensor,
-    first_topics: Tensor,
-    topics: Tensor,
-    first: int,
-    last: int,
-    num_threads: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return the references of some papers of a citation-like graph; see csrc/citations.h.
-
-    Args:
-        seed: Seed of the graph.
-        num_papers: Number of papers.
-        mean_references: Expected number of references of a paper.
-        class_of_topic: Class of each topic, int32 [topics].
-        first_topics: Position in `topics` of the first topic of each class, and the number of topics, int64
-            [classes + 1].
-        topics: Topics ordered by class, int32 [topics].
-        first: The first paper.
-        last: The paper after the last one.
-        num_threads: Number of threads; None: PyTorch's.
-
-    Returns:
-        Number of references of each paper, int32 [last - first], and the papers that they cite, int32, ascending for
-            each paper.
-
-    Raises:
-        ValueError: The arguments are inconsistent.
-    """
-    threads = num_threads or torch.get_num_threads()
-    counts, cited = _native.cite(
-        seed, num_papers, mean_references, class_of_topic, first_topics, topics, first, last, threads
-    )
-    return torch.from_numpy(counts), torch.from_numpy(cited)
-
-
-def paper_features(
-    seed: int, class_of_topic: Tensor, means: Tensor, first: int, x: Tensor, num_threads: int | None = None
-) -> None:
-    """Fill x with the features of some papers of a citation-like graph: their classes' means plus noise.
-
-    Args:
-        seed: Seed of the graph.
-        class_of_topic: Class of each topic, int32 [topics].
-        means: Means of each class, float32 [classes, F].
-        first: The first paper.
-        x: float32 [n, F], for the n papers from `first` on.
-        num_threads: Number of threads; None: PyTorch's.
-
-    Raises:
-        ValueError: The arguments are inconsistent.
-    """
-    _native.paper_features(seed, class_of_topic, means, first, x, num_threads or torch.get_num_threads())
-
-
-def paper_draws(seed: int, stream: int, first: int, last: int, num_threads: int | None = None) -> Tensor:
-    """Return a random number in [0, 1) for each of some papers of a citation-like graph, float64 [last - first].
-
-    Args:
-        seed: Seed of the graph.
-        stream: Number of the random stream.
-        first: The first paper.
-        last: The paper after the last one.
-        num_threads: Number of threads; None: PyTorch's.
-    """
-    uniform = torch.empty(last - first, dtype=torch.float64)
-    _native.paper_draws(seed, stream, first, uniform, num_threads or torch.get_num_threads())
-    return uniform
 
 
 def breadth_first(indptr: Tensor, indices: Tensor, indptr_t: Tensor, indices_t: Tensor, starts: Tensor) -> Tensor:

@@ -8,11 +8,13 @@ from decimal import Decimal, InvalidOperation
 from weft.utils.errors import InputError, unknown
 
 SUFFIXES = {"k": Decimal(10**3), "m": Decimal(10**6), "g": Decimal(10**9), "b": Decimal(10**9), "%": Decimal("0.01")}
+"""Factors by the last letter of a number."""
 EXAMPLES = {
     "rmat": "rmat:vertices=100k,edges=1m",
     "sbm": "sbm:vertices=10k,degree=10,classes=8",
     "cites": "cites:vertices=100k,edges=1.4m,features=128,classes=172",
 }
+"""A recipe of each generator, which errors show."""
 
 
 def parse(kind: str, text: str, defaults: Mapping[str, float | None], *, example: str = "") -> dict[str, float]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from weft.data.io.graph_parts import EdgesOfPart, GraphParts
 from weft.data.splits import CITATIONS, Masks, random_matrix, stream
-from weft.runtime.native import cite, paper_draws, paper_features
+from weft.runtime.native import _native
 from weft.utils.errors import InputError
 from weft.utils.recipe import parse, whole_number
 
@@ -133,9 +133,8 @@ class CitationGraph:
         at_once = max(1, round(PART_EDGES / mean))
         for first in range(0, self.num_papers, at_once):
             last = min(first + at_once, self.num_papers)
-            counts, cited = cite(
-                self.seed, self.num_papers, mean, self.class_of_topic, first_topics, topics, first, last
-            )
+            model = self.seed, self.num_papers, mean, self.class_of_topic, first_topics, topics
+            counts, cited = map(torch.from_numpy, _native.cite(*model, first, last, torch.get_num_threads()))
             citing = torch.arange(first, last, dtype=torch.int32).repeat_interleave(counts)
             yield EdgesOfPart(source=citing, target=cited)
 
@@ -146,7 +145,7 @@ class CitationGraph:
         at_once = max(1, PART_NUMBERS // self.num_features)
         for first in range(0, self.num_papers, at_once):
             x = torch.empty(min(at_once, self.num_papers - first), self.num_features)
-            paper_features(self.seed, self.class_of_topic, means, first, x)
+            _native.paper_features(self.seed, self.class_of_topic, means, first, x, torch.get_num_threads())
             yield x
 
     def labels(self) -> tuple[Tensor, Masks]:
@@ -158,15 +157,21 @@ class CitationGraph:
             paper = torch.arange(first, last)
             age = paper.double() / self.num_papers
             period = torch.bucketize(age, torch.tensor(PERIODS, dtype=torch.float64), right=True)
-            chosen = paper_draws(self.seed, LABELLED, first, last) < self._labelled_share(age, period)
+            chosen = self._draws(LABELLED, first, last) < self._labelled_share(age, period)
             classes = self.class_of_topic[paper % len(self.class_of_topic)].long()
-            others = (1 + paper_draws(self.seed, OTHER_CLASS, first, last) * (self.num_classes - 1)).long()
-            flipped = paper_draws(self.seed, FLIPPED, first, last) < self.flipped
+            others = (1 + self._draws(OTHER_CLASS, first, last) * (self.num_classes - 1)).long()
+            flipped = self._draws(FLIPPED, first, last) < self.flipped
             classes = torch.where(flipped, (classes + others) % self.num_classes, classes)
             y[first:last] = classes.where(chosen, -1)
             for number, mask in enumerate(masks):
                 mask[first:last] = chosen & (period == number)
         return y, Masks(*(mask.clone() for mask in masks))
+
+    def _draws(self, stream: int, first: int, last: int) -> Tensor:
+        """Return a random number in [0, 1) for each of some papers, float64 [last - first]."""
+        uniform = torch.empty(last - first, dtype=torch.float64)
+        _native.paper_draws(self.seed, stream, first, uniform, torch.get_num_threads())
+        return uniform
 
     def _labelled_share(self, age: Tensor, period: Tensor) -> Tensor:
         """Return the probability that a paper is labelled.

@@ -46,14 +46,15 @@ def write_parts(parts: GraphParts, folder: Path, report: ReportProgress) -> None
     none = torch.empty(0, dtype=torch.int64)
     edges = parts.edges()
     first_part = next(edges, EdgesOfPart(source=none, target=none))
-    dtype = record_type(first_part)
     if parts.generated:
         assert parts.num_vertices is not None
         num_vertices = vertex_count(parts.num_vertices)
+        dtype = record_type(first_part, numpy_ids(num_vertices))
         degree, files = write_forward(
             parts, lambda: generated_records(parts, dtype), dtype, num_vertices, folder, report
         )
     else:
+        dtype = record_type(first_part)
         with closing(RecordFile(folder, "edges.tmp", dtype)) as spool:
             num_vertices = spool_edges(spool, itertools.chain([first_part], edges), parts, report)
             release_freed_memory()
