@@ -17,7 +17,6 @@ from typing import Any
 
 from tests.lib.cases import (
     EXACT,
-    EXAMPLE_STRATEGIES,
     MACHINE,
     Case,
     cases,
@@ -38,11 +37,11 @@ from weft.strategies.tensor.plan import TensorPlan
 
 MINIBATCH = ["split", "sampled"]
 """Strategies that are compared with `split` on one rank, see test_minibatches.py."""
-CONTAINED = ("communicated", "cached", "sampled")
-"""Strategies whose code another one contains: hybrid fetches some rows and caches others, split samples and exchanges.
-The quick set runs models of PyG and of users under the other one only."""
 WEFT_MODELS = (*MODELS, "rgcn")
 """Models of weft. The quick set combines only these with each optimisation of the model."""
+FOREIGN = ("tensor", "hybrid", "offload", "pipeline", "split")
+"""Strategies under which models of PyG and of users run. Their code contains the others': hybrid fetches some rows and
+caches others, split samples and exchanges. The quick set runs each model under two of them, drawn by a hash."""
 SIZES = (1, 2, 3, 4)
 """Numbers of ranks."""
 VALUES: dict[str, tuple[Any, ...]] = {
@@ -101,15 +100,18 @@ class Point:
     def cost(self) -> float:
         """Estimated time of the case; 1 is a case on two ranks that share the work."""
         several = self.strategy in (*IN_CHUNKS, *MINIBATCH)
-        return (1.8, 2.0, 2.8, 3.6)[self.size - 1] if several else (0.8, 1.0, 1.2, 2.0)[self.size - 1]
+        search = 4.0 if self.strategy == "tensor" and ("device_memory", "limit") in self.options else 0.0
+        return search + ((1.8, 2.0, 2.8, 3.6) if several else (0.8, 1.0, 1.2, 2.0))[self.size - 1]
 
     def properties(self) -> Properties:
         """Return the properties that `choose` combines. On one rank nothing is exchanged, so only the size matters."""
         if self.size == 1:
             return {"strategy": [self.strategy], "ranks": ["1"]}
         of_weft = self.case.model in WEFT_MODELS
-        if self.strategy in {*EXAMPLE_STRATEGIES, *CONTAINED} and not of_weft:
-            return {}  # weft's models suffice for examples of a strategy, and for code that another strategy runs
+        if not of_weft:
+            first = hash_of(self.case.family, len(FOREIGN))
+            if self.strategy not in (FOREIGN[first], FOREIGN[first - 1]):
+                return {}
         option_values = [f"{option} {value}" for option, value in self.options]
         of_all = [f"without {name}" for name in OF_ALL_STRATEGIES if of_weft and ("without", name) in self.options]
         return {

@@ -217,7 +217,8 @@ def test_balanced_on_a_power_law_graph(num_parts: int) -> None:
     assert sum(quality.remote) <= sum(even_edges.remote)
 
 
-@pytest.mark.parametrize("num_parts", [pytest.param(4, marks=pytest.mark.slow), 8])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_parts", [4, 8])
 def test_balanced_against_metis_on_a_social_network(weft_data: Callable[[str], Path], num_parts: int) -> None:
     graph = load(weft_data("topo_soc-Slashdot0902"))
     by_metis = make_book(graph, num_parts, method="metis").quality

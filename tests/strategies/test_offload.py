@@ -566,7 +566,7 @@ def host_rows_allocated() -> Iterator[list[int]]:
 
 
 def in_files() -> list[Any]:
-    """Return every case with rows in files, on one rank or two; every eighth is quick."""
+    """Return every case with rows in files, on one rank or two; a few are quick."""
     params = []
     for number, case in enumerate(all_cases()):
         chunks, intermediates = list(product(CHUNKS, INTERMEDIATES))[number % 9]

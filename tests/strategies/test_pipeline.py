@@ -96,7 +96,8 @@ def lose_a_sender(group: Group, number: int) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("number", [pytest.param(0, marks=SLOW), 4, pytest.param(10, marks=SLOW)])
+@pytest.mark.slow  # tests/comm/test_exchange.py loses a peer in the quick tests
+@pytest.mark.parametrize("number", [0, 4, 10])
 def test_a_peer_lost_while_it_sends_is_named(number: int) -> None:
     message, _ = spawn(2, lose_a_sender, number, timeout_seconds=2)
     assert message.startswith("rank 0 lost rank 1 in "), message

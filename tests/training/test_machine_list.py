@@ -244,6 +244,7 @@ def test_a_small_described_graph_is_not_extrapolated() -> None:
     assert all("weft train GRAPH " in estimate.command for estimate in estimates)
 
 
+@pytest.mark.slow
 def test_extrapolated_estimates_are_close_to_those_of_the_large_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Extrapolation is accurate to 8 times as many vertices and 2 times as many ranks as were traced."""
     config = Config(graph="stats:vertices=32k,edges=320k,features=32,classes=8")
@@ -268,6 +269,7 @@ def test_extrapolated_estimates_are_close_to_those_of_the_large_graph(monkeypatc
     assert "2 times from 2, 4 and 8 ranks" in small.explain(16)
 
 
+@pytest.mark.slow
 def test_hybrid_is_estimated_no_slower_than_its_alternatives() -> None:
     """Extrapolation holds for hybrid, which caches nearly all vertices of small graphs, but fewer of larger ones."""
     disabled = "reach,reuse,sparse,swap,cover"
