@@ -402,6 +402,26 @@ def test_an_edge_list_with_files_of_features_and_labels(tmp_path: Path) -> None:
     assert random.path is not None
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_features_in_16_bits(dtype: torch.dtype, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Features are rounded on request, in parts or in memory; an array in float16 keeps its type."""
+    edges, x, name = tmp_path / "edges.txt", np.array(X, np.float32) / 7, str(dtype).removeprefix("torch.")
+    edges.write_text("".join(f"{source} {target}\n" for source, target in zip(SOURCE, TARGET, strict=True)))
+    sources = {"wide": x, "narrow": x.astype(np.float16)}
+    for kind, array in sources.items():
+        np.save(tmp_path / f"{kind}.npy", array)
+        arguments = ["data", "import", str(edges), "--features", str(tmp_path / f"{kind}.npy")]
+        rounding = ["--feature-dtype", name] if kind == "wide" else []
+        assert main([*arguments, *rounding, "--out", str(tmp_path / kind)]) == 0
+        wanted_x = torch.from_numpy(array).to(dtype if rounding else torch.float16)
+        assert torch.equal(load(tmp_path / kind).x, wanted_x)
+    assert "features          2 in float16\n" in capsys.readouterr().out
+    assert main(["data", "import", "digits", "--feature-dtype", name, "--out", str(tmp_path / "digits")]) == 0
+    assert torch.equal(load(tmp_path / "digits").x, load("digits").x.to(dtype))
+    assert main(["data", "import", str(edges), "--feature-dtype", name, "--out", str(tmp_path / "none")]) == 2
+    assert "has no features" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("kind", [np.int32, np.int64, np.uint16])
 def test_edges_in_an_array(order: str, kind: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def test_tensors_of_other_layouts_are_converted(field: str) -> None:
     value = value[:, 0] if field == "train_mask" else value
     source, target = torch.tensor([0, 2, 1]), torch.tensor([1, 0, 2])
     expected = Graph.from_edges(source, target, **{field: value})
-    for other in (value.to_sparse(), value.clone().requires_grad_(), value.half(), value.to(torch.float8_e4m3fn)):
+    for other in (value.to_sparse(), value.clone().requires_grad_(), value.double(), value.to(torch.float8_e4m3fn)):
         same_graph(Graph.from_edges(source, target, **{field: other}), expected)
 
 

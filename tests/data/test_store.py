@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def test_opened_tensors_are_memory_mapped_copy_on_write(tmp_path: Path) -> None:
     save(sample(), tmp_path / "g")
     opened = Graph.open(tmp_path / "g")
     assert opened.x is not None
-    assert isinstance(map_array(tmp_path / "g" / "x.npy"), np.memmap)
+    assert isinstance(map_array(tmp_path / "g" / "x.npy").base, mmap)
     opened.x[0, 0] = 99.0
     same_graph(Graph.open(tmp_path / "g"), sample())
 
@@ -98,7 +99,6 @@ def test_a_symmetric_graph_stores_its_topology_once(tmp_path: Path) -> None:
         "indices",
         "indptr",
         "manifest",
-        "transpose_edge_ids",
     ]
     opened = Graph.open(tmp_path / "g")
     assert opened.in_edges.transpose.indices is opened.in_edges.indices

@@ -30,7 +30,7 @@ def same_graph(left: Graph, right: Graph) -> None:
     for field in ("indptr", "indices", "weight"):
         same_tensor(field, getattr(left.in_edges, field), getattr(right.in_edges, field))
         same_tensor(field, getattr(left.in_edges.transpose, field), getattr(right.in_edges.transpose, field))
-    same_tensor("edge_ids", left.in_edges.transpose.edge_ids, right.in_edges.transpose.edge_ids)
+    same_tensor("edge_ids", left.in_edges.transposed_edge_ids, right.in_edges.transposed_edge_ids)
     assert left.in_edges.num_sources == right.in_edges.num_sources
     for field in ("name", "relations", "vertex_types", "type_offsets", "fingerprint", "num_classes"):
         assert getattr(left, field) == getattr(right, field), field

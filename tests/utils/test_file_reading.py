@@ -22,7 +22,6 @@ READERS = {
     "data/io/npz_arrays.py": 1,  # open_regular, then ZipFile of the file
     "data/io/ogb.py": 1,  # the same
     "data/store/external_sort.py": 1,  # an unnamed file of this process
-    "data/store/npy.py": 1,  # memmap after open_regular
     "data/store/write_parts.py": 2,  # a draft of this process
     "data/tables/table.py": 2,  # dataset of pyarrow after check_regular
     "data/tables/text_table.py": 1,  # gzip.open after check_regular

@@ -29,6 +29,8 @@ DATA_OPTIONS = (
     "seed",
 )
 """Fields of Config that are flags of `weft data import`."""
+FEATURE_DTYPES = ("float32", "float16", "bfloat16")
+"""Names of the types in which features can be stored."""
 IN_MEMORY = ("normalize_features", "random_features", "random_classes", "inverse_relations", "order")
 """Options that need the whole graph in memory."""
 SECONDS_BETWEEN_LINES = 2.0
@@ -82,6 +84,11 @@ def add_data_commands(commands: Any) -> None:
         "and test; or the number of a public split",
     )
     add_options(command, only=[name for name in DATA_OPTIONS if name != "split"])
+    command.add_argument(
+        "--feature-dtype",
+        choices=FEATURE_DTYPES,
+        help="type to store features in, which halves their files (default: float32, or 16 bits if they come so)",
+    )
     command.add_argument("--out", type=Path, required=True, help="folder of the graph")
     command.add_argument("--overwrite", action="store_true", help="replace an existing graph")
     command.set_defaults(command=import_graph)
@@ -97,8 +104,10 @@ def import_graph(options: argparse.Namespace) -> int:
     Returns:
         The exit code.
     """
+    import torch
+
     from weft.data import Graph, as_asked
-    from weft.data.io.graph_parts import gather_parts
+    from weft.data.io.graph_parts import gather_parts, with_feature_dtype
     from weft.data.store.import_parts import import_parts
 
     public_split, shares, column = parse_split(options.split)
@@ -108,10 +117,13 @@ def import_graph(options: argparse.Namespace) -> int:
     memory_options = {name: getattr(config, name) for name in (*IN_MEMORY, "seed")}
     kind = kind_of_source(options)
     refuse_unused_flags(options, kind, column)
+    dtype = None if options.feature_dtype is None else getattr(torch, options.feature_dtype)
     if kind == WHOLE_GRAPH:
         graph = load_whole_graph(config, memory_options, shares)
+        graph = graph if dtype is None else graph.with_feature_dtype(dtype)
     else:
         parts = open_parts(options, kind, config, shares, column)
+        parts = parts if dtype is None else with_feature_dtype(parts, dtype)
         if not any(getattr(config, name) != getattr(Config(), name) for name in IN_MEMORY):
             _describe(import_parts(parts, options.out, throttled_printer(), overwrite=options.overwrite))
             print_line(f"saved in {options.out}")
@@ -300,6 +312,9 @@ def _describe(graph: Graph) -> None:
     """Print facts about a graph, one per line."""
     degree, multilabel = graph.in_edges.degree, " (several per vertex)" if graph.multilabel else ""
     max_degree = int(degree.max()) if len(degree) else 0
+    feature_type = ""
+    if graph.x is not None and graph.x.itemsize == 2:
+        feature_type = f" in {str(graph.x.dtype).removeprefix('torch.')}"
     facts = {
         "name": graph.name,
         "vertices": f"{graph.num_vertices:,}",
@@ -311,7 +326,7 @@ def _describe(graph: Graph) -> None:
         "relations": len(graph.relations),
         "ids": "row numbers from 0" if graph.vertex_names is None else graph.vertex_names.column,
         "numbering": "original" if graph.ids is None else "reordered",
-        "features": graph.num_features,
+        "features": f"{graph.num_features}{feature_type}",
         "values" if graph.label_kind == "values" else "classes": f"{graph.num_classes}{multilabel}",
         "fingerprint": graph.fingerprint,
     }

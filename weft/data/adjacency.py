@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -40,8 +40,11 @@ class Transpose(CompressedRows):
     """int64 [s + 1]: position of each source's first entry."""
     indices: Tensor
     """int32 or int64 [E]: target of each entry."""
-    edge_ids: Tensor
-    """int32 or int64 [E]: position of each entry's edge in the `Adjacency`."""
+    edge_ids: Tensor | None = None
+    """int32 or int64 [E]: position of each entry's edge in the `Adjacency`; None: use `transposed_edge_ids` there.
+
+    Only weights, attention and maxima read it, so graph folders without weights lack it.
+    """
     weight: Tensor | None = None
     """float32 or float64 [E]: weight of each entry, in the order of the transpose."""
 
@@ -52,14 +55,9 @@ class Transpose(CompressedRows):
         return Transpose(
             indptr=self.indptr.to(device),
             indices=self.indices.to(device),
-            edge_ids=self.edge_ids.to(device),
+            edge_ids=None if self.edge_ids is None else self.edge_ids.to(device),
             weight=None if self.weight is None else self.weight.to(device),
         )
-
-    def with_weight(self, weight: Tensor | None) -> Transpose:
-        """Return these edges with other weights, [E] in the order of the `Adjacency`."""
-        permuted = None if weight is None else weight.index_select(0, self.edge_ids)
-        return Transpose(indptr=self.indptr, indices=self.indices, edge_ids=self.edge_ids, weight=permuted)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -154,11 +152,21 @@ class Adjacency(CompressedRows):
         """The edges by source, computed once, on the device of the edges."""
         if self.known_transpose is not None:
             return self.known_transpose
+        indptr, indices, edge_ids = self._transposed()
+        weight = None if self.weight is None else self.weight.index_select(0, edge_ids)
+        return Transpose(indptr=indptr, indices=indices, edge_ids=edge_ids, weight=weight)
+
+    @cached_property
+    def transposed_edge_ids(self) -> Tensor:
+        """Position in this object of each entry's edge of the transpose, int32 or int64 [E]."""
+        stored = self.transpose.edge_ids
+        return self._transposed()[2] if stored is None else stored
+
+    def _transposed(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute indptr, indices and edge_ids of the transpose."""
         if self.device.type == "cpu":
-            indptr, indices, edge_ids = native.transpose(self.indptr, self.indices, self.num_sources)
-        else:
-            indptr, indices, edge_ids = transpose_by_sorting(self)
-        return Transpose(indptr=indptr, indices=indices, edge_ids=edge_ids).with_weight(self.weight)
+            return native.transpose(self.indptr, self.indices, self.num_sources)
+        return transpose_by_sorting(self)
 
     @cached_property
     def degree(self) -> Tensor:
@@ -252,12 +260,15 @@ class Adjacency(CompressedRows):
         if weight is not None and weight.shape != self.indices.shape:
             raise ValueError(f"weight {list(weight.shape)} must hold one number per edge [{self.num_edges}]")
         transpose = self._existing_transpose()
+        if transpose is not None:
+            permuted = None if weight is None else weight.index_select(0, self.transposed_edge_ids)
+            transpose = replace(transpose, weight=permuted)
         return Adjacency(
             indptr=self.indptr,
             indices=self.indices,
             num_sources=self.num_sources,
             weight=weight,
-            known_transpose=None if transpose is None else transpose.with_weight(weight),
+            known_transpose=transpose,
         )
 
     def cast(self, dtype: torch.dtype) -> Adjacency:

@@ -18,7 +18,7 @@ class GraphFields:
     in_edges: Adjacency
     """Edges over all N vertices, with constant weights if there are any; in a typed graph, those of all relations."""
     x: Tensor | None = None
-    """float32 [N, F]: features."""
+    """float32, float16 or bfloat16 [N, F]: features, which models read in the type of their rows."""
     y: Tensor | None = None
     """Labels in one of three forms, distinguished by dtype and values.
 
@@ -44,7 +44,7 @@ class GraphFields:
     type_offsets: tuple[int, ...] = ()
     """Id ranges of the vertex types: type t has the ids type_offsets[t] to type_offsets[t + 1] - 1."""
     features: Mapping[str, Tensor] = field(default_factory=dict)
-    """float32 [n_t, F_t] by vertex type, if types differ in width or some have no features; x is None then."""
+    """Features by vertex type, [n_t, F_t] in a type of x, if types differ in width or some have none; x is None"""
     val_links: Tensor | None = None
     """int64 [m, 3]: edges held out to validate link prediction, as rows (source, target, relation or 0)."""
     test_links: Tensor | None = None

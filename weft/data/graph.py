@@ -16,9 +16,11 @@ from torch import Tensor
 from weft.data.adjacency import Adjacency
 from weft.data.checks.rules import check_kinds, check_shapes, check_stored_transpose, check_values, warn_doubtful
 from weft.data.checks.tensor_checks import (
+    FEATURE_DTYPES,
     LINKS,
     MASKS,
     Numbers,
+    as_features,
     as_labels,
     cast,
     check_vector,
@@ -67,14 +69,16 @@ class Graph(GraphFields):
         if self.y is not None:
             object.__setattr__(self, "y", as_labels(self.y))
         type_dtype = torch.int16 if len(self.relations) < 1 << 15 else torch.int32
-        dtypes = {"x": torch.float32, "edge_features": torch.float32, "edge_type": type_dtype}
+        dtypes = {"edge_features": torch.float32, "edge_type": type_dtype}
         dtypes |= {"ids": torch.int64} | dict.fromkeys(LINKS, torch.int64)
         dtypes |= dict.fromkeys(MASKS, torch.bool)
         for name, dtype in dtypes.items():
             tensor = getattr(self, name)
             if tensor is not None:
                 object.__setattr__(self, name, cast(name, tensor, dtype))
-        features = {n: cast(f"features['{n}']", t, torch.float32) for n, t in self.features.items()}
+        if self.x is not None:
+            object.__setattr__(self, "x", as_features("x", self.x))
+        features = {n: as_features(f"features['{n}']", t) for n, t in self.features.items()}
         object.__setattr__(self, "features", MappingProxyType(features))
         check_shapes(self)
         if not trusted:
@@ -475,6 +479,23 @@ class Graph(GraphFields):
             masks = split_by_time(dense_cpu_tensor("time", time), labelled, ratio)
         fields: dict[str, Any] = {field: mask[positions] for field, mask in masks._asdict().items()}
         return dataclasses.replace(self, **fields, trusted=True)
+
+    def with_feature_dtype(self, dtype: torch.dtype) -> Graph:
+        """Return this graph with features rounded to a dtype.
+
+        Args:
+            dtype: torch.float32, torch.float16 or torch.bfloat16.
+
+        Raises:
+            InputError: If the graph has no features, or one is beyond the range of the dtype.
+        """
+        if self.x is None and not self.features:
+            raise InputError(f"{self.name} has no features, so they have no type: add some first")
+        if dtype not in FEATURE_DTYPES:
+            raise InputError(f"features cannot be stored as {dtype}: give one of {', '.join(map(str, FEATURE_DTYPES))}")
+        features = {name: cast(f"features['{name}']", rows, dtype) for name, rows in self.features.items()}
+        x = None if self.x is None else cast("x", self.x, dtype)
+        return dataclasses.replace(self, x=x, features=features, trusted=True)
 
     @classmethod
     def from_pyg(

@@ -75,7 +75,7 @@ def spmm_max_backward(adj: Adjacency, position: Tensor, grad_y: Tensor) -> Tenso
     edges = adj.transpose
     threads = torch.get_num_threads()
     _kernels(grad_y).spmm_max_backward(
-        adj.indptr, edges.indptr, edges.indices, edges.edge_ids, position, grad_y, grad_x, threads
+        adj.indptr, edges.indptr, edges.indices, adj.transposed_edge_ids, position, grad_y, grad_x, threads
     )
     return grad_x
 
@@ -207,7 +207,7 @@ def pair_backward(
         adj.indices,
         edges.indptr,
         edges.indices,
-        edges.edge_ids,
+        adj.transposed_edge_ids,
         *arguments,
         grad_logits,
         *grads,
@@ -258,9 +258,8 @@ def attend_edges_backward(
         weighed = bounds, alpha, inputs[step], grad_y, spec.scale
         _kernels(grad_y).weigh_backward(adj.indptr, adj.indices, spec.loop, *weighed, step == 0, grad_logits, threads)
         grad_h = grad_y.new_empty(adj.num_sources, grad_y.shape[1])
-        _kernels(grad_y).weigh(
-            edges.indptr, edges.indices, edges.edge_ids, spec.loop, bounds, alpha, grad_y, spec.scale, grad_h, threads
-        )
+        sides = edges.indptr, edges.indices, adj.transposed_edge_ids
+        _kernels(grad_y).weigh(*sides, spec.loop, bounds, alpha, grad_y, spec.scale, grad_h, threads)
         grad_y = grad_h
     return grad_y, grad_logits
 

@@ -109,7 +109,8 @@ def check_adjacency_shapes(in_edges: Adjacency) -> None:
     if transpose is not None:
         check_array("transpose.indptr", transpose.indptr, in_edges.num_sources + 1, torch.int64)
         check_array("transpose.indices", transpose.indices, num_edges, *ids)
-        check_array("transpose.edge_ids", transpose.edge_ids, num_edges, *ids)
+        if transpose.edge_ids is not None:
+            check_array("transpose.edge_ids", transpose.edge_ids, num_edges, *ids)
         weights.append(("transpose.weight", transpose.weight))
     for field, weight in weights:
         if weight is not None:
@@ -261,7 +262,7 @@ def check_transpose(adjacency: Adjacency, transpose: Transpose) -> None:
     """
     check_pointers("transpose.indptr", transpose.indptr, adjacency.num_edges, REMEDY)
     check_ids("transpose.indices", transpose.indices, adjacency.num_targets)
-    if adjacency.num_edges:
+    if adjacency.num_edges and transpose.edge_ids is not None:
         low, high = (int(end) for end in transpose.edge_ids.aminmax())
         if low < 0 or high >= adjacency.num_edges:
             raise InputError(f"transpose.edge_ids is out of range: {REMEDY}")
@@ -291,7 +292,9 @@ def check_stored_transpose(adjacency: Adjacency, transpose: Transpose) -> None:
         positions = torch.arange(stop - start) + (cursor - pointers[:-1]).repeat_interleave(num_entries)
         cursor += num_entries
         edge_ids = edge_ids.long() + start
-        pairs = [(transpose.indices, targets + first), (transpose.edge_ids, edge_ids)]
+        pairs = [(transpose.indices, targets + first)]
+        if transpose.edge_ids is not None:
+            pairs.append((transpose.edge_ids, edge_ids))
         if adjacency.weight is not None:
             stored = torch.empty(0) if transpose.weight is None else transpose.weight
             pairs.append((stored, adjacency.weight[edge_ids]))

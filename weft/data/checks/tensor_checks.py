@@ -24,6 +24,9 @@ Numbers: TypeAlias = "Tensor | NDArray[Any] | Sequence[Any]"
 MASKS = ("train_mask", "val_mask", "test_mask")
 LINKS = ("val_links", "test_links")
 
+FEATURE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+"""Types in which features are stored. Others are converted to the first one."""
+
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 SEVERAL_LABELS = (
@@ -200,6 +203,21 @@ def vertex_ids(field: str, value: object) -> Tensor:
     if ids.dim() != 1:
         raise InputError(f"{field} has shape {list(ids.shape)}: give one id for each edge")
     return ids if ids.dtype in (torch.int32, torch.int64) else ids.to(torch.int64)
+
+
+def as_features(field: str, value: object, rounding: Float32Rounding | None = None) -> Tensor:
+    """Return features as a contiguous dense CPU tensor of one of FEATURE_DTYPES: their own, otherwise float32.
+
+    Args:
+        field: Name of the features in errors.
+        value: A tensor, an array or a list.
+        rounding: As in `cast`.
+
+    Raises:
+        InputError: At the first value that float32 cannot hold.
+    """
+    tensor = dense_cpu_tensor(field, value)
+    return tensor.contiguous() if tensor.dtype in FEATURE_DTYPES else cast(field, tensor, torch.float32, rounding)
 
 
 def cast(field: str, value: object, dtype: torch.dtype, rounding: Float32Rounding | None = None) -> Tensor:

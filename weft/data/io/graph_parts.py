@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from weft.data.checks.tensor_checks import cast
 from weft.data.edges import build
 from weft.data.fields import GraphFields
 from weft.data.splits import Masks
@@ -60,7 +61,10 @@ class GraphParts:
     generated: bool = False
     """True if the edges are generated: they are valid, and cheaper to generate again than to keep in a file."""
     x: Callable[[], Iterator[Tensor]] | None = None
-    """Function that yields the features in parts, float32 [n, F] for the next n vertices each; None: no features."""
+    """Function that yields the features in parts, [n, F] for the next n vertices each; None: no features.
+
+    All parts have the same type, one of FEATURE_DTYPES.
+    """
     y: Tensor | None = None
     """Labels as in GraphFields."""
     masks: Masks = field(default_factory=Masks)
@@ -72,6 +76,21 @@ class GraphParts:
 
     The first of several equal edges is kept; an edge as given wins over a reversed one.
     """
+
+
+def with_feature_dtype(parts: GraphParts, dtype: torch.dtype) -> GraphParts:
+    """Return the graph with features that are rounded to a dtype when they are read.
+
+    Args:
+        parts: The graph.
+        dtype: One of FEATURE_DTYPES.
+
+    Raises:
+        InputError: If the graph has no features.
+    """
+    if (read := parts.x) is None:
+        raise InputError(f"{parts.name} has no features, so they have no type: add some first")
+    return replace(parts, x=lambda: (cast("features", rows, dtype) for rows in read()))
 
 
 def gather_parts(parts: GraphParts) -> GraphFields:

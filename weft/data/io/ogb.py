@@ -91,7 +91,7 @@ def feature_reader(raw: Path) -> Callable[[], Iterator[Tensor]] | None:
 
 
 def finite(rows: Rows, path: Path) -> Iterator[Tensor]:
-    """Yield features in parts, float32 [n, F].
+    """Yield features in parts, [n, F], in float16 if they are; otherwise in float32.
 
     Args:
         rows: The features in parts.
@@ -103,7 +103,7 @@ def finite(rows: Rows, path: Path) -> Iterator[Tensor]:
     rounding = Float32Rounding()
     for part in rows:
         with np.errstate(over="ignore"):
-            x = torch.from_numpy(part.astype(np.float32))
+            x = torch.from_numpy(part if part.dtype == np.float16 else part.astype(np.float32))
         with located(path):
             check_finite("features", x, "features must be finite, replace missing ones, for example with 0")
         rounding.add(f"{path}: features", part, x.numpy())

@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import NamedTuple
 
-import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -53,8 +53,8 @@ def digest_of(array: Tensor) -> str:
     if noted is not None and noted.version == version_of(array):
         return noted.digest
     digest, flat = hashlib.sha256(), array.detach().cpu().contiguous().view(-1)
-    for part in flat.split(max(1, CHUNK_BYTES // max(array.itemsize, 1))):
-        digest.update(part.numpy().view(np.uint8).data)
+    for part in flat.view(torch.uint8).split(CHUNK_BYTES):
+        digest.update(part.numpy().data)
         release(part)
     return digest.hexdigest()
 

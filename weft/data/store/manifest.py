@@ -8,18 +8,17 @@ import re
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
 from weft.data.store.digests import digest_of, note_digest
-from weft.data.store.npy import map_array
+from weft.data.store.npy import BFLOAT16, map_array, tensor_of
 from weft.utils.errors import InputError, readable
 from weft.utils.files import migrate
 from weft.utils.files.file_reading import MAX_JSON_BYTES, read_text
 
 FORMAT = "weft-graph"
 MANIFEST = "manifest.json"
-DTYPES = ("|b1", "|u1", "<i2", "<i4", "<i8", "<f4", "<f8")
+DTYPES = ("|b1", "|u1", "<i2", "<i4", "<i8", "<f2", "<f4", "<f8", BFLOAT16)
 """Dtypes of arrays in a graph folder; PyTorch could not map others without a copy."""
 REMEDY = "import the graph again"
 ASIDE = ".old"
@@ -164,7 +163,7 @@ def read_array(path: Path, fields: dict[str, Any], verify: bool | None, *, check
         raise InputError(
             f"{path}: contains {array.dtype} of shape {list(array.shape)}, which no graph folder has: {REMEDY}"
         )
-    tensor, checksum = torch.from_numpy(array), entry(fields, "sha256", str, manifest)
+    tensor, checksum = tensor_of(array), entry(fields, "sha256", str, manifest)
     unchanged = checked or file_state(path).items() <= fields.items()
     if verify or (verify is None and not unchanged):
         unchanged = digest_of(tensor) == checksum

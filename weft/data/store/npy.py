@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,10 @@ from weft.storage.unnamed_files import note_mapped
 from weft.utils.errors import InputError, readable
 from weft.utils.files.file_reading import open_regular
 
+MAP_NORESERVE = 0x4000
+"""Flag of Linux's mmap, which Python's module lacks."""
+BFLOAT16 = "|V2"
+"""Dtype of bfloat16 numbers in a .npy file, since NumPy has none: two bytes without a meaning."""
 REMEDY = "save numbers by numpy.save, or fetch the file again"
 
 
@@ -36,6 +41,18 @@ class Header(NamedTuple):
     def num_bytes(self) -> int:
         """Number of bytes of the data."""
         return math.prod(self.shape) * self.dtype.itemsize
+
+
+def array_of(tensor: Tensor) -> NDArray[Any]:
+    """Return a tensor as an array that a .npy file can contain; they share memory."""
+    return tensor.view(torch.int16).numpy().view(BFLOAT16) if tensor.dtype == torch.bfloat16 else tensor.numpy()
+
+
+def tensor_of(array: NDArray[Any]) -> Tensor:
+    """Return the tensor of an array from `array_of`; they share memory."""
+    if array.dtype.str == BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 @contextmanager
@@ -87,8 +104,12 @@ def map_array(path: Path, remedy: str = REMEDY) -> NDArray[Any]:
         raise InputError(f"{path}: no such file: check the path")
     with parsing(path, remedy), open_regular(path) as file:
         header = read_header(file, path.stat().st_size)
+        # np.memmap would reserve memory for a copy of every page, which the system refuses for files beyond memory.
+        mapping = mmap.mmap(
+            file.fileno(), 0, flags=mmap.MAP_PRIVATE | MAP_NORESERVE, prot=mmap.PROT_READ | mmap.PROT_WRITE
+        )
         order: Any = "F" if header.fortran_order else "C"
-        return np.memmap(path, dtype=header.dtype, mode="c", offset=file.tell(), shape=header.shape, order=order)
+        return np.ndarray(header.shape, header.dtype, mapping, offset=file.tell(), order=order)
 
 
 def map_tensor(path: Path, field: str) -> Tensor:

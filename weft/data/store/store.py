@@ -32,6 +32,7 @@ from weft.data.store.manifest import (
     read_array,
     read_manifest,
 )
+from weft.data.store.npy import array_of
 from weft.data.store.npy_writer import write_array
 from weft.data.vertex_names import NUMBER_COLUMN, OFFSET_COLUMN, TEXT_COLUMN, VertexNames
 from weft.runtime.processes.temporary_folder import lock_folder, remove_leftovers
@@ -153,13 +154,13 @@ def write_store(graph: GraphFields, folder: Path) -> None:
         "weight": in_edges.weight,
         "transpose_indptr": None if symmetric else transpose.indptr,
         "transpose_indices": None if symmetric else transpose.indices,
-        "transpose_edge_ids": transpose.edge_ids,
+        "transpose_edge_ids": in_edges.transposed_edge_ids if stores_edge_ids(graph) else None,
         "transpose_weight": transpose.weight,
         **{name: getattr(graph, name) for name in FIELDS},
         **({} if graph.vertex_names is None else graph.vertex_names.arrays()),
         **{feature_key(graph.vertex_types, name): tensor for name, tensor in graph.features.items()},
     }
-    files = {key: write_array(folder / f"{key}.npy", t.numpy()) for key, t in arrays.items() if t is not None}
+    files = {key: write_array(folder / f"{key}.npy", array_of(t)) for key, t in arrays.items() if t is not None}
     manifest = {
         "name": graph.name,
         "num_vertices": in_edges.num_targets,
@@ -178,6 +179,11 @@ def is_symmetric(in_edges: Adjacency) -> bool:
     """Return whether the edges and their transpose are equal, so that a graph folder stores them once."""
     transpose = in_edges.transpose
     return torch.equal(in_edges.indptr, transpose.indptr) and torch.equal(in_edges.indices, transpose.indices)
+
+
+def stores_edge_ids(graph: GraphFields) -> bool:
+    """Return whether a graph folder stores the edge of each entry of the transpose: only if edges have data."""
+    return any(data is not None for data in (graph.in_edges.weight, graph.edge_type, graph.edge_features))
 
 
 def no_types() -> dict[str, Any]:
@@ -291,16 +297,16 @@ def open_adjacency(arrays: dict[str, Tensor], symmetric: bool, manifest: Path) -
     Raises:
         InputError: If an array is missing.
     """
-    needed = ["indptr", "indices", "transpose_edge_ids"]
+    needed = ["indptr", "indices"]
     needed += [] if symmetric else ["transpose_indptr", "transpose_indices"]
-    needed += ["transpose_weight"] if "weight" in arrays else []
+    needed += ["transpose_edge_ids", "transpose_weight"] if "weight" in arrays else []
     for key in needed:
         if key not in arrays:
             raise InputError(f"{manifest}: field 'files' lacks '{key}': {REMEDY}")
     transpose = Transpose(
         indptr=arrays["indptr" if symmetric else "transpose_indptr"],
         indices=arrays["indices" if symmetric else "transpose_indices"],
-        edge_ids=arrays["transpose_edge_ids"],
+        edge_ids=arrays.get("transpose_edge_ids"),
         weight=arrays.get("transpose_weight"),
     )
     return Adjacency(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from weft.data.checks.tensor_checks import check_ids
 from weft.data.edges import check_sparse_ids, vertex_count, warn_merged
 from weft.data.io.graph_parts import EdgesOfPart, GraphParts, require_rows
 from weft.data.store.external_sort import RecordFile, Records, ReportProgress, sorted_records
+from weft.data.store.npy import array_of
 from weft.data.store.npy_writer import ArrayWriter, write_array
 from weft.data.store.store import no_types, write_manifest
 from weft.runtime.memory.heap import release_freed_memory
@@ -63,7 +64,7 @@ def write_parts(parts: GraphParts, folder: Path, report: ReportProgress) -> None
     del degree
     release_freed_memory()
     files["indptr"] = write_array(folder / "indptr.npy", indptr)
-    symmetric, backward = write_transpose(indptr, folder, "weight" in files, report)
+    symmetric, backward = write_transpose(indptr, folder, files, report)
     files |= backward
     if parts.x is not None:
         files["x"] = write_features(parts, num_vertices, folder, report)
@@ -231,14 +232,14 @@ def first_of_runs(records: Records) -> tuple[Records, int]:
 
 
 def write_transpose(
-    indptr: NDArray[np.int64], folder: Path, weighted: bool, report: ReportProgress
+    indptr: NDArray[np.int64], folder: Path, forward: Collection[str], report: ReportProgress
 ) -> tuple[bool, dict[str, Any]]:
     """Write the transpose: the edges sorted by source. A symmetric graph shares the arrays of the in-edges.
 
     Args:
         indptr: Row pointers of the in-edges, int64 [N + 1].
         folder: Folder with the files of the in-edges.
-        weighted: Whether edges have weights.
+        forward: Names of the arrays of the in-edges; the transpose has weights and edge ids only if they have.
         report: Called with lines of progress.
 
     Returns:
@@ -246,7 +247,10 @@ def write_transpose(
     """
     num_vertices, num_edges = len(indptr) - 1, int(indptr[-1])
     ids, positions = numpy_ids(num_vertices), numpy_ids(num_edges)
-    dtype = np.dtype([("row", ids), ("col", ids), ("position", positions), *([("weight", "<f4")] if weighted else [])])
+    weighted, numbered = "weight" in forward, not {"weight", "edge_features"}.isdisjoint(forward)
+    fields_of_edge: list[Any] = [("row", ids), ("col", ids)]
+    fields_of_edge += [("position", positions)] * numbered + [("weight", "<f4")] * weighted
+    dtype = np.dtype(fields_of_edge)
 
     def read() -> Iterator[Records]:
         for first in range(0, num_edges, BLOCK_EDGES):
@@ -254,7 +258,8 @@ def write_transpose(
             records = np.empty(last - first, dtype)
             records["row"] = read_rows(folder / "indices.npy", first, last)
             records["col"] = owners(indptr, first, last)
-            records["position"] = np.arange(first, last)
+            if numbered:
+                records["position"] = np.arange(first, last)
             if weighted:
                 records["weight"] = read_rows(folder / "weight.npy", first, last)
             yield records
@@ -300,10 +305,10 @@ def write_features(parts: GraphParts, num_vertices: int, folder: Path, report: R
     assert parts.x is not None
     rows = parts.x()
     first_rows = next(rows, torch.empty(0, 0))
-    with ArrayWriter(folder / "x.npy", np.float32, tuple(first_rows.shape[1:])) as writer:
+    with ArrayWriter(folder / "x.npy", array_of(first_rows).dtype, tuple(first_rows.shape[1:])) as writer:
         for part in itertools.chain([first_rows], rows):
             for block in part.split(max(1, BLOCK_EDGES // max(1, part.shape[1]))):
-                writer.add(block.numpy())
+                writer.add(array_of(block))
                 release(block)
             report(f"wrote features of {writer.num_rows:,} vertices")
         require_rows("features", writer.num_rows, num_vertices)

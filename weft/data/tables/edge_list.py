@@ -13,6 +13,7 @@ from torch import Tensor
 
 from weft.data.checks.tensor_checks import (
     BLOCK_ENTRIES,
+    FEATURE_DTYPES,
     Float32Rounding,
     cast,
     check_finite,
@@ -83,7 +84,7 @@ def edge_list_parts(
         place=str(path),
         edges=lambda: read_edge_array(path) if path.suffix == ".npy" else read_edge_table(path, limit),
         num_vertices=limit,
-        x=None if x is None else lambda: float32_blocks(x, f"{features}: features"),
+        x=None if x is None else lambda: feature_blocks(x, f"{features}: features"),
         y=y,
         masks=masks,
         undirected=undirected,
@@ -183,7 +184,7 @@ def read_edge_array(path: Path) -> Iterator[EdgesOfPart]:
 
 
 def read_features(path: Path) -> Tensor:
-    """Return features, float32 [N, F], from .npy or a text table. Raises InputError if one is not finite."""
+    """Return features, [N, F], from .npy or a text table. Raises InputError if one is not finite."""
     remedy = "features must be finite, replace missing ones, for example with 0"
     if path.suffix == ".npy":
         x = map_tensor(path, "features")
@@ -197,8 +198,8 @@ def read_features(path: Path) -> Tensor:
     return torch.from_numpy(concatenate(blocks, path))
 
 
-def float32_blocks(x: Tensor, place: str) -> Iterator[Tensor]:
-    """Yield features as float32, in blocks if they have to be converted.
+def feature_blocks(x: Tensor, place: str) -> Iterator[Tensor]:
+    """Yield features in one of FEATURE_DTYPES, in blocks if they have to be converted to float32.
 
     Args:
         x: Features of any dtype, [N, F].
@@ -207,7 +208,7 @@ def float32_blocks(x: Tensor, place: str) -> Iterator[Tensor]:
     Raises:
         InputError: At the first number that float32 cannot hold.
     """
-    if x.dtype == torch.float32 or x.dim() != 2:
+    if x.dtype in FEATURE_DTYPES or x.dim() != 2:
         yield x
         return
     rounding = Float32Rounding()

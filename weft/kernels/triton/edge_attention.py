@@ -99,7 +99,7 @@ def pair_backward(
     grads = [
         _pair_rows(spec, rows, end_rows, other_rows, attention, edge_map, grad_logits, ids)
         for rows, (end_rows, other_rows), ids in zip(
-            (transposed, forward), sides, (transposed.edge_ids, None), strict=True
+            (transposed, forward), sides, (forward.transposed_edge_ids, None), strict=True
         )
     ]
     sums = sum(
@@ -237,7 +237,7 @@ def attend_edges_backward(
         for endpoints in _endpoints(adj, spec.loop):
             _add_dots(spec, endpoints, alpha, x, grad_y, grad)
         grad_h = grad_y.new_empty(adj.num_sources, grad_y.shape[1])
-        grad_y = sum_into(edges, grad_y, grad_h, **_weights(spec, alpha), edge_ids=edges.edge_ids)
+        grad_y = sum_into(edges, grad_y, grad_h, **_weights(spec, alpha), edge_ids=adj.transposed_edge_ids)
     # Softmax: the gradient of logit e is alpha_e (g_e - sum of alpha_i g_i over the row), where g is that of alpha.
     weight = alpha.abs()
     grad.mul_(weight)

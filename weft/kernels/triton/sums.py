@@ -191,7 +191,7 @@ def spmm_max_backward(adj: Adjacency, position: Tensor, grad_y: Tensor) -> Tenso
     common: dict[str, Any] = {
         "indptr": adj.indptr,
         "indices": edges.indices,
-        "edge_ids": edges.edge_ids,
+        "edge_ids": adj.transposed_edge_ids,
         "position": position,
         "grad_y": grad_y,
         "width": grad_y.shape[1],

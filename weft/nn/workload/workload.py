@@ -148,7 +148,7 @@ class Workload:
         return self.optimisations.sparse and NONZERO_COST * nonzeros < stats.num_features
 
     def features(self, vertices: slice | Tensor, device: torch.device) -> Tensor:
-        """Return features of vertices, [n, F], in the type of rows; [n, 0] if the graph has no x.
+        """Return features of vertices, [n, F], in the type of the model's rows; [n, 0] if the graph has no x.
 
         Args:
             vertices: The vertices, a range or int64.
