@@ -32,18 +32,7 @@ void require_rows(const ConstArray<int64_t, 1>& rows, const ConstArray<int64_t, 
 }
 
 template <class T>
-void bind_file_rows(nb::module_& module) {
-  module.def(
-      "gather_file_rows",
-      [](int file, ConstArray<int64_t, 1> rows, ConstArray<int64_t, 1> places, Array<T, 2> out, int num_threads) {
-        require_rows(rows, places, out.shape(0));
-        require(num_threads >= 1, "num_threads must not be below 1");
-        without_lock([&] {
-          return gather_file_rows(file, rows.data(), places.data(), static_cast<int64_t>(rows.shape(0)),
-                                  static_cast<int64_t>(out.shape(1)), out.data(), num_threads);
-        });
-      },
-      "file"_a, "rows"_a.noconvert(), "places"_a.noconvert(), "out"_a.noconvert(), "num_threads"_a);
+void bind_add_file_rows(nb::module_& module) {
   module.def(
       "add_file_rows",
       [](int file, ConstArray<int64_t, 1> rows, ConstArray<int64_t, 1> places, ConstArray<T, 2> values,
@@ -91,8 +80,19 @@ void bind_host(nb::module_& module) {
       "release_pages",
       [](uintptr_t address, int64_t num_bytes) { without_lock([=] { return release_pages(address, num_bytes); }); },
       "address"_a, "num_bytes"_a);
-  bind_file_rows<float>(module);
-  bind_file_rows<double>(module);
+  module.def(
+      "gather_file_rows",
+      [](int file, ConstArray<int64_t, 1> rows, ConstArray<int64_t, 1> places, Array<uint8_t, 2> out, int num_threads) {
+        require_rows(rows, places, out.shape(0));
+        require(num_threads >= 1, "num_threads must not be below 1");
+        without_lock([&] {
+          return gather_file_rows(file, rows.data(), places.data(), static_cast<int64_t>(rows.shape(0)),
+                                  static_cast<int64_t>(out.shape(1)), reinterpret_cast<char*>(out.data()), num_threads);
+        });
+      },
+      "file"_a, "rows"_a.noconvert(), "places"_a.noconvert(), "out"_a.noconvert(), "num_threads"_a);
+  bind_add_file_rows<float>(module);
+  bind_add_file_rows<double>(module);
 }
 
 }  // namespace weft

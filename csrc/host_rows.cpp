@@ -111,14 +111,12 @@ int release_pages(uintptr_t address, int64_t num_bytes) {
   return result == 0 ? 0 : errno;
 }
 
-template <class T>
-int gather_file_rows(int file, const int64_t* rows, const int64_t* places, int64_t num_rows, int64_t width, T* out,
-                     int num_threads) {
-  const int64_t row_bytes = width * static_cast<int64_t>(sizeof(T));
+int gather_file_rows(int file, const int64_t* rows, const int64_t* places, int64_t num_rows, int64_t row_bytes,
+                     char* out, int num_threads) {
   if (num_rows == 0 || row_bytes == 0) return 0;
   const int64_t at_once = std::max<int64_t>(1, kSpanBytes / row_bytes), num_pieces = (num_rows + at_once - 1) / at_once;
   const int64_t buffer_rows = std::min(at_once, rows[num_rows - 1] - rows[0] + 1);
-  return with_buffers<T>(0, num_pieces, buffer_rows * width, num_threads, [=](int64_t piece, T* buffer) {
+  return with_buffers<char>(0, num_pieces, buffer_rows * row_bytes, num_threads, [=](int64_t piece, char* buffer) {
     const int64_t end = std::min(num_rows, (piece + 1) * at_once);
     for (int64_t first = piece * at_once, stop; first < end; first = stop) {
       stop = first + 1;
@@ -127,13 +125,11 @@ int gather_file_rows(int file, const int64_t* rows, const int64_t* places, int64
         ++stop;
       }
       const bool straight = is_run(rows, first, stop) && is_run(places, first, stop);
-      T* to = straight ? out + places[first] * width : buffer;
+      char* to = straight ? out + places[first] * row_bytes : buffer;
       const int64_t span_bytes = (rows[stop - 1] - rows[first] + 1) * row_bytes;
-      if (const int error = read_all(file, rows[first] * row_bytes, span_bytes, reinterpret_cast<char*>(to))) {
-        return error;
-      }
+      if (const int error = read_all(file, rows[first] * row_bytes, span_bytes, to)) return error;
       for (int64_t i = first; i < stop && !straight; ++i) {
-        std::memcpy(out + places[i] * width, buffer + (rows[i] - rows[first]) * width, row_bytes);
+        std::memcpy(out + places[i] * row_bytes, buffer + (rows[i] - rows[first]) * row_bytes, row_bytes);
       }
     }
     return 0;
@@ -172,8 +168,7 @@ int add_file_rows(int file, const int64_t* rows, const int64_t* places, int64_t 
   });
 }
 
-#define WEFT_INSTANTIATE(T)                                                                                      \
-  template int gather_file_rows(int, const int64_t*, const int64_t*, int64_t, int64_t, T*, int);                \
+#define WEFT_INSTANTIATE(T) \
   template int add_file_rows(int, const int64_t*, const int64_t*, int64_t, int64_t, const T*, Blocks, int);
 WEFT_INSTANTIATE(float)
 WEFT_INSTANTIATE(double)

@@ -18,10 +18,10 @@ int write_bytes(int file, int64_t offset, int64_t num_bytes, const char* from);
 // Releases the resident pages of a range of bytes in a shared mapping of a file.
 int release_pages(uintptr_t address, int64_t num_bytes);
 
-// out[places[i]] = row rows[i] of the file; rows have `width` numbers. rows ascend and are distinct; so do places.
-template <class T>
-int gather_file_rows(int file, const int64_t* rows, const int64_t* places, int64_t num_rows, int64_t width, T* out,
-                     int num_threads);
+// Row places[i] of `out` = row rows[i] of the file; rows have `row_bytes` bytes. rows ascend and are distinct; so do
+// places.
+int gather_file_rows(int file, const int64_t* rows, const int64_t* places, int64_t num_rows, int64_t row_bytes,
+                     char* out, int num_threads);
 
 // The rows of a file in blocks of `size` rows. If cleared[block] is not 0, its rows count as zero, whatever the file
 // has.

@@ -33,8 +33,9 @@ def random_inputs(num_rows: int) -> tuple[Rows, Parameters]:
 
 @pytest.mark.parametrize("num_rows", [1, 7, 8, 41, 1200])
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_rounded_once(name: str, num_rows: int) -> None:
+def test_rounded_once(name: str, num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results are rounded once, however many blocks of rows are converted to float32; 1200 rows use oneDNN."""
+    monkeypatch.setattr(linear_transform, "has_bfloat16_products", lambda: False)
     rows, parameters = random_inputs(num_rows)
     wide = [row.detach().float().requires_grad_() for row in rows]
     y, wanted = TRANSFORMS[name](rows, parameters), TRANSFORMS[name](wide, parameters)
@@ -52,6 +53,32 @@ def test_rounded_once(name: str, num_rows: int) -> None:
             check_rounded(gradient, other, narrow=leaf.dtype == torch.bfloat16)
 
 
+@pytest.mark.parametrize("num_rows", [0, 1, 7, 1200])
+@pytest.mark.parametrize("name", [name for name in TRANSFORMS if name.startswith("linear")])
+def test_products_of_bfloat16(name: str, num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each number is rounded at most three times: the weight, the product, and the product with the added rows."""
+    monkeypatch.setattr(linear_transform, "has_bfloat16_products", lambda: True)
+    rows, parameters = random_inputs(num_rows)
+    wide, sizes = ([convert(row.detach()).requires_grad_() for row in rows] for convert in (Tensor.float, magnitude))
+    weights = [magnitude(parameter.detach()).requires_grad_() for parameter in parameters]
+    results = [TRANSFORMS[name](*inputs) for inputs in ((rows, parameters), (wide, parameters), (sizes, weights))]
+    grad = torch.randn(results[0].shape, generator=torch.Generator().manual_seed(5)).bfloat16()
+    results[0].backward(grad)
+    gradients = [leaf.grad for leaf in (*rows, *parameters)]
+    for parameter in parameters:
+        parameter.grad = None
+    results[1].backward(grad.float())
+    results[2].backward(magnitude(grad))
+    expected = zip(gradients, (*wide, *parameters), (*sizes, *weights), strict=True)
+    triples = [(gradient, leaf.grad, size.grad) for gradient, leaf, size in expected if gradient is not None]
+    for result, wanted, size in [tuple(results), *triples]:
+        assert ((result.float() - wanted).abs() <= 3 * 2**-8 * size).all()
+
+
+def magnitude(values: Tensor) -> Tensor:
+    return values.float().abs()
+
+
 def check_rounded(result: Tensor, wanted: Tensor, *, narrow: bool) -> None:
     """Check for the nearest bfloat16 number, or its neighbour if rounding in float32 crossed the midpoint."""
     size = float(wanted.detach().abs().max())
@@ -60,6 +87,7 @@ def check_rounded(result: Tensor, wanted: Tensor, *, narrow: bool) -> None:
 
 
 def test_no_float32_copy_of_all_rows_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_transform, "has_bfloat16_products", lambda: False)
     sizes = []
     product = linear_transform._product
     monkeypatch.setattr(linear_transform, "_product", lambda x, *rest: sizes.append(len(x)) or product(x, *rest))

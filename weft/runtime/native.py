@@ -11,7 +11,7 @@ except ImportError as error:
     remedy = "reinstall weft, or build it in a checkout: pip install -e ."
     raise ImportError(f"weft's C++ extension did not load ({error}); {remedy}") from error
 
-INTERFACE = 16
+INTERFACE = 17
 """Version of the extension's functions, which grows with every change; csrc/module.cpp has the same number."""
 
 if INTERFACE != _native.INTERFACE:
@@ -396,7 +396,7 @@ def gather_file_rows(
         OSError: The file cannot be read.
     """
     threads = num_threads or torch.get_num_threads()
-    _native.gather_file_rows(file, rows.contiguous(), _or_range(rows, out_rows), out, threads)
+    _native.gather_file_rows(file, rows.contiguous(), _or_range(rows, out_rows), out.view(torch.uint8), threads)
 
 
 def add_file_rows(

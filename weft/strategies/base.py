@@ -20,7 +20,6 @@ from weft.cost import Machine, MemoryUse, Steps, Trace
 from weft.data import Graph, Links
 from weft.nn import SPREAD, Topology, ViewTraits, Workload, with_own_rows
 from weft.runtime.memory.alignment import empty_aligned
-from weft.utils.dtypes import dtype_name
 from weft.utils.errors import InputError
 from weft.utils.random import KeyTable
 
@@ -129,8 +128,6 @@ class Plan(ABC):
     """Default method that partitions the vertices; '' if the plan itself divides them."""
     max_ranks: ClassVar[int | None] = None
     """Largest number of ranks; None: any number."""
-    low_precision_rows: ClassVar[bool] = False
-    """True if rows may have a lower precision than the parameters."""
     variants: ClassVar[Sequence[Mapping[str, Any]]] = ({},)
     """Changes of the default configuration that the planner tries, each as fields and values."""
 
@@ -165,11 +162,7 @@ class Plan(ABC):
         Raises:
             InputError: It does not.
         """
-        if work.row_dtype != work.dtype and not cls.low_precision_rows:
-            raise InputError(
-                f"--dtype {dtype_name(work.row_dtype)}: strategy {cls.name} stores rows in the parameters' type only: "
-                "leave it out, or give --strategy single, tensor, communicated, cached or hybrid"
-            )
+        del work
 
     def solve(self, state: Any) -> None:
         """Make the decisions of the plan.

@@ -32,7 +32,6 @@ class ResidentPlan(Plan):
     A strategy either returns a layout of its own, or has even ranges of rows and states its `forward_operations`.
     """
 
-    low_precision_rows = True
     planned_steps: ClassVar[tuple[bool, ...]] = (True, False)
     """Types of full-graph steps that the strategy has: True for training steps, False for evaluations."""
     placed_type: ClassVar[type[ResidentPlaced]]

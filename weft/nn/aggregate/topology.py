@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Literal
 
@@ -15,6 +15,8 @@ from weft.nn.aggregate.relations import RelationRows
 from weft.utils.dtypes import sum_dtype
 from weft.utils.errors import InputError
 
+BLOCK_TARGETS = 1 << 22
+"""Number of targets whose scalings are computed at once."""
 Norm = Literal["gcn", "mean"] | None
 """Normalization of a sum over in-edges: by the square roots of both endpoints' degrees, by the target's degree, or
 none."""
@@ -75,6 +77,10 @@ class Topology:
         return (
             torch.arange(self.adjacency.num_sources, device=self.adjacency.device) if self._ids is None else self._ids
         )
+
+    def ids_of(self, sources: Tensor) -> Tensor:
+        """Return the original ids of some sources, int64 [k], without those of all others."""
+        return sources if self._ids is None else self.ids[sources]
 
     @cached_property
     def target_ids(self) -> Tensor:
@@ -170,31 +176,58 @@ class Topology:
         features = self._edge_features if edge_ids is None else self._edge_features.index_select(0, edge_ids)
         return features.to(self.adjacency.device, self._dtype)
 
-    def degree(self, weighted: bool) -> Tensor:
-        """Return the in-degree of each target, or if `weighted` the sum of its edge weights: float64 [n]."""
-        adjacency = self.adjacency
-        if not weighted or adjacency.weight is None:
-            return adjacency.degree.double()
-        return torch.segment_reduce(adjacency.weight.double(), "sum", offsets=adjacency.indptr, initial=0)
+    def degree(self, first: int, last: int, *, weighted: bool) -> Tensor:
+        """Return the in-degree of a range of targets, or if `weighted` the sum of their edge weights: float64 [n].
+
+        Args:
+            first: First target.
+            last: Target after the last one.
+            weighted: Sum edge weights, if there are any.
+        """
+        indptr, weight = self.adjacency.indptr[first : last + 1], self.adjacency.weight
+        if not weighted or weight is None:
+            return indptr.diff().double()
+        begin, end = int(indptr[0]), int(indptr[-1])
+        return torch.segment_reduce(weight[begin:end].double(), "sum", offsets=indptr - begin, initial=0)
 
     def _scale(self, norm: Norm, weighted: bool, dtype: torch.dtype) -> Scale:
         if norm == "gcn":
-            # D^-1/2 (A + I) D^-1/2: each endpoint contributes the root of its degree, in which a self-loop that is
-            # added counts 1. Self-loops among the edges are in A already. Vertices of degree 0 get the factor 0.
-            loop = self.lacks_loop.double()
-            degree = self.degree(weighted) + loop
+            return self._gcn_scale(weighted, dtype)
+        if norm == "mean":
+            target = self._by_target(dtype)
+            for part, first in self._blocks(target):
+                part.copy_(self.degree(first, first + len(part), weighted=False).clamp(min=1).reciprocal())
+            return Scale(target=target)
+        return Scale()
+
+    def _gcn_scale(self, weighted: bool, dtype: torch.dtype) -> Scale:
+        # D^-1/2 (A + I) D^-1/2: each endpoint contributes the root of its degree, in which a self-loop that is
+        # added counts 1. Self-loops among the edges are in A already. Vertices of degree 0 get the factor 0.
+        roots, loops = self._by_target(dtype), self._by_target(dtype)
+        for part, first in self._blocks(roots):
+            last = first + len(part)
+            loop = self.lacks_loop[first:last].double()
+            degree = self.degree(first, last, weighted=weighted) + loop
             if (degree < 0).any():
                 vertex = int((degree < 0).nonzero()[0])
                 raise InputError(
-                    f"the edge weights into vertex {vertex} sum to {float(degree[vertex] - loop[vertex]):g}, and gcn "
-                    "divides by the square root of this sum: give weights of at least 0, or choose another model"
+                    f"the edge weights into vertex {first + vertex} sum to {float(degree[vertex] - loop[vertex]):g}, "
+                    "and gcn divides by the square root of this sum: give weights of at least 0, or choose another "
+                    "model"
                 )
             root = degree.rsqrt()
             root[root.isinf()] = 0
-            return Scale(source=root.to(dtype), target=root.to(dtype), loop=(loop * root * root).to(dtype))
-        if norm == "mean":
-            return Scale(target=self.degree(False).clamp(min=1).reciprocal().to(dtype))
-        return Scale()
+            part.copy_(root)
+            loops[first:last] = loop * root * root
+        return Scale(source=roots, target=roots, loop=loops)
+
+    def _by_target(self, dtype: torch.dtype) -> Tensor:
+        return torch.empty(self.adjacency.num_targets, dtype=dtype, device=self.adjacency.device)
+
+    def _blocks(self, values: Tensor) -> Iterator[tuple[Tensor, int]]:
+        """Yield views of a few values at a time with the number of the first: float64 copies of all would be large."""
+        for first in range(0, len(values), BLOCK_TARGETS):
+            yield values[first : first + BLOCK_TARGETS], first
 
 
 class SubTopology(Topology):
@@ -221,7 +254,7 @@ class SubTopology(Topology):
 
     @cached_property
     def ids(self) -> Tensor:
-        return self.whole.ids[self.sources].to(self.adjacency.device)
+        return self.whole.ids_of(self.sources).to(self.adjacency.device)
 
     @cached_property
     def target_ids(self) -> Tensor:

@@ -1,12 +1,14 @@
 """Linear transforms of rows, `x W + b`, by the fastest library on this machine (`weft.runtime.kernel_selection`).
 
-Rows may have lower precision (bfloat16) than weights (float32). They are then transformed part by part in float32, so
+Rows may have lower precision (bfloat16) than weights (float32). Where the processor multiplies bfloat16 and adds up in
+float32, weights are rounded to bfloat16 for the products. Elsewhere, rows are transformed part by part in float32, so
 that no float32 copy of all rows exists.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -31,6 +33,14 @@ def has_onednn() -> bool:
     return _inner_product is not None
 
 
+@cache
+def has_bfloat16_products() -> bool:
+    """Return whether the processor multiplies bfloat16 in one instruction, which adds up in float32."""
+    return torch.backends.mkldnn.is_available() and bool(
+        torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    )
+
+
 def linear(x: Tensor, weight: Tensor, added: Tensor | None = None, *, summed: bool = False) -> Tensor:
     """Return `x W + added` [n, out_width].
 
@@ -38,8 +48,8 @@ def linear(x: Tensor, weight: Tensor, added: Tensor | None = None, *, summed: bo
     widest vector instructions. oneDNN's inner product, which torch.compile uses, has neither problem.
 
     Args:
-        x: Rows [n, in_width]. If their precision is lower than W's, the result is computed in the type of W and rounded
-            once to the type of x.
+        x: Rows [n, in_width]. If their precision is lower than W's, products are added up in the type of W, and the
+            result is rounded to the type of x.
         weight: W, [in_width, out_width].
         added: Rows [n, out_width], or a bias [out_width]; None: nothing is added.
         summed: True if the result is only summed over edges; its rows may then be padded to cache lines
@@ -173,10 +183,18 @@ def _parts(x: Tensor) -> list[slice]:
     return [slice(first, min(first + step, len(x))) for first in range(0, max(len(x), 1), step)]
 
 
+def _multiplies(x: Tensor) -> bool:
+    """Return whether products of low-precision rows are computed without a conversion to float32."""
+    return x.dtype == torch.bfloat16 and x.device.type != "cuda" and has_bfloat16_products()
+
+
 class _LowPrecisionLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, added: Tensor | None, kernel: str, weight_kernel: str) -> Tensor:
         _save(ctx, x, weight, added, kernel, weight_kernel)
+        if _multiplies(x):
+            y = x @ weight.to(x.dtype)
+            return y if added is None else y.add_(added)
         y = x.new_empty(len(x), weight.shape[1])
         for part in _parts(x):
             upcast = _product(x[part].to(weight.dtype), weight, added if ctx.has_bias else None, kernel)
@@ -190,15 +208,21 @@ class _LowPrecisionLinear(torch.autograd.Function):
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight), (kernel, weight_kernel) = ctx.saved_tensors, ctx.kernels
         needs_x, needs_weight, needs_added = ctx.needs_input_grad[:3]
-        grad_x, grad_weight = torch.empty_like(x) if needs_x else None, torch.zeros_like(weight)
+        grad_added = sum_rows(grad_y) if ctx.has_bias else grad_y
+        grad_weight = torch.zeros_like(weight) if needs_weight else None
+        if _multiplies(x):
+            grad_x = grad_y @ weight.t().to(x.dtype) if needs_x else None
+            for part in _parts(x) if grad_weight is not None else ():  # the sum of a part is rounded
+                grad_weight += x[part].t() @ grad_y[part]
+            return grad_x, grad_weight, grad_added if needs_added else None, None, None
+        grad_x = torch.empty_like(x) if needs_x else None
         for part in _parts(x):
             upcast = grad_y[part].to(weight.dtype)
             if grad_x is not None:
                 grad_x[part] = _product(upcast, weight.t(), None, kernel)
-            if needs_weight:
+            if grad_weight is not None:
                 grad_weight += _weight_gradient(x[part].to(weight.dtype), upcast, weight_kernel)
-        grad_added = sum_rows(grad_y) if ctx.has_bias else grad_y
-        return grad_x, grad_weight if needs_weight else None, grad_added if needs_added else None, None, None
+        return grad_x, grad_weight, grad_added if needs_added else None, None, None
 
 
 class _LowPrecisionPlus(torch.autograd.Function):

@@ -51,7 +51,8 @@ class ReceptiveField:
             last_boundary[new] = boundary
             reached = torch.cat([new, reached])
         rows = tuple(int((last_boundary >= boundary).sum()) for boundary in range(num_hops + 1))
-        edges = tuple(int(adj.degree[last_boundary > hop].sum()) for hop in range(num_hops))
+        degree = adj.indptr.diff()
+        edges = tuple(int(degree[last_boundary > hop].sum()) for hop in range(num_hops))
         return cls(vertices=vertices, last_boundary=last_boundary, rows=rows, edges=edges)
 
     @property

@@ -159,7 +159,7 @@ class VertexStepInputs(StepInputs):
         """
         work, group, whole = layout.work, placed.group, placed.topology
         needed = layout.blocks.dependencies(group.rank)
-        row_ids = whole.ids[needed.rows].to(group.device)
+        row_ids = whole.ids_of(needed.rows).to(group.device)
         embedded_halo = make_embedded_halo(work, needed, layout.part, group)
         operations = work.outline(layout.traits, training=True)
         all_blocks = make_blocks(placed, needed, operations, layout.blocks.covered, layout.make_halo)

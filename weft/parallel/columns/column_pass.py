@@ -61,7 +61,7 @@ class ColumnRounds(Runtime):
         needs: WorkingSet,
     ) -> None:
         cut, in_memory = chunking.cut(op, needs), chunking.limit is None
-        super().__init__(work, group, device, folder=None, in_memory=in_memory, prefetch=cut.ahead)
+        super().__init__(work, group, device, dtype=work.dtype, folder=None, in_memory=in_memory, prefetch=cut.ahead)
         self.chunking, self.num_bytes, size = chunking, cut.num_bytes, group.size
         self.num_rows = self.num_results = whole.adjacency.num_targets
         self.num_own = self.num_local = len(range(group.rank, self.num_rows, size))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from weft.comm import Group
 from weft.cost import NOMINAL_RATES, MemoryUse, Trace, all_reduce
 from weft.data import Graph
-from weft.nn import SPREAD, ReceptiveField, Workload, embeddings
+from weft.nn import SPREAD, EdgeSoftmax, ReceptiveField, Workload, embeddings
 from weft.parallel.blocks.caching_costs import NOMINAL, caching_costs
 from weft.parallel.blocks.embedding_rows import make_embedded_halo
 from weft.parallel.blocks.vertex_blocks import VertexBlocks
@@ -38,6 +38,7 @@ from weft.strategies.offload.memory_probe import MemoryProbe
 from weft.strategies.offload.moves import Moves, MoveSizes
 from weft.strategies.offload.options import ChunkOptions
 from weft.strategies.offload.placed import PlacedOffload
+from weft.utils.dtypes import dtype_name
 from weft.utils.errors import InputError
 from weft.utils.units import format_bytes
 
@@ -54,6 +55,15 @@ class ChunkedPlan(Plan):
 
     traits = SPREAD
     options: ChunkOptions
+
+    @classmethod
+    def check_rows(cls, work: Workload) -> None:
+        attends = any(isinstance(op.op, EdgeSoftmax) for op in work.outline(cls.traits, training=True))
+        if work.row_dtype != work.dtype and attends:
+            raise InputError(
+                f"--dtype {dtype_name(work.row_dtype)}: under strategy {cls.name}, attention stores sums over edges "
+                "with the rows, which would be rounded too: leave it out, or give --model gcn, sage or gin"
+            )
 
     def solve(self, state: Any) -> None:
         work = self.work
@@ -77,6 +87,7 @@ class ChunkedPlan(Plan):
             self.options.device,
             self.in_memory,
             work.dtype,
+            work.row_dtype,
             work.stats.num_features,
             work.stats.weighted,
         )
@@ -271,7 +282,7 @@ class ChunkedPlan(Plan):
                 "give --device-memory"
             )
         free = free_bytes(options.folder) if self.in_files else 0
-        limit, hub = options.device_bytes, int(graph.in_edges.degree.max()) if graph.num_vertices else 0
+        limit, hub = options.device_bytes, int(graph.in_edges.indptr.diff().max()) if graph.num_vertices else 0
         if limit is not None and (least := self.memory_probe.peak_of_shape(ChunkShape(1, hub + 1, hub))) > limit:
             count = min(EXAMPLE_CHUNKS, self.max_chunks)
             example_bytes = self._peak(count)
@@ -300,7 +311,7 @@ class ChunkedPlan(Plan):
     ) -> Trace:
         operations = Moves(chunks, sizes, training=training, flops=flops).operations()
         if training and self.size > 1:
-            operations.append(all_reduce("gradients", self.work.num_shared, self.work.itemsize, self.size))
+            operations.append(all_reduce("gradients", self.work.num_shared, self.work.dtype.itemsize, self.size))
         return Trace(operations=tuple(operations))
 
     def _sizes(self, rank: int) -> MoveSizes:
@@ -308,7 +319,8 @@ class ChunkedPlan(Plan):
         return MoveSizes(
             size=self.size,
             itemsize=work.itemsize,
-            weight=work.itemsize if work.stats.weighted else 0,
+            sum_itemsize=work.dtype.itemsize,
+            weight=work.dtype.itemsize if work.stats.weighted else 0,
             embedded=self.vertices.embedding_exchange(rank),
             embedded_width=sum(weight.shape[1] for weight in embeddings(work.model).values()),
             fresh_share=work.stats.fresh_share,

@@ -228,12 +228,11 @@ class Cutter:
         for program in self.programs.values():
             for segment in program.segments:
                 copies = 2 if len(segment.source_ports) > 1 else 1
-                rows = max(
-                    copies * sum(round_.send_row_counts) + sum(round_.recv_row_counts),
-                    copies * sum(round_.send_grad_counts) + sum(round_.recv_grad_counts),
-                )
-                peak = max(peak, rows * segment.source_width)
-        return peak * self.work.itemsize
+                rows = copies * sum(round_.send_row_counts) + sum(round_.recv_row_counts)
+                grads = copies * sum(round_.send_grad_counts) + sum(round_.recv_grad_counts)
+                per_column = max(rows * self.work.itemsize, grads * self.work.dtype.itemsize)
+                peak = max(peak, per_column * segment.source_width)
+        return peak
 
     def _ranges(self, widest: int, chunks: Sequence[tuple[ChunkShape, int]]) -> tuple[tuple[ChunkShape, int], ...]:
         """Return the shape of a range without an aggregate; all ranges have as many rows as the widest chunk."""
@@ -249,7 +248,8 @@ class Cutter:
     def _load_bytes(self, schedule: HopSchedule, shape: ChunkShape, round_: Round) -> int:
         """Return the peak bytes that are loaded for a round, in addition to rows in slots."""
         itemsize = self.work.itemsize
-        element_bytes = schedule.hop.block.indices.itemsize, 0 if schedule.hop.block.weight is None else itemsize
+        weight_bytes = 0 if schedule.hop.block.weight is None else self.work.dtype.itemsize
+        element_bytes = schedule.hop.block.indices.itemsize, weight_bytes
         forward_ids, backward_ids = (
             8 * sum(len(getattr(round_, name)) for name in names) for names in (FORWARD_FIELDS, BACKWARD_FIELDS)
         )

@@ -65,27 +65,28 @@ def estimate_offload(
     return OffloadEstimate(
         chunks=plan.num_chunks,
         device=0,
-        host=host_bytes(graph, model, plan, sizes.itemsize),
-        disk=row_file_bytes(plan, sizes.itemsize, pinned=pinned) + array_file_bytes(graph, plan, moves),
+        host=host_bytes(graph, model, plan, sizes.sum_itemsize),
+        disk=row_file_bytes(plan, sizes, pinned=pinned) + array_file_bytes(graph, plan, moves),
         to_device=trace.to_device.total(),
         to_host=trace.to_host.total(),
         network=trace.bytes_sent.total(),
     )
 
 
-def row_file_bytes(plan: RankChunks, itemsize: int, *, pinned: bool = False) -> int:
+def row_file_bytes(plan: RankChunks, sizes: MoveSizes, *, pinned: bool = False) -> int:
     """Return the bytes of the files of rows, which successive passes reuse.
 
     Args:
         plan: Chunks of the rank.
-        itemsize: Bytes of an element.
+        sizes: Bytes of an element.
         pinned: True if rows are in pinned memory instead of files.
     """
-    pool = Pool()
+    pool = Pool(sizes, pinned=pinned)
+    for stage in plan.stages[True].once:
+        pool.run(stage)
+    pool.close_free()
     for training in (True, False, True):  # buffers that an evaluation keeps are not free for the next step
         stages = plan.stages[training]
-        for stage in stages.once if not pool.in_use else ():
-            pool.run(stage)
         before = [*pool.in_use]
         for stage in stages.forward:
             pool.run(stage)
@@ -94,18 +95,24 @@ def row_file_bytes(plan: RankChunks, itemsize: int, *, pinned: bool = False) -> 
         for stage in stages.backward:
             pool.run(stage)
         pool.free(rows for rows in [*pool.in_use] if rows not in before)
-    return sum(pinned_bytes(rows * itemsize) if pinned else rows * itemsize for rows in pool.allocated)
+    return pool.most_bytes
 
 
 class Pool:
-    """Rows by shape: released rows are reused by later requests for the same shape."""
+    """Rows by shape and type: released rows are reused by later requests for the same ones.
 
-    def __init__(self) -> None:
-        self._spare = Counter[tuple[int, int]]()
+    Args:
+        sizes: Bytes of an element.
+        pinned: True if rows are in pinned memory instead of files.
+    """
+
+    def __init__(self, sizes: MoveSizes, *, pinned: bool) -> None:
+        self.sizes, self.pinned = sizes, pinned
+        self._spare = Counter[tuple[int, int, bool]]()
         self.in_use = set[Buffer]()
         """Buffers that are allocated and not released."""
-        self.allocated = list[int]()
-        """Number of elements of each tensor that was ever allocated."""
+        self.num_bytes = self.most_bytes = 0
+        """Bytes of all buffers, released ones included: now, and at most so far."""
 
     def run(self, stage: PassStage) -> None:
         """Allocate the rows that a stage produces, and release those that it frees."""
@@ -114,19 +121,29 @@ class Pool:
         self.free(stage.frees)
 
     def alloc(self, rows: Buffer) -> None:
-        """Allocate a buffer of rows; reuse a released one of the same shape if there is one."""
-        shape = rows.num_rows, rows.width
+        """Allocate a buffer of rows; reuse a released one of the same shape and type if there is one."""
+        shape = rows.num_rows, rows.width, rows.in_sum_dtype
         self.in_use.add(rows)
         if self._spare[shape]:
             self._spare[shape] -= 1
         else:
-            self.allocated.append(rows.num_rows * rows.width)
+            self.num_bytes += self._bytes_of(*shape)
+            self.most_bytes = max(self.most_bytes, self.num_bytes)
 
     def free(self, buffers: Iterable[Buffer]) -> None:
         """Release buffers of rows for reuse."""
         for rows in buffers:
             self.in_use.remove(rows)
-            self._spare[rows.num_rows, rows.width] += 1
+            self._spare[rows.num_rows, rows.width, rows.in_sum_dtype] += 1
+
+    def close_free(self) -> None:
+        """Give back the space of all released buffers."""
+        self.num_bytes -= sum(count * self._bytes_of(*shape) for shape, count in self._spare.items())
+        self._spare.clear()
+
+    def _bytes_of(self, num_rows: int, width: int, in_sum_dtype: bool) -> int:
+        num_bytes = num_rows * width * (self.sizes.sum_itemsize if in_sum_dtype else self.sizes.itemsize)
+        return pinned_bytes(num_bytes) if self.pinned else num_bytes
 
 
 def array_file_bytes(graph: Graph, plan: RankChunks, moves: Moves) -> int:
@@ -174,7 +191,7 @@ def host_bytes(graph: Graph, model: nn.Module, plan: RankChunks, itemsize: int) 
         graph: The graph.
         model: The model.
         plan: Chunks of the rank.
-        itemsize: Bytes of an element.
+        itemsize: Bytes of an element of a scale.
     """
     arrays = graph_bytes(graph)
     by_vertex = graph.num_vertices * (3 * 8 + 4 * itemsize)

@@ -34,7 +34,9 @@ class MoveSizes:
     size: int
     """Number of ranks."""
     itemsize: int
-    """Bytes of an element."""
+    """Bytes of an element of a row."""
+    sum_itemsize: int
+    """Bytes of an element of a gradient or a sum of rows."""
     weight: int
     """Bytes of an edge's weight; 0 if edges have none."""
     embedded: BlockStats
@@ -72,13 +74,13 @@ class Moves:
         """Return all operations, except for the all-reduce of the parameters' gradients."""
         fetched, width = self.sizes.embedded, self.sizes.embedded_width
         if fetched.exchanged:
-            self._add_exchange(fetched.num_sent, fetched.num_received, width)
+            self._add_exchange(fetched.num_sent, fetched.num_received, width, self.sizes.sum_itemsize)
         for stage in self.stages.forward:
             self._forward(stage)
         for stage in self.stages.backward:
             self._backward(stage)
         if self.training and fetched.exchanged:
-            self._add_exchange(fetched.num_received, fetched.num_sent, width)
+            self._add_exchange(fetched.num_received, fetched.num_sent, width, self.sizes.sum_itemsize)
         return self._operations
 
     def _forward(self, stage: PassStage) -> None:
@@ -196,9 +198,10 @@ class Moves:
             )
             if step.values:
                 for_others = 0 if self.sizes.share else sum(round_.send_row_counts)
-                gathers = self._gather_calls(len(round_.load) + for_others, [width for width, _ in widths], LOADED)
+                columns = [width for width, _ in widths]
+                gathers = self._gather_calls(len(round_.load) + for_others, columns, LOADED, self.sizes.itemsize)
                 self._load("sources", (len(round_.load) + for_others) * read_width, ahead=ahead, calls=gathers)
-                self._exchange_round(round_.send_row_counts, round_.recv_row_counts, read_width)
+                self._exchange_round(round_.send_row_counts, round_.recv_row_counts, read_width, self.sizes.itemsize)
             self._operations += layer_pieces[number]
             num_fresh = round(self.sizes.fresh_share * edges)
             sizes = edges, rows, len(round_.slot_sources), num_fresh, width, segment.op.heads
@@ -210,10 +213,12 @@ class Moves:
             if backward and segment.differentiable and (grad_widths or not segment.op.linear):
                 self._add_kernel(edges * width, backward_of(call))
             if backward and grad_widths:
-                self._exchange_round(round_.send_grad_counts, round_.recv_grad_counts, grad_width)
+                grad_counts = round_.send_grad_counts, round_.recv_grad_counts
+                self._exchange_round(*grad_counts, grad_width, self.sizes.sum_itemsize)
                 for_others = 0 if self.sizes.share else sum(round_.recv_grad_counts)
-                gathers = self._gather_calls(len(round_.write_back) + for_others, grad_widths, WRITTEN_BACK)
-                self._store("gradients", (len(round_.write_back) + for_others) * grad_width, calls=gathers)
+                moved = len(round_.write_back) + for_others
+                gathers = self._gather_calls(moved, grad_widths, WRITTEN_BACK, self.sizes.sum_itemsize)
+                self._store("gradients", moved * grad_width, calls=gathers)
             if backward:
                 targets = (port for port in segment.targets.values() if segment.live[port].differentiable)
                 self._store("gradients", rows * (written_grads + sum(segment.live[port].width for port in targets)))
@@ -264,7 +269,7 @@ class Moves:
 
     def _add_total(self, segment: Segment) -> None:
         if self.sizes.size > 1:
-            self._operations.append(all_reduce("statistics", segment.width, self.sizes.itemsize, self.sizes.size))
+            self._operations.append(all_reduce("statistics", segment.width, self.sizes.sum_itemsize, self.sizes.size))
 
     def _result_width(self, segment: Segment) -> int:
         return segment.width if segment.aggregates else 0
@@ -272,45 +277,52 @@ class Moves:
     def _width(self, segment: Segment, live: Iterable[int]) -> int:
         return sum(segment.live[port].width for port in set(live))
 
-    def _exchange_round(self, sent: Sequence[int], received: Sequence[int], width: int) -> None:
+    def _exchange_round(self, sent: Sequence[int], received: Sequence[int], width: int, itemsize: int) -> None:
         if len(sent) > 1:
-            self._add_exchange(sum(sent), sum(received), width)
+            self._add_exchange(sum(sent), sum(received), width, itemsize)
 
     def _add_halo(self, width: int, *, back: bool = False) -> None:
         """Add the exchange of rows that each chunk sends as soon as it is computed, or of their gradients."""
         halo = self.sizes.halo
         if halo is not None and self.sizes.size > 1 and width:
             sent, received = (halo.num_sent, halo.num_received)[:: -1 if back else 1]
-            self._add_exchange(sent, received, width, ahead=not halo.at_once, messages=halo.num_messages)
+            itemsize = self.sizes.sum_itemsize if back else self.sizes.itemsize
+            self._add_exchange(sent, received, width, itemsize, ahead=not halo.at_once, messages=halo.num_messages)
 
-    def _add_exchange(self, sent: int, received: int, width: int, *, ahead: bool = False, messages: int = 0) -> None:
+    def _add_exchange(
+        self, sent: int, received: int, width: int, itemsize: int, *, ahead: bool = False, messages: int = 0
+    ) -> None:
         """Add an exchange whose rows are gathered by index before, and written by index after it."""
-        row = width * self.sizes.itemsize
+        row = width * itemsize
         self._operations.append(
             Operation(
                 kind="collective",
                 tag="halo",
                 bytes_sent=sent * row,
                 bytes_received=received * row,
-                calls=self._gather_calls(sent + received, [width], 1),
+                calls=self._gather_calls(sent + received, [width], 1, itemsize),
                 ahead=ahead,
                 messages=messages,
             )
         )
 
-    def _gather_calls(self, rows: int, widths: Iterable[int], times: int) -> tuple[KernelCall, ...]:
+    def _gather_calls(self, rows: int, widths: Iterable[int], times: int, itemsize: int) -> tuple[KernelCall, ...]:
         """Return the kernels that move rows of some widths by index, `times` times each."""
-        sizes = [(rows, width * self.sizes.itemsize) for width in widths if rows * width]
+        sizes = [(rows, width * itemsize) for width in widths if rows * width]
         return tuple(KernelCall("gather", size, times) for size in sizes)
 
     def _add_kernel(self, edges: int, call: KernelCall) -> None:
         self._operations.append(Operation(kind="aggregate", edges=edges, calls=(call,)))
 
     def _load(self, tag: str, numbers: int, *, ahead: bool = False, calls: Calls = None) -> None:
-        self._operations.append(transfer(tag, to_device=numbers * self.sizes.itemsize, ahead=ahead, calls=calls))
+        num_bytes = numbers * self._itemsize(tag)
+        self._operations.append(transfer(tag, to_device=num_bytes, ahead=ahead, calls=calls))
 
     def _store(self, tag: str, numbers: int, *, calls: Calls = None) -> None:
-        self._operations.append(transfer(tag, to_host=numbers * self.sizes.itemsize, calls=calls))
+        self._operations.append(transfer(tag, to_host=numbers * self._itemsize(tag), calls=calls))
+
+    def _itemsize(self, tag: str) -> int:
+        return self.sizes.sum_itemsize if tag == "gradients" else self.sizes.itemsize
 
 
 def dense_operation(dense: DenseFlops, *, backward: bool, retained: bool = False) -> Operation | None:

@@ -113,6 +113,6 @@ class PlacedOffload(Placed):
         return torch.device("cpu")
 
     def empty_rows(self, rows: Tensor) -> Tensor:
-        stored = self.chunks.pool.alloc(*rows.shape)
+        stored = self.chunks.pool.alloc(*rows.shape, in_sum_dtype=True)
         self._lent.append(stored)
         return stored.tensor()

@@ -88,7 +88,7 @@ class PipelinePlan(ChunkedPlan):
         estimate, halo = super().estimate(rank, chunks), chunks.halo
         widest = max(segment.source_width for program in self.programs.values() for segment in program.segments)
         rows = halo.num_sent + halo.num_received if halo is not None else 0
-        return replace(estimate, device=estimate.device + rows * widest * self.work.itemsize)
+        return replace(estimate, device=estimate.device + rows * widest * self.work.dtype.itemsize)
 
     def _sizes(self, rank: int) -> MoveSizes:
         return replace(super()._sizes(rank), halo=self.chunks(rank).halo)

@@ -145,7 +145,7 @@ class SegmentFlops:
 
     def _state(self, before: Segment, num_rows: int) -> BoundaryState:
         """Return the inputs, without data, with which a model resumes after the boundary of a segment."""
-        boundary, dtype = cast(Boundary, before.boundary), self.twin.dtype
+        boundary, dtype = cast(Boundary, before.boundary), self.work.row_dtype
         shape = (before.width,) if isinstance(before.op, Total) else (num_rows, before.width)
         live = [leaf(torch.empty(num_rows, rows.width, dtype=dtype), rows.differentiable) for rows in before.live]
         return BoundaryState(
@@ -170,7 +170,7 @@ class SegmentFlops:
         read = [segment.live[port] for port in (*segment.sources.values(), *segment.targets.values())]
         start = self._start()
         with torch.enable_grad(), torch.device("meta"), self.counter:
-            x = torch.empty(levels.rows[0], read[0].width, dtype=self.twin.dtype)
+            x = torch.empty(levels.rows[0], read[0].width, dtype=self.work.row_dtype)
             y = op.layer(view, x.requires_grad_(any(rows.differentiable for rows in read)))
         forward = self.counter.total - start
         return self._with_backward(start, forward, [y])

@@ -174,7 +174,7 @@ class SegmentRuns:
                 grad = self.runtime.to_device(out.live[0][span])
                 release(out.live[0])
                 self.runtime.transfer("gradients", grad.nbytes, 0)
-                yield reached, grad
+                yield reached, grad.to(reached.dtype)
             return
         for port, rows in rows_by_port(reached, segment).items():
             if port in out.live and rows.requires_grad:

@@ -17,10 +17,11 @@ from weft.parallel.chunks.run.slots import Way
 class Buffer(NamedTuple):
     """Rows on the host that a stage allocates and that this stage or a later one frees."""
 
-    kind: Literal["rows", "intermediate", "result", "saved", "grads", "step grads"]
+    kind: Literal["rows", "logits", "intermediate", "result", "saved", "grads", "step grads"]
     """Role of the rows.
 
     - rows: what a segment leaves.
+    - logits: what the last segment leaves.
     - intermediate: result of an aggregate step that another step reads.
     - result, saved: result of the aggregate, and what is saved with it for the backward pass.
     - grads: gradients of "rows".
@@ -34,6 +35,11 @@ class Buffer(NamedTuple):
     """Number of rows."""
     width: int
     """Number of columns."""
+
+    @property
+    def in_sum_dtype(self) -> bool:
+        """True for gradients, to which several chunks add, and logits: they are not rounded to the type of rows."""
+        return self.kind in ("logits", "grads", "step grads")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,10 +231,10 @@ class _Compiler:
 
     def _rows(self, number: int) -> tuple[Buffer, ...]:
         """Return the rows that a segment leaves, without features that are read where the graph stores them."""
-        segment, sizes = self.segments[number], self.sizes
+        segment, sizes, last = self.segments[number], self.sizes, number == len(self.segments) - 1
         num_rows = sizes.num_source_rows(segment.hop) if segment.aggregates else sizes.num_rows(segment.hop)
         return tuple(
-            Buffer("rows", number, port, num_rows, live.width)
+            Buffer("logits" if last else "rows", number, port, num_rows, live.width)
             for port, live in enumerate(segment.live)
             if not (live.features and sizes.reads_features)
         )

@@ -12,7 +12,18 @@ from torch import Tensor, nn
 
 from weft.config.optimisations import Optimisations
 from weft.data import Adjacency, Graph
-from weft.nn import GraphView, Inputs, LinkModel, Request, Topology, Total, WholeLayer, is_embedded, typed_rows
+from weft.nn import (
+    GraphView,
+    Inputs,
+    LinkModel,
+    Request,
+    Topology,
+    Total,
+    WholeLayer,
+    is_embedded,
+    row_dtype,
+    typed_rows,
+)
 from weft.nn.layers.phases import Boundary, BoundaryState, PhasedModel, phases_of
 from weft.parallel.chunks.program.chunk_program import ChunkProgram, LiveRows, Segment, ports_by_name, stepwise
 from weft.parallel.chunks.run.chunk_views import ChunkView, RowsView
@@ -47,7 +58,7 @@ class ProgramTracer:
         count = min(NUM_PROBE_ROWS, graph.num_vertices)
         vertices = torch.arange(count)
         x = torch.empty(count, 0) if graph.x is None else graph.x[:count]
-        self.x = x.to(self.device, self.dtype)
+        self.x = x.to(self.device, row_dtype(model))
         self.typed = typed_rows(graph, vertices, self.device, self.dtype)
         self.num_embedded = int(is_embedded(graph)[:count].sum()) if graph.typed.num_embedded else 0
         self.topology = ring(graph, count, self.device, self.dtype)

@@ -128,7 +128,8 @@ class ChunkAggregates:
             self._make_slots(rounds, sources)
         for source in sources:
             if source.into is not None:
-                source.grads = source.into.tensor() if rounds[0].in_place else self._zeros(rounds, source)
+                in_place = rounds[0].in_place
+                source.grads = source.into.tensor() if in_place else self._zeros(rounds, source, self.runtime.sum_dtype)
         load = lambda round_: self._load(round_, sources, step)  # noqa: E731
         for round_, loaded in self.runtime.load_ahead(rounds, load):
             self._count(round_, loaded, sources, step)
@@ -279,14 +280,15 @@ class ChunkAggregates:
     def _make_slots(self, rounds: Sequence[PlacedRound], sources: list[Source]) -> None:
         """Allocate the buffer of each source, or use the rows themselves if they are read in place."""
         for source in sources:
-            source.buffer = source.rows.tensor() if rounds[0].in_place else self._zeros(rounds, source)
+            in_place = rounds[0].in_place
+            source.buffer = source.rows.tensor() if in_place else self._zeros(rounds, source, self.runtime.dtype)
 
-    def _zeros(self, rounds: Sequence[PlacedRound], source: Source) -> Tensor:
+    def _zeros(self, rounds: Sequence[PlacedRound], source: Source, dtype: torch.dtype) -> Tensor:
         """Return a buffer [slots, F] of zeros.
 
         Free slots must not contain NaN: a kernel may multiply them by 0, and 0 times NaN is NaN.
         """
-        return torch.zeros(rounds[0].num_slots, source.rows.width, dtype=self.runtime.dtype, device=self.device)
+        return torch.zeros(rounds[0].num_slots, source.rows.width, dtype=dtype, device=self.device)
 
     def _load(self, round_: PlacedRound, sources: list[Source], step: AggregateStep) -> Loaded:
         """Load to the device all that a round reads, except for rows of other ranks."""

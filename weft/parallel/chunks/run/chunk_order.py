@@ -85,7 +85,7 @@ class ChunkOrder:
             before = [number - 1 for number in numbers if number]
             steps = [(number, step) for number in before for step in reversed(range(self._steps(number)))]
             widths = {step_id: width for step_id in steps if (width := self._grads_width(*step_id))}
-            self._grads = GradFlow(self.runtime.halo, self.group, widths, self.runtime.dtype)
+            self._grads = GradFlow(self.runtime.halo, self.group, widths, self.runtime.sum_dtype)
         self._run(works, self._grads, "backward")
 
     def _run(self, works: Sequence[ChunkTasks], flow: HaloFlow | None, direction: str) -> None:

@@ -21,13 +21,14 @@ from weft.parallel.chunks.run.slots import PlacedRound
 from weft.runtime.streams import COMPUTE, LOAD, STORE, InOrder, Staging, StreamMark, streams_of
 from weft.storage.host_rows import IndexedRows, MemoryRows, host_rows
 from weft.storage.unnamed_files import ArrayFile, ArrayMemory, release
+from weft.utils.dtypes import sum_dtype
 
 Item = TypeVar("Item")
 LoadedItem = TypeVar("LoadedItem")
 
 
 class RowPool:
-    """Allocator of rows on the host; freed rows are reused by shape.
+    """Allocator of rows on the host; freed rows are reused by shape and type.
 
     Args:
         dtype: Type of the rows.
@@ -41,22 +42,24 @@ class RowPool:
         self, dtype: torch.dtype, device: torch.device, staging: Staging, folder: Path | None, *, in_memory: bool
     ) -> None:
         self.dtype, self.device, self.staging, self.folder, self.in_memory = dtype, device, staging, folder, in_memory
-        self._free: dict[tuple[int, int], list[StoredRows]] = defaultdict(list)
+        self._free: dict[tuple[int, int, torch.dtype], list[StoredRows]] = defaultdict(list)
 
-    def alloc(self, num_rows: int, width: int) -> StoredRows:
+    def alloc(self, num_rows: int, width: int, *, in_sum_dtype: bool = False) -> StoredRows:
         """Return rows [num_rows, width] with arbitrary content.
 
         Args:
             num_rows: Number of rows.
             width: Number of columns.
+            in_sum_dtype: Return rows in the type of sums (float32 for bfloat16 rows).
         """
-        free = self._free[num_rows, width]
+        dtype = sum_dtype(self.dtype) if in_sum_dtype else self.dtype
+        free = self._free[num_rows, width, dtype]
         if free:
             return free.pop()
         return host_rows(
             num_rows,
             width,
-            self.dtype,
+            dtype,
             device=self.device,
             staging=self.staging,
             folder=self.folder,
@@ -67,7 +70,13 @@ class RowPool:
         """Return rows to the pool; None is ignored."""
         for rows in freed:
             if rows is not None:
-                self._free[rows.num_rows, rows.width].append(rows)
+                self._free[rows.num_rows, rows.width, rows.dtype].append(rows)
+
+    def close_free(self) -> None:
+        """Give back the space of all rows that are free."""
+        while self._free:
+            for rows in self._free.popitem()[1]:
+                rows.close()
 
 
 class Runtime(ABC):
@@ -77,6 +86,7 @@ class Runtime(ABC):
         work: The model and the graph.
         group: The ranks.
         device: Device of the aggregates.
+        dtype: Type of the rows.
         folder: Folder of the files; None: the folder for temporary files.
         in_memory: Rows and rounds are in the memory of the device, not in files or pinned memory.
         prefetch: The next round is loaded while one is computed.
@@ -88,17 +98,18 @@ class Runtime(ABC):
         group: Group,
         device: torch.device,
         *,
+        dtype: torch.dtype,
         folder: Path | None,
         in_memory: bool,
         prefetch: bool,
     ) -> None:
-        self.graph, self.optimisations, self.dtype = work.graph, work.optimisations, work.dtype
+        self.graph, self.optimisations, self.dtype, self.sum_dtype = work.graph, work.optimisations, dtype, work.dtype
         self.group, self.meter, self.device = group, group.meter, device
         self.in_memory, self.prefetch = in_memory, prefetch
         self.streams = group.streams if device == group.device else streams_of(device)
         if in_memory:  # nothing is copied
             self.streams = InOrder(device)
-        self.pool = RowPool(work.dtype, device, Staging(self.streams), folder, in_memory=in_memory)
+        self.pool = RowPool(dtype, device, Staging(self.streams), folder, in_memory=in_memory)
         self.array_file = ArrayMemory() if in_memory else ArrayFile(folder)
 
     @abstractmethod
@@ -145,7 +156,7 @@ class Runtime(ABC):
         return self.streams.lend(rows.load(span.start, span.stop).to(self.device), COMPUTE)
 
     def read_grads(self, rows: StoredRows, span: slice) -> Tensor:
-        """Return a range of gradient rows on the device, and count the copy.
+        """Return a range of gradient rows on the device, rounded to the type of rows, and count the copy.
 
         Args:
             rows: Gradient rows on the host.
@@ -153,7 +164,7 @@ class Runtime(ABC):
         """
         grad = self.read(rows, span)
         self.transfer("gradients", grad.nbytes, 0)
-        return grad
+        return grad.to(self.dtype)
 
     def write(self, rows: StoredRows, span: slice, values: Tensor) -> None:
         """Write a range of rows to the host.
@@ -175,7 +186,7 @@ class Runtime(ABC):
             span: Range of rows.
             grad: Gradients of the range, [n, F].
         """
-        self.accumulate_rows(into, torch.arange(span.start, span.stop), grad.contiguous())
+        self.accumulate_rows(into, torch.arange(span.start, span.stop), grad.to(into.dtype).contiguous())
 
     def accumulate_rows(self, into: StoredRows, rows: Tensor, grads: Tensor, positions: Tensor | None = None) -> None:
         """Add gradients to given rows on the host.
@@ -269,12 +280,20 @@ class PlacedChunks(Runtime):
         folder: Path | None,
         only_first: bool = False,
     ) -> None:
-        super().__init__(work, group, group.device, folder=folder, in_memory=chunks.in_memory, prefetch=chunks.prefetch)
+        super().__init__(
+            work,
+            group,
+            group.device,
+            dtype=work.row_dtype,
+            folder=folder,
+            in_memory=chunks.in_memory,
+            prefetch=chunks.prefetch,
+        )
         self.model, self.seed, self.topology, self.work = model, seed, topology, work
         self.embedded_halo = embedded_halo
         dependencies = chunks.dependencies
         self.vertices, self.num_own = dependencies.rows, dependencies.num_own
-        self.row_ids = topology.ids[dependencies.rows].to(group.device)
+        self.row_ids = topology.ids_of(dependencies.rows).to(group.device)
         self.stages, self._schedule_of = chunks.stages, chunks.schedule_of
         self._rows_at = [chunks.num_rows(hop) for hop in range(len(dependencies.hops) + 1)]
         self._spans = {num_rows: chunks.spans(num_rows) for num_rows in self._rows_at}

@@ -21,7 +21,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from weft.nn import Total
+from weft.nn import Total, sum_rows
 from weft.nn.layers.phases import Boundary
 from weft.parallel.chunks.program.chunk_program import ChunkProgram, rows_by_port, stepwise
 from weft.parallel.chunks.program.segments import PortRows, SegmentRuns
@@ -71,6 +71,7 @@ class ChunkPass:
                         self.order.forward([0], self._works(self.stages.once, self._forward))
                     self.runtime.constant = self.activations.pop()
                     self._allocated.clear()
+                    self.runtime.pool.close_free()  # no later pass has rows for all features
                 self.activations.append(self.runtime.constant)
                 self.order.ended.add(0)
             numbers = sorted({stage.number for stage in self.stages.forward})
@@ -104,7 +105,7 @@ class ChunkPass:
     def _alloc(self, stage: PassStage, kind: str) -> list[StoredRows]:
         """Allocate and return those rows that a stage makes whose `Buffer.kind` is `kind`."""
         allocated = [
-            (buffer, self.runtime.pool.alloc(buffer.num_rows, buffer.width))
+            (buffer, self.runtime.pool.alloc(buffer.num_rows, buffer.width, in_sum_dtype=buffer.in_sum_dtype))
             for buffer in stage.makes
             if buffer.kind == kind
         ]
@@ -113,8 +114,9 @@ class ChunkPass:
 
     def _rows_left(self, stage: PassStage) -> dict[int, StoredRows]:
         """Return the rows that a segment leaves, by port: newly allocated, or the graph's features themselves."""
-        ports = [buffer.number for buffer in stage.makes if buffer.kind == "rows"]
-        rows = dict(zip(ports, self._alloc(stage, "rows"), strict=True))
+        kind = "logits" if stage.number == len(self.segments) - 1 else "rows"
+        ports = [buffer.number for buffer in stage.makes if buffer.kind == kind]
+        rows = dict(zip(ports, self._alloc(stage, kind), strict=True))
         if (features := self.runtime.features) is not None:
             live = self.segments[stage.number].live
             rows |= {port: features for port, rows_live in enumerate(live) if rows_live.features}
@@ -205,7 +207,7 @@ class ChunkPass:
             activations.op = stepwise(reached).request.op
             activations.context, activations.on_result = reached.context, reached.on_result
         if isinstance(reached.request.op, Total):
-            added = reached.request.rows["x"][: self.runs.num_own(span)].sum(0)
+            added = sum_rows(reached.request.rows["x"][: self.runs.num_own(span)])
             activations.total = added if activations.total is None else activations.total + added
         self.order.forward_done((number, 0), span, [left[port] for port in activations.segment.source_ports])
 

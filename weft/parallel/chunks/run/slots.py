@@ -152,7 +152,7 @@ class PlacedRound:
         self.in_place = round_.in_place
         self._topologies: dict[SlotLayout, SlotTopology] = {}
         ids = vertices[round_.slot_sources.clamp(min=0)]
-        dtype = id_dtype(len(whole.ids))
+        dtype = id_dtype(whole.adjacency.num_sources)
         self._sources, self._targets = array_file.put(ids.to(dtype)), array_file.put(vertices[self.targets].to(dtype))
         self._indices = {
             name: array_file.put(getattr(round_, name).to(dtype)) for name in FORWARD_FIELDS + BACKWARD_FIELDS
@@ -291,7 +291,7 @@ class PlacedRound:
             transpose=(
                 put(back.indptr),
                 put(back.indices),
-                put(back.edge_ids),
+                put(adjacency.transposed_edge_ids),
                 None if back.weight is None else put(back.weight),
             ),
             edge_positions=None if edge_positions is None else put(edge_positions),
