@@ -1,0 +1,217 @@
+"""Train a GNN on a citation graph with 111 million vertices and 1.6 billion edges, on one machine, stage by stage.
+
+    python benchmarks/hundred_million.py --folder /data/cites --out hundred-million-NAME
+    python benchmarks/hundred_million.py --folder /tmp/cites --scale 0.01
+
+Each stage is a command of weft in a memory cgroup (where the system allows one) whose limit includes the page cache:
+import, and for each model training with an evaluation in every epoch. A stage that has ended is not repeated, so the
+command can be stopped and started again. The graph is `cites:` (docs/decisions/0054), of which --scale takes a share.
+The table states for each stage seconds, the most anonymous memory of all its processes together, and the bytes that it
+read from the disk and wrote to it; the disk's own rates are measured first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from kernels import save
+
+from weft.utils.units import parse_bytes
+
+VERTICES, EDGES, FEATURES, CLASSES = 111_059_956, 1_615_685_872, 128, 172
+"""Shape of ogbn-papers100M (Hu et al., Open Graph Benchmark, 2020)."""
+FLIPPED = 0.1
+"""Share of wrong labels in the graph: no model can be more accurate than one minus this share."""
+BLOCK, BLOCKS = 8 << 20, 128
+"""Bytes of a request, and number of requests, by which the disk is measured."""
+POLL = 0.2
+"""Seconds between two readings of the memory."""
+
+
+def main() -> int:
+    options = parse()
+    folder = Path(options.folder).absolute()
+    stages, graph = folder / "stages", folder / "graph"
+    stages.mkdir(parents=True, exist_ok=True)
+    results = {"disk": stage(stages / "disk.json", lambda: disk_rates(folder))}
+    shape = f"vertices={round(VERTICES * options.scale)},edges={round(EDGES * options.scale)},flipped={FLIPPED}"
+    recipe = f"cites:{shape},features={FEATURES},classes={CLASSES}"
+    command = ["data", "import", recipe, "--feature-dtype", "float16", "--out", str(graph), "--overwrite"]
+    results["import"] = stage(stages / "import.json", lambda: measured(command, options.memory))
+    print_stage("import", results["import"])
+    for model in options.models.split(","):
+        name = f"{model}-{options.layers}-layers"
+        out = stages / name
+        command = ["train", str(graph), "--model", model, "--layers", str(options.layers), "--hidden", "128"]
+        command += ["--epochs", str(options.epochs), "--lr", str(options.lr), *options.train.split()]
+        command += ["--scratch", str(folder)] if "device-memory" in options.train else []
+        command += ["--resume", "--out", str(out)] if (out / "metrics.jsonl").exists() else ["--out", str(out)]
+        results[name] = stage(
+            stages / f"{name}.json", lambda command=command, out=out: trained(measured(command, options.memory), out)
+        )
+        print_stage(name, results[name])
+    if options.out:
+        save(options.out, {"options": vars(options), "best_accuracy": 1 - FLIPPED, "stages": results})
+    return 0
+
+
+def stage(path: Path, run: Any) -> dict[str, Any]:
+    """Return the result of a stage from its file, or run it and write the file."""
+    if not path.exists():
+        result = run()
+        path.write_text(json.dumps(result))
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def disk_rates(folder: Path) -> dict[str, float]:
+    """Return the bytes per second of direct sequential writes and reads of a file of 1 GB."""
+    path, block = folder / "rate.tmp", mmap.mmap(-1, BLOCK)
+    rates = {}
+    for name, flags in (("write", os.O_WRONLY | os.O_CREAT), ("read", os.O_RDONLY)):
+        file = os.open(path, flags | os.O_DIRECT)
+        begin = time.perf_counter()
+        for _ in range(BLOCKS):
+            if name == "write":
+                os.write(file, block)
+            else:
+                os.readv(file, [block])
+        rates[name] = BLOCK * BLOCKS / (time.perf_counter() - begin)
+        os.close(file)
+    path.unlink()
+    print(f"disk: reads {rates['read'] / 1e9:.2f} GB/s, writes {rates['write'] / 1e9:.2f} GB/s", flush=True)
+    return rates
+
+
+def measured(command: list[str], memory: str) -> dict[str, Any]:
+    """Run a command of weft in a memory cgroup, and return its seconds, memory and disk traffic.
+
+    Args:
+        command: Arguments of weft.
+        memory: Limit of the cgroup.
+    """
+    print("weft", " ".join(command), flush=True)
+    before, begin, anonymous, resident = own_io(), time.perf_counter(), 0, 0
+    with memory_cgroup(parse_bytes(memory, "--memory")) as cgroup:
+
+        def enter() -> None:
+            if cgroup is not None:
+                (cgroup / "cgroup.procs").write_text(str(os.getpid()))
+
+        process = subprocess.Popen(
+            [sys.executable, "-m", "weft", *command],
+            preexec_fn=enter,
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,
+        )
+        while process.poll() is None:
+            now = memory_of_session(process.pid)
+            anonymous, resident = max(anonymous, now[0]), max(resident, now[1])
+            time.sleep(POLL)
+    if process.returncode:
+        sys.exit(f"weft {command[0]} ended with exit code {process.returncode}")
+    after = own_io()
+    return {
+        "command": command,
+        "seconds": time.perf_counter() - begin,
+        "anonymous_bytes": anonymous,
+        "resident_bytes": resident,
+        "read_bytes": after["read_bytes"] - before["read_bytes"],
+        "written_bytes": after["write_bytes"] - before["write_bytes"],
+        "memory_limit": memory if cgroup is not None else "none",
+    }
+
+
+@contextmanager
+def memory_cgroup(limit: int) -> Iterator[Path | None]:
+    """Yield a new memory cgroup below that of this process, and remove it afterwards; None if none can be created."""
+    match = re.search(r"^\d+:memory:(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
+    group = Path(f"/sys/fs/cgroup/memory{match.group(1)}/weft-{os.getpid()}") if match else None
+    try:
+        if group is not None:
+            group.mkdir()
+            (group / "memory.limit_in_bytes").write_text(str(limit))
+    except OSError:
+        group = None
+    try:
+        yield group
+    finally:
+        if group is not None:
+            group.rmdir()
+
+
+def memory_of_session(session: int) -> tuple[int, int]:
+    """Return the anonymous and the resident bytes of all processes of a session."""
+    totals = [0, 0]
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            if os.getsid(int(status.parent.name)) != session:
+                continue
+            text = status.read_text()
+        except OSError:  # it has ended
+            continue
+        for number, field in enumerate(("RssAnon", "VmRSS")):
+            match = re.search(rf"{field}:\s+(\d+) kB", text)
+            totals[number] += 1024 * int(match.group(1)) if match else 0
+    return totals[0], totals[1]
+
+
+def own_io() -> dict[str, int]:
+    """Return the bytes that this process and all children that have ended read from the disk and wrote to it."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return {name: int(value) for name, value in (line.split(": ") for line in lines)}
+
+
+def trained(result: dict[str, Any], out: Path) -> dict[str, Any]:
+    """Add to the result of a training its epochs, accuracies and estimates."""
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    epochs = [record for record in records if record["kind"] == "epoch"]
+    summary = next(record for record in reversed(records) if record["kind"] == "summary")
+    return result | {
+        "epoch_seconds": summary["epoch_seconds"],
+        "epochs": [{name: epoch.get(name) for name in ("loss", "val_accuracy", "seconds")} for epoch in epochs],
+        "test_accuracy": summary["test_accuracy"],
+        "plan": next((record for record in records if record["kind"] == "plan"), {}),
+    }
+
+
+def print_stage(name: str, result: dict[str, Any]) -> None:
+    """Print a line of the table."""
+    line = (
+        f"{name:16} {result['seconds']:8.0f} s  anonymous {result['anonymous_bytes'] / 1e9:6.2f} GB  "
+        f"read {result['read_bytes'] / 1e9:7.1f} GB  written {result['written_bytes'] / 1e9:7.1f} GB"
+    )
+    if "epochs" in result:
+        seconds = [epoch["seconds"] for epoch in result["epochs"]]
+        line += f"  epoch {statistics.median(seconds):.2f} s  test accuracy {result['test_accuracy']:.4f}"
+    print(line, flush=True)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", required=True, help="folder of the graph, of the runs and of their scratch files")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the vertices and edges")
+    parser.add_argument("--memory", default="20GB", help="limit of the memory cgroup, page cache included")
+    parser.add_argument("--models", default="gcn,sage")
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--train", default="--strategy offload --device-memory 2GB", help="further options of training")
+    parser.add_argument("--out", help="write the results to benchmarks/results/NAME.json")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
