@@ -45,7 +45,7 @@ def main() -> int:
     folder = Path(options.folder).absolute()
     stages, graph = folder / "stages", folder / "graph"
     stages.mkdir(parents=True, exist_ok=True)
-    results = {"disk": stage(stages / "disk.json", lambda: disk_rates(folder))}
+    disk, results = stage(stages / "disk.json", lambda: disk_rates(folder)), {}
     shape = f"vertices={round(VERTICES * options.scale)},edges={round(EDGES * options.scale)},flipped={FLIPPED}"
     recipe = f"cites:{shape},features={FEATURES},classes={CLASSES}"
     command = ["data", "import", recipe, "--feature-dtype", "float16", "--out", str(graph), "--overwrite"]
@@ -63,7 +63,8 @@ def main() -> int:
         )
         print_stage(name, results[name])
     if options.out:
-        save(options.out, {"options": vars(options), "best_accuracy": 1 - FLIPPED, "stages": results})
+        rows = [{"stage": name, **result} for name, result in results.items()]
+        save(options.out, {"options": vars(options), "best_accuracy": 1 - FLIPPED, "disk": disk, "rows": rows})
     return 0
 
 
@@ -180,10 +181,10 @@ def trained(result: dict[str, Any], out: Path) -> dict[str, Any]:
     epochs = [record for record in records if record["kind"] == "epoch"]
     summary = next(record for record in reversed(records) if record["kind"] == "summary")
     return result | {
-        "epoch_seconds": summary["epoch_seconds"],
-        "epochs": [{name: epoch.get(name) for name in ("loss", "val_accuracy", "seconds")} for epoch in epochs],
+        "epoch_seconds": [epoch["seconds"] for epoch in epochs],
+        "losses": [epoch["loss"] for epoch in epochs],
+        "val_accuracies": [epoch.get("val_accuracy") for epoch in epochs],
         "test_accuracy": summary["test_accuracy"],
-        "plan": next((record for record in records if record["kind"] == "plan"), {}),
     }
 
 
@@ -193,9 +194,9 @@ def print_stage(name: str, result: dict[str, Any]) -> None:
         f"{name:16} {result['seconds']:8.0f} s  anonymous {result['anonymous_bytes'] / 1e9:6.2f} GB  "
         f"read {result['read_bytes'] / 1e9:7.1f} GB  written {result['written_bytes'] / 1e9:7.1f} GB"
     )
-    if "epochs" in result:
-        seconds = [epoch["seconds"] for epoch in result["epochs"]]
-        line += f"  epoch {statistics.median(seconds):.2f} s  test accuracy {result['test_accuracy']:.4f}"
+    if "epoch_seconds" in result:
+        seconds = statistics.median(result["epoch_seconds"])
+        line += f"  epoch {seconds:.2f} s  test accuracy {result['test_accuracy']:.4f}"
     print(line, flush=True)
 
 
