@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 
@@ -13,8 +14,11 @@ from weft.cost import Profile
 from weft.runtime.processes.usage import watch
 from weft.strategies import resident
 from weft.strategies.single import SinglePlan
+from weft.training import rank
 from weft.training.planning.probe_command import watch_tiny
 from weft.training.run import prepared_workload
+from weft.utils.errors import InputError
+from weft.utils.units import parse_bytes
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's /proc")
 
@@ -22,6 +26,30 @@ GRAPH, HIDDEN = "rmat:vertices=2k,edges=8k,features=8000,classes=4", 1024
 TOLERANCE = 0.1
 MIN_SHARE = 0.06
 """Smallest share of the measured memory that features or moments of Adam take."""
+
+
+@pytest.mark.parametrize("strategy", ["single", "offload"])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_run_beyond_memory_is_refused(strategy: str, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The refusal names a strategy that needs less, and disappears with as much memory as it asks for."""
+    if strategy == "single" and workers > 1:
+        strategy = "communicated"
+    config = Config(graph="digits", strategy=strategy, workers=workers)
+    work, needed = prepared_workload(config, None, None), 1_000_000
+    monkeypatch.setattr(rank, "memory_limit_bytes", lambda: needed)
+    with pytest.raises(InputError, match=f"^digits: strategy {strategy} needs .* available: give .*--dtype") as error:
+        rank.make_plan(config, work)
+    assert ("--strategy offload" in str(error.value)) == (strategy != "offload")
+    needed = math.ceil(1.05 * parse_bytes(str(error.value).split(" needs ")[1].split(" of memory")[0], "memory"))
+    rank.make_plan(config, work)
+
+
+def test_small_graphs_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config(graph="digits")
+    work = prepared_workload(config, None, None)
+    monkeypatch.setattr(rank, "memory_limit_bytes", lambda: 11 * work.stats.num_bytes)
+    monkeypatch.setattr(SinglePlan, "peak_memory", None)
+    rank.make_plan(config, work)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -20,6 +21,7 @@ from weft.nn import Workload
 from weft.partition import Quality
 from weft.runtime.kernel_selection import DEFAULT, KernelSelection, select_kernels
 from weft.runtime.memory.heap import keep_freed_memory
+from weft.runtime.memory.limit import memory_limit_bytes
 from weft.runtime.processes.stop_request import StopRequest
 from weft.strategies import Plan, get_strategy
 from weft.training.artifacts import checkpoint
@@ -36,8 +38,12 @@ from weft.training.planning.calibration import Estimate
 from weft.training.progress import ProgressShow, waiting
 from weft.training.tasks.losses import num_logits
 from weft.training.tasks.task import make_task
-from weft.utils.errors import refusing_exit
+from weft.utils.errors import InputError, refusing_exit
 from weft.utils.terminal import print_message
+from weft.utils.units import format_bytes
+
+CHECKED_SHARE = 0.1
+"""A run is estimated beforehand if its graph takes at least this share of the memory."""
 
 SHARED_GPU_WARNING = (
     "warning: ranks share a GPU, which NCCL does not support: they exchange data through host memory and gloo, "
@@ -108,7 +114,36 @@ def make_plan(config: Config, work: Workload) -> Plan:
     options, machine = make_options(config, work.graph), known_machine(config, work)
     plan = get_strategy(config.strategy)(work, config.workers, options, machine)
     plan.check_fits()
+    if config.device == "cpu":
+        check_memory(plan)
     return plan
+
+
+def check_memory(plan: Plan) -> None:
+    """Check that the rows of the ranks on this host fit in memory, before anything large is allocated.
+
+    Arrays of a graph folder do not count, since the system can read them again. Small graphs are not checked, because
+    the estimate takes time.
+
+    Args:
+        plan: The plan of the run.
+
+    Raises:
+        InputError: They do not. The message names a strategy that needs less.
+    """
+    limit, work = memory_limit_bytes(), plan.work
+    if work.stats.num_bytes < CHECKED_SHARE * limit:
+        return
+    ranks = range(int(os.environ.get("LOCAL_WORLD_SIZE", plan.size)))
+    uses = [plan.peak_memory(rank) for rank in ranks]
+    rows = sum(use.device + use.host - use.shared for use in uses)
+    needed = rows + (work.stats.num_bytes if work.graph.path is None else 0)
+    if needed > limit:
+        offload = "" if plan.name == "offload" else f"--strategy offload --device-memory {limit // 4}, "
+        raise InputError(
+            f"{work.graph.name}: strategy {plan.name} needs {format_bytes(needed)} of memory, and "
+            f"{format_bytes(limit)} are available: give {offload}--dtype bfloat16, a smaller --hidden, or more hosts"
+        )
 
 
 def prepare_process(config: Config) -> None:
