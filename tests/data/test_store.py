@@ -31,6 +31,7 @@ from weft.data.adjacency import Adjacency
 from weft.data.checks.rules import check_stored_transpose
 from weft.data.store import check_record, store
 from weft.data.store.npy import map_array
+from weft.runtime.memory.limit import memory_limit_bytes
 from weft.runtime.processes.temporary_folder import LEFTOVER_SECONDS, lock_folder
 from weft.storage.unnamed_files import release
 from weft.utils.errors import InputError
@@ -89,6 +90,19 @@ def test_opened_tensors_are_memory_mapped_copy_on_write(tmp_path: Path) -> None:
     assert isinstance(map_array(tmp_path / "g" / "x.npy").base, mmap)
     opened.x[0, 0] = 99.0
     same_graph(Graph.open(tmp_path / "g"), sample())
+
+
+def test_a_file_beyond_memory_is_mapped(tmp_path: Path) -> None:
+    """The system would not reserve memory for a copy of every page. The file has a hole, so it takes no space."""
+    path, count = tmp_path / "x.npy", memory_limit_bytes()
+    with path.open("wb") as file:
+        described = {"descr": "<f4", "fortran_order": False, "shape": (count,)}
+        np.lib.format.write_array_header_1_0(file, described)
+        file.truncate(file.tell() + 4 * count)
+    array = map_array(path)
+    assert array[-1] == 0
+    array[-1] = 3
+    assert map_array(path)[-1] == 0
 
 
 def test_a_symmetric_graph_stores_its_topology_once(tmp_path: Path) -> None:
