@@ -3,11 +3,12 @@
     python benchmarks/hundred_million.py --folder /data/cites --out hundred-million-NAME
     python benchmarks/hundred_million.py --folder /tmp/cites --scale 0.01
 
-Each stage is a command of weft in a memory cgroup (where the system allows one) whose limit includes the page cache:
-import, and for each model training with an evaluation in every epoch. A stage that has ended is not repeated, so the
-command can be stopped and started again. The graph is `cites:` (docs/decisions/0054), of which --scale takes a share.
-The table states for each stage seconds, the most anonymous memory of all its processes together, and the bytes that it
-read from the disk and wrote to it; the disk's own rates are measured first.
+Each stage is a command of weft: import, and for each model training with an evaluation in every epoch. It runs in a
+memory cgroup whose limit includes the page cache, if this process may create one (version 1); the results say whether.
+A stage that has ended is not repeated for the same command, so the script can be stopped and started again. The graph
+is `cites:` (docs/decisions/0054), of which --scale takes a share. The table states for each stage seconds, the most
+anonymous memory of all its processes together, and the bytes that it read from the disk and wrote to it; the disk's own
+rates are measured first.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import json
 import mmap
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,8 @@ FLIPPED = 0.1
 """Share of wrong labels in the graph: no model can be more accurate than one minus this share."""
 BLOCK, BLOCKS = 8 << 20, 128
 """Bytes of a request, and number of requests, by which the disk is measured."""
+TRAINING = "--strategy offload --device-memory 2GB --dtype bfloat16"
+"""Options of training."""
 POLL = 0.2
 """Seconds between two readings of the memory."""
 
@@ -45,11 +49,11 @@ def main() -> int:
     folder = Path(options.folder).absolute()
     stages, graph = folder / "stages", folder / "graph"
     stages.mkdir(parents=True, exist_ok=True)
-    disk, results = stage(stages / "disk.json", lambda: disk_rates(folder)), {}
+    disk, results = stage(stages / "disk.json", [], lambda: {"command": [], **disk_rates(folder)}), {}
     shape = f"vertices={round(VERTICES * options.scale)},edges={round(EDGES * options.scale)},flipped={FLIPPED}"
     recipe = f"cites:{shape},features={FEATURES},classes={CLASSES}"
     command = ["data", "import", recipe, "--feature-dtype", "float16", "--out", str(graph), "--overwrite"]
-    results["import"] = stage(stages / "import.json", lambda: measured(command, options.memory))
+    results["import"] = stage(stages / "import.json", command, lambda: measured(command, options.memory))
     print_stage("import", results["import"])
     for model in options.models.split(","):
         name = f"{model}-{options.layers}-layers"
@@ -57,9 +61,12 @@ def main() -> int:
         command = ["train", str(graph), "--model", model, "--layers", str(options.layers), "--hidden", "128"]
         command += ["--epochs", str(options.epochs), "--lr", str(options.lr), *options.train.split()]
         command += ["--scratch", str(folder)] if "device-memory" in options.train else []
-        command += ["--resume", "--out", str(out)] if (out / "metrics.jsonl").exists() else ["--out", str(out)]
+        command += ["--out", str(out)]
+        resume = ["--resume"] if any(out.glob("checkpoints/*")) else []
         results[name] = stage(
-            stages / f"{name}.json", lambda command=command, out=out: trained(measured(command, options.memory), out)
+            stages / f"{name}.json",
+            command,
+            lambda command=command, resume=resume, out=out: trained(measured(command, options.memory, resume), out),
         )
         print_stage(name, results[name])
     if options.out:
@@ -68,13 +75,15 @@ def main() -> int:
     return 0
 
 
-def stage(path: Path, run: Any) -> dict[str, Any]:
-    """Return the result of a stage from its file, or run it and write the file."""
-    if not path.exists():
-        result = run()
-        path.write_text(json.dumps(result))
-    content: dict[str, Any] = json.loads(path.read_text())
-    return content
+def stage(path: Path, command: list[str], run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the result of a stage from its file, if it is that of the same command; else run it and write the file."""
+    if path.exists():
+        content: dict[str, Any] = json.loads(path.read_text())
+        if content["command"] == command:
+            return content
+    result = run()
+    path.write_text(json.dumps(result))
+    return result
 
 
 def disk_rates(folder: Path) -> dict[str, float]:
@@ -96,14 +105,20 @@ def disk_rates(folder: Path) -> dict[str, float]:
     return rates
 
 
-def measured(command: list[str], memory: str) -> dict[str, Any]:
+def measured(command: list[str], memory: str, resume: Sequence[str] = ()) -> dict[str, Any]:
     """Run a command of weft in a memory cgroup, and return its seconds, memory and disk traffic.
+
+    What an earlier command wrote to its folder `--out` without a checkpoint is removed.
 
     Args:
         command: Arguments of weft.
         memory: Limit of the cgroup.
+        resume: Further arguments, with which the command continues what an earlier one began.
     """
-    print("weft", " ".join(command), flush=True)
+    command_line, out = [*command, *resume], Path(command[command.index("--out") + 1])
+    if command[0] == "train" and not resume:
+        shutil.rmtree(out, ignore_errors=True)
+    print("weft", " ".join(command_line), flush=True)
     before, begin, anonymous, resident = own_io(), time.perf_counter(), 0, 0
     with memory_cgroup(parse_bytes(memory, "--memory")) as cgroup:
 
@@ -111,16 +126,17 @@ def measured(command: list[str], memory: str) -> dict[str, Any]:
             if cgroup is not None:
                 (cgroup / "cgroup.procs").write_text(str(os.getpid()))
 
-        process = subprocess.Popen(
-            [sys.executable, "-m", "weft", *command],
-            preexec_fn=enter,
-            start_new_session=True,
-            stdout=subprocess.DEVNULL,
-        )
-        while process.poll() is None:
-            now = memory_of_session(process.pid)
-            anonymous, resident = max(anonymous, now[0]), max(resident, now[1])
-            time.sleep(POLL)
+        arguments = [sys.executable, "-m", "weft", *command_line]
+        process = subprocess.Popen(arguments, preexec_fn=enter, start_new_session=True, stdout=subprocess.DEVNULL)
+        try:
+            while process.poll() is None:
+                now = memory_of_session(process.pid)
+                anonymous, resident = max(anonymous, now[0]), max(resident, now[1])
+                time.sleep(POLL)
+        finally:
+            if process.poll() is None:  # a signal ends the measurement
+                process.terminate()
+                process.wait()
     if process.returncode:
         sys.exit(f"weft {command[0]} ended with exit code {process.returncode}")
     after = own_io()
@@ -176,7 +192,7 @@ def own_io() -> dict[str, int]:
 
 
 def trained(result: dict[str, Any], out: Path) -> dict[str, Any]:
-    """Add to the result of a training its epochs, accuracies and estimates."""
+    """Add to the result of a training its epochs and accuracies."""
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     epochs = [record for record in records if record["kind"] == "epoch"]
     summary = next(record for record in reversed(records) if record["kind"] == "summary")
@@ -209,7 +225,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--lr", type=float, default=0.01)
-    parser.add_argument("--train", default="--strategy offload --device-memory 2GB", help="further options of training")
+    parser.add_argument("--train", default=TRAINING, help="further options of training")
     parser.add_argument("--out", help="write the results to benchmarks/results/NAME.json")
     return parser.parse_args()
 

@@ -120,15 +120,15 @@ def import_graph(options: argparse.Namespace) -> int:
     dtype = None if options.feature_dtype is None else getattr(torch, options.feature_dtype)
     if kind == WHOLE_GRAPH:
         graph = load_whole_graph(config, memory_options, shares)
-        graph = graph if dtype is None else graph.with_feature_dtype(dtype)
     else:
         parts = open_parts(options, kind, config, shares, column)
-        parts = parts if dtype is None else with_feature_dtype(parts, dtype)
         if not any(getattr(config, name) != getattr(Config(), name) for name in IN_MEMORY):
+            parts = parts if dtype is None else with_feature_dtype(parts, dtype)
             _describe(import_parts(parts, options.out, throttled_printer(), overwrite=options.overwrite))
             print_line(f"saved in {options.out}")
             return 0
         graph = as_asked(Graph.of(gather_parts(parts)), **memory_options)
+    graph = graph if dtype is None else graph.with_feature_dtype(dtype)
     graph.save(options.out, overwrite=options.overwrite)
     _describe(graph)
     print_line(f"saved in {options.out}")

@@ -43,7 +43,7 @@ class Transpose(CompressedRows):
     edge_ids: Tensor | None = None
     """int32 or int64 [E]: position of each entry's edge in the `Adjacency`; None: use `transposed_edge_ids` there.
 
-    Only weights, attention and maxima read it, so graph folders without weights lack it.
+    Only attention, maxima and data of edges need it, so graph folders whose edges have no data lack it.
     """
     weight: Tensor | None = None
     """float32 or float64 [E]: weight of each entry, in the order of the transpose."""
@@ -261,8 +261,9 @@ class Adjacency(CompressedRows):
             raise ValueError(f"weight {list(weight.shape)} must hold one number per edge [{self.num_edges}]")
         transpose = self._existing_transpose()
         if transpose is not None:
+            edge_ids = transpose.edge_ids if weight is None else self.transposed_edge_ids
             permuted = None if weight is None else weight.index_select(0, self.transposed_edge_ids)
-            transpose = replace(transpose, weight=permuted)
+            transpose = replace(transpose, edge_ids=edge_ids, weight=permuted)
         return Adjacency(
             indptr=self.indptr,
             indices=self.indices,
@@ -280,7 +281,8 @@ class Adjacency(CompressedRows):
     def _existing_transpose(self) -> Transpose | None:
         """Return the transpose if it was given or computed before, without computing it."""
         transpose: Transpose | None = self.__dict__.get("transpose", self.known_transpose)
-        return transpose
+        edge_ids: Tensor | None = self.__dict__.get("transposed_edge_ids")
+        return transpose if transpose is None or edge_ids is None else replace(transpose, edge_ids=edge_ids)
 
 
 def transpose_by_sorting(adjacency: Adjacency) -> tuple[Tensor, Tensor, Tensor]:

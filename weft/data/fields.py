@@ -44,7 +44,7 @@ class GraphFields:
     type_offsets: tuple[int, ...] = ()
     """Id ranges of the vertex types: type t has the ids type_offsets[t] to type_offsets[t + 1] - 1."""
     features: Mapping[str, Tensor] = field(default_factory=dict)
-    """Features by vertex type, [n_t, F_t] in a type of x, if types differ in width or some have none; x is None"""
+    """Features [n_t, F_t] by vertex type, if types differ in width or some have none; x is None then."""
     val_links: Tensor | None = None
     """int64 [m, 3]: edges held out to validate link prediction, as rows (source, target, relation or 0)."""
     test_links: Tensor | None = None

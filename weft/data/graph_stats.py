@@ -23,6 +23,10 @@ class GraphStats:
     """Number of stored edges, E."""
     num_features: int
     """F, the number of columns of x."""
+    feature_dtype: torch.dtype = torch.float32
+    """Type in which features are stored."""
+    stores_edge_ids: bool = True
+    """True if the transpose has the position of each edge; see `Adjacency.transposed_edge_ids`."""
     density: float = 1.0
     """Fraction of the features that are not zero."""
     num_edge_features: int = 0
@@ -39,10 +43,14 @@ class GraphStats:
     @classmethod
     def of(cls, graph: Graph) -> GraphStats:
         """Return the statistics of a graph."""
+        stored = next((x for x in (graph.x, *graph.features.values()) if x is not None), None)
+        transpose = graph.in_edges.known_transpose
         return cls(
             num_vertices=graph.num_vertices,
             num_edges=graph.num_edges,
             num_features=graph.num_features,
+            feature_dtype=torch.float32 if stored is None else stored.dtype,
+            stores_edge_ids=transpose is None or transpose.edge_ids is not None,
             density=graph.density,
             num_edge_features=graph.num_edge_features,
             weighted=graph.in_edges.weight is not None,
@@ -55,8 +63,14 @@ class GraphStats:
     def num_bytes(self) -> int:
         """Bytes of the graph's arrays in memory or in a graph folder: features, edges both ways, labels and splits."""
         typed = sum(count * width for count, width in self.typed.featured)
-        features = 4 * (self.num_vertices * self.num_features + typed + self.num_edges * self.num_edge_features)
-        by_edge = 12 + 8 * self.weighted + 2 * bool(self.typed.num_relations)
+        features = self.feature_dtype.itemsize * (self.num_vertices * self.num_features + typed)
+        by_edge = (
+            8
+            + 4 * self.stores_edge_ids
+            + 4 * self.num_edge_features
+            + 8 * self.weighted
+            + 2 * bool(self.typed.num_relations)
+        )
         return features + self.num_edges * by_edge + self.num_vertices * VERTEX_BYTES
 
 

@@ -147,8 +147,9 @@ class Layout(ABC):
         dense = dense_flops(work, self.traits, sizes, training=True)
         nonzeros = max((call.sizes[0] for flops in dense for call in flops.calls if call.kernel == "sparse"), default=0)
         rest = aggregates * work.itemsize + copied + nonzeros * NONZERO_BYTES + ROW_BYTES * sizes.rows[0]
-        # A range of rows is read where the graph stores it, which all ranks of a host share.
-        shared = features + in_edges if isinstance(rows, slice) else 0
+        # A range of rows is read where the graph stores it, which all ranks of a host share, if it has the rows' type.
+        shared_features = features if stats.feature_dtype == work.row_dtype else 0
+        shared = shared_features + in_edges if isinstance(rows, slice) else 0
         return MemoryUse(features + in_edges + rest, 0, 0, shared)
 
     def feature_copy_bytes(self, op: GraphOperation, rank: int) -> int:

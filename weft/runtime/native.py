@@ -389,7 +389,7 @@ def gather_file_rows(
         file: File descriptor.
         rows: Row ids in the file, ascending and distinct, int64 [c].
         out_rows: Row ids in `out`, int64 [c]; None: `out[i]`.
-        out: Rows to write, [K, F].
+        out: Contiguous rows to write, [K, F] of any dtype.
         num_threads: Number of threads; None: PyTorch's.
 
     Raises:

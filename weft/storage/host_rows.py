@@ -27,7 +27,7 @@ class HostRows:
     Args:
         num_rows: Number of rows, n.
         width: Width of a row, F.
-        dtype: float32 or float64.
+        dtype: float32, float64 or bfloat16; `add` supports the first two.
         folder: Folder of the file; None: the default folder for temporary files.
         staging: Buffers through which rows are copied to the device.
 

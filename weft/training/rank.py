@@ -31,6 +31,7 @@ from weft.training.artifacts.run_writer import RunWriter
 from weft.training.artifacts.saved_model import Description
 from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, combined_callbacks
 from weft.training.flag_checks import make_options
+from weft.training.launch.torchrun import under_torchrun
 from weft.training.launch.watchdog import Watchdog
 from weft.training.loop import Trainer
 from weft.training.machine_context import known_machine, num_hosts, profile_to_complete
@@ -123,26 +124,30 @@ def check_memory(plan: Plan) -> None:
     """Check that the rows of the ranks on this host fit in memory, before anything large is allocated.
 
     Arrays of a graph folder do not count, since the system can read them again. Small graphs are not checked, because
-    the estimate takes time.
+    the estimate takes time. If ranks are on several hosts, only that of the planning rank is checked.
 
     Args:
         plan: The plan of the run.
 
     Raises:
-        InputError: They do not. The message names a strategy that needs less.
+        InputError: The rows do not fit. The message names options that need less.
     """
     limit, work = memory_limit_bytes(), plan.work
     if work.stats.num_bytes < CHECKED_SHARE * limit:
         return
-    ranks = range(int(os.environ.get("LOCAL_WORLD_SIZE", plan.size)))
+    ranks = range(min(int(os.environ.get("LOCAL_WORLD_SIZE", plan.size)), plan.size))
     uses = [plan.peak_memory(rank) for rank in ranks]
-    rows = sum(use.device + use.host - use.shared for use in uses)
-    needed = rows + (work.stats.num_bytes if work.graph.path is None else 0)
+    copies = 0 if work.graph.path is not None else len(ranks) if under_torchrun() else 1
+    needed = sum(use.device + use.host - use.shared for use in uses) + copies * work.stats.num_bytes
     if needed > limit:
-        offload = "" if plan.name == "offload" else f"--strategy offload --device-memory {limit // 4}, "
+        options = ["a smaller --hidden", "more hosts"]
+        if work.row_dtype == torch.float32:
+            options.insert(0, "--dtype bfloat16")
+        if plan.name != "offload":
+            options.insert(0, f"--strategy offload --device-memory {limit // 4}")
         raise InputError(
             f"{work.graph.name}: strategy {plan.name} needs {format_bytes(needed)} of memory, and "
-            f"{format_bytes(limit)} are available: give {offload}--dtype bfloat16, a smaller --hidden, or more hosts"
+            f"{format_bytes(limit)} are available: give {', '.join(options[:-1])}, or {options[-1]}"
         )
 
 

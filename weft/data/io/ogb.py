@@ -103,7 +103,7 @@ def finite(rows: Rows, path: Path) -> Iterator[Tensor]:
     rounding = Float32Rounding()
     for part in rows:
         with np.errstate(over="ignore"):
-            x = torch.from_numpy(part if part.dtype == np.float16 else part.astype(np.float32))
+            x = torch.from_numpy(part.astype(np.float16 if part.dtype == np.float16 else np.float32))
         with located(path):
             check_finite("features", x, "features must be finite, replace missing ones, for example with 0")
         rounding.add(f"{path}: features", part, x.numpy())

@@ -21,7 +21,7 @@ from weft.utils.errors import InputError, readable
 from weft.utils.files.file_reading import open_regular
 
 MAP_NORESERVE = 0x4000
-"""Flag of Linux's mmap, which Python's module lacks."""
+"""Flag of Linux's mmap on x86 and arm64, which Python's module lacks before 3.13."""
 BFLOAT16 = "|V2"
 """Dtype of bfloat16 numbers in a .npy file, since NumPy has none: two bytes without a meaning."""
 REMEDY = "save numbers by numpy.save, or fetch the file again"

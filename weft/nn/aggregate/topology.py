@@ -256,9 +256,14 @@ class SubTopology(Topology):
     def ids(self) -> Tensor:
         return self.whole.ids_of(self.sources).to(self.adjacency.device)
 
+    def ids_of(self, sources: Tensor) -> Tensor:
+        return self.ids[sources]
+
     @cached_property
     def target_ids(self) -> Tensor:
-        return self.whole.ids[self.targets].to(self.adjacency.device)
+        targets, whole = self.targets, self.whole
+        ids = whole.ids[targets] if isinstance(targets, slice) else whole.ids_of(targets)
+        return ids.to(self.adjacency.device)
 
     @cached_property
     def edge_features(self) -> Tensor | None:

@@ -89,6 +89,7 @@ class ChunkedPlan(Plan):
             work.dtype,
             work.row_dtype,
             work.stats.num_features,
+            work.stats.feature_dtype,
             work.stats.weighted,
         )
         self.memory_probe = MemoryProbe(work.graph, work.model, self._place_scaled, retains=self.in_memory, like=like)

@@ -82,11 +82,12 @@ def row_file_bytes(plan: RankChunks, sizes: MoveSizes, *, pinned: bool = False) 
         pinned: True if rows are in pinned memory instead of files.
     """
     pool = Pool(sizes, pinned=pinned)
-    for stage in plan.stages[True].once:
-        pool.run(stage)
-    pool.close_free()
     for training in (True, False, True):  # buffers that an evaluation keeps are not free for the next step
         stages = plan.stages[training]
+        if stages.once and not pool.in_use:  # under dropout of the inputs, only evaluations have constants
+            for stage in stages.once:
+                pool.run(stage)
+            pool.close_free()
         before = [*pool.in_use]
         for stage in stages.forward:
             pool.run(stage)
@@ -108,7 +109,7 @@ class Pool:
 
     def __init__(self, sizes: MoveSizes, *, pinned: bool) -> None:
         self.sizes, self.pinned = sizes, pinned
-        self._spare = Counter[tuple[int, int, bool]]()
+        self._spare = Counter[tuple[int, int, int]]()
         self.in_use = set[Buffer]()
         """Buffers that are allocated and not released."""
         self.num_bytes = self.most_bytes = 0
@@ -122,7 +123,7 @@ class Pool:
 
     def alloc(self, rows: Buffer) -> None:
         """Allocate a buffer of rows; reuse a released one of the same shape and type if there is one."""
-        shape = rows.num_rows, rows.width, rows.in_sum_dtype
+        shape = self._shape(rows)
         self.in_use.add(rows)
         if self._spare[shape]:
             self._spare[shape] -= 1
@@ -134,15 +135,20 @@ class Pool:
         """Release buffers of rows for reuse."""
         for rows in buffers:
             self.in_use.remove(rows)
-            self._spare[rows.num_rows, rows.width, rows.in_sum_dtype] += 1
+            self._spare[self._shape(rows)] += 1
 
     def close_free(self) -> None:
-        """Give back the space of all released buffers."""
-        self.num_bytes -= sum(count * self._bytes_of(*shape) for shape, count in self._spare.items())
-        self._spare.clear()
+        """Give back the space of all released buffers; PyTorch keeps that of pinned ones."""
+        if not self.pinned:
+            self.num_bytes -= sum(count * self._bytes_of(*shape) for shape, count in self._spare.items())
+            self._spare.clear()
 
-    def _bytes_of(self, num_rows: int, width: int, in_sum_dtype: bool) -> int:
-        num_bytes = num_rows * width * (self.sizes.sum_itemsize if in_sum_dtype else self.sizes.itemsize)
+    def _shape(self, rows: Buffer) -> tuple[int, int, int]:
+        """Return the number of rows, of columns, and of bytes of an element, which are those of a type."""
+        return rows.num_rows, rows.width, self.sizes.sum_itemsize if rows.in_sum_dtype else self.sizes.itemsize
+
+    def _bytes_of(self, num_rows: int, width: int, itemsize: int) -> int:
+        num_bytes = num_rows * width * itemsize
         return pinned_bytes(num_bytes) if self.pinned else num_bytes
 
 
@@ -194,7 +200,7 @@ def host_bytes(graph: Graph, model: nn.Module, plan: RankChunks, itemsize: int) 
         itemsize: Bytes of an element of a scale.
     """
     arrays = graph_bytes(graph)
-    by_vertex = graph.num_vertices * (3 * 8 + 4 * itemsize)
+    by_vertex = graph.num_vertices * (8 + 3 * itemsize)
     neighbours = sum(schedule.volumes.neighbours for schedule in plan.schedules)
     planning = 40 * neighbours + sum(schedule.hop.block.num_edges for schedule in plan.schedules) * 16
     planning += 8 * plan.num_chunks**2 if plan.num_chunks <= MAX_REORDERED else 0

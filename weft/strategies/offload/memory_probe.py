@@ -144,7 +144,7 @@ class MemoryProbe:
         source = torch.arange(shape.edges) % count  # all of them
         offsets = tuple(count * offset // graph.num_vertices for offset in graph.type_offsets)
         features = {
-            name: torch.zeros(offsets[number + 1] - offsets[number], graph.features[name].shape[1])
+            name: graph.features[name].new_zeros(offsets[number + 1] - offsets[number], graph.features[name].shape[1])
             for number, name in enumerate(graph.vertex_types)
             if name in graph.features
         }

@@ -95,7 +95,7 @@ class PlacedOffload(Placed):
         sum_gradients(shared_parameters(self.model), self.group)
 
     def release_constant(self) -> None:
-        """Free the cached aggregates of constant features; the next pass computes them again in the same memory."""
+        """Free the cached aggregates of constant features; the next pass computes them again."""
         if (table := self.chunks.constant) is not None:
             stay = (table.arrays[port] for port in {*table.segment.rows.values()})
             self.chunks.pool.free(table.result, *(rows for rows in stay if rows is not self.chunks.features))

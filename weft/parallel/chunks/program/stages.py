@@ -38,7 +38,7 @@ class Buffer(NamedTuple):
 
     @property
     def in_sum_dtype(self) -> bool:
-        """True for gradients, to which several chunks add, and logits: they are not rounded to the type of rows."""
+        """True if they are stored in the type of sums: gradients, to which several chunks add, and logits."""
         return self.kind in ("logits", "grads", "step grads")
 
 

@@ -301,7 +301,7 @@ class PlacedChunks(Runtime):
         self.halo = chunks.halo
         self.constant: Activations | None = None
         self.features = self._features(chunks)
-        self._max_rounds = 1 if only_first else None
+        self.only_first, self._max_rounds = only_first, 1 if only_first else None
         self._rounds: list[list[PlacedRound]] = []
         for planned in chunks.schedules:
             hop, vertices = planned.hop, torch.cat([dependencies.rows[: planned.hop.num_inputs], planned.hop.fetched])

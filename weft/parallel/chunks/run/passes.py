@@ -71,7 +71,8 @@ class ChunkPass:
                         self.order.forward([0], self._works(self.stages.once, self._forward))
                     self.runtime.constant = self.activations.pop()
                     self._allocated.clear()
-                    self.runtime.pool.close_free()  # no later pass has rows for all features
+                    if not self.runtime.only_first:
+                        self.runtime.pool.close_free()  # such as the rows of all features, which no later pass needs
                 self.activations.append(self.runtime.constant)
                 self.order.ended.add(0)
             numbers = sorted({stage.number for stage in self.stages.forward})
@@ -114,9 +115,8 @@ class ChunkPass:
 
     def _rows_left(self, stage: PassStage) -> dict[int, StoredRows]:
         """Return the rows that a segment leaves, by port: newly allocated, or the graph's features themselves."""
-        kind = "logits" if stage.number == len(self.segments) - 1 else "rows"
-        ports = [buffer.number for buffer in stage.makes if buffer.kind == kind]
-        rows = dict(zip(ports, self._alloc(stage, kind), strict=True))
+        ports = [buffer.number for buffer in stage.makes if buffer.kind in ("rows", "logits")]
+        rows = dict(zip(ports, [*self._alloc(stage, "rows"), *self._alloc(stage, "logits")], strict=True))
         if (features := self.runtime.features) is not None:
             live = self.segments[stage.number].live
             rows |= {port: features for port, rows_live in enumerate(live) if rows_live.features}
