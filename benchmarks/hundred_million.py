@@ -155,18 +155,17 @@ def measured(command: list[str], memory: str, resume: Sequence[str] = ()) -> dic
 def memory_cgroup(limit: int) -> Iterator[Path | None]:
     """Yield a new memory cgroup below that of this process, and remove it afterwards; None if none can be created."""
     match = re.search(r"^\d+:memory:(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
-    group = Path(f"/sys/fs/cgroup/memory{match.group(1)}/weft-{os.getpid()}") if match else None
+    group = Path(f"/sys/fs/cgroup/memory{match.group(1) if match else ''}/weft-{os.getpid()}")
     try:
-        if group is not None:
-            group.mkdir()
-            (group / "memory.limit_in_bytes").write_text(str(limit))
+        group.mkdir()
     except OSError:
-        group = None
+        yield None
+        return
     try:
+        (group / "memory.limit_in_bytes").write_text(str(limit))
         yield group
     finally:
-        if group is not None:
-            group.rmdir()
+        group.rmdir()
 
 
 def memory_of_session(session: int) -> tuple[int, int]:

@@ -225,7 +225,7 @@ class Topology:
         return torch.empty(self.adjacency.num_targets, dtype=dtype, device=self.adjacency.device)
 
     def _blocks(self, values: Tensor) -> Iterator[tuple[Tensor, int]]:
-        """Yield views of a few values at a time with the number of the first: float64 copies of all would be large."""
+        """Yield views of a few values at a time, with the number of the first; float64 copies of all would be large."""
         for first in range(0, len(values), BLOCK_TARGETS):
             yield values[first : first + BLOCK_TARGETS], first
 

@@ -42,6 +42,7 @@ class RowPool:
         self, dtype: torch.dtype, device: torch.device, staging: Staging, folder: Path | None, *, in_memory: bool
     ) -> None:
         self.dtype, self.device, self.staging, self.folder, self.in_memory = dtype, device, staging, folder, in_memory
+        self.sum_dtype = sum_dtype(dtype)
         self._free: dict[tuple[int, int, torch.dtype], list[StoredRows]] = defaultdict(list)
 
     def alloc(self, num_rows: int, width: int, *, in_sum_dtype: bool = False) -> StoredRows:
@@ -52,7 +53,7 @@ class RowPool:
             width: Number of columns.
             in_sum_dtype: Return rows in the type of sums (float32 for bfloat16 rows).
         """
-        dtype = sum_dtype(self.dtype) if in_sum_dtype else self.dtype
+        dtype = self.sum_dtype if in_sum_dtype else self.dtype
         free = self._free[num_rows, width, dtype]
         if free:
             return free.pop()
@@ -103,13 +104,14 @@ class Runtime(ABC):
         in_memory: bool,
         prefetch: bool,
     ) -> None:
-        self.graph, self.optimisations, self.dtype, self.sum_dtype = work.graph, work.optimisations, dtype, work.dtype
+        self.graph, self.optimisations, self.dtype = work.graph, work.optimisations, dtype
         self.group, self.meter, self.device = group, group.meter, device
         self.in_memory, self.prefetch = in_memory, prefetch
         self.streams = group.streams if device == group.device else streams_of(device)
         if in_memory:  # nothing is copied
             self.streams = InOrder(device)
         self.pool = RowPool(dtype, device, Staging(self.streams), folder, in_memory=in_memory)
+        self.sum_dtype = self.pool.sum_dtype
         self.array_file = ArrayMemory() if in_memory else ArrayFile(folder)
 
     @abstractmethod
