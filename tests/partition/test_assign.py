@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -248,23 +249,34 @@ def test_errors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_metis(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
-    """METIS handles SIGTERM itself and no other signal, so it runs in a fork, which is killed."""
+@pytest.mark.parametrize("by_thread", [False, True], ids=["main-thread", "another-thread"])
+def test_a_signal_ends_metis(by_thread: bool, number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """METIS handles SIGTERM itself and no other signal, so it runs in a fork, which is killed.
+
+    The system may deliver a signal to any thread, and only one in the main thread interrupts a wait of that thread.
+    """
 
     def handle(number: int, _frame: Any) -> None:
         raise Stopped("stopped", number)
 
     def part_graph(*_: object, **__: object) -> None:
-        os.kill(os.getppid(), number)
-        time.sleep(60)
+        if not by_thread:
+            os.kill(os.getppid(), number)
+        time.sleep(20)
 
+    sender = threading.Timer(0.5, lambda: signal.pthread_kill(threading.get_ident(), number))
     former = signal.signal(number, handle)
     monkeypatch.setattr("pymetis.part_graph", part_graph)
+    start = time.monotonic()
     try:
+        if by_thread:
+            sender.start()
         with pytest.raises(Stopped):
             metis(load("rmat:60,300"), 8, 0)
     finally:
+        sender.cancel()
         signal.signal(number, former)
+    assert time.monotonic() - start < 10
 
 
 def test_a_failure_of_metis_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

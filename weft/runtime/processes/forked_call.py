@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+import time
 import warnings
 from collections.abc import Callable
 from typing import IO, NoReturn
@@ -36,12 +37,13 @@ def call_in_fork(function: Callable[[], bytes], name: str, memory_remedy: str) -
                 child = os.fork()
                 if not child:
                     _run_and_exit(function, file)
-            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        except BaseException:  # a signal
+            # The system may deliver a signal to another thread, which would not interrupt a wait in this one.
+            while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                time.sleep(0.02)
+        finally:
             if child:
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-            raise
+                os.kill(child, signal.SIGKILL)  # without effect on a fork that has ended
+                code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if code:
             raise RunError(f"{name} {f'was {killed_by(-code, memory_remedy)}' if code < 0 else 'failed'}")
         file.seek(0)
