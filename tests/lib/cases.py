@@ -80,6 +80,8 @@ class Case:
     one_hot: bool = False
     labels: int = 0
     """Number of training vertices, and of validation vertices; 0: two of three vertices train, the others validate."""
+    scored: int = 0
+    """Number of validation vertices, if it is not that of training vertices."""
     typed: str = ""
     """Kind of features in a typed graph, see make_typed_graph; '' for a graph without types."""
 
@@ -142,7 +144,7 @@ class Case:
         if self.by_type:
             graph = make_named_relations(graph).by_type()
         if self.labels:
-            graph = with_few_labels(graph, self.labels)
+            graph = with_few_labels(graph, self.labels, self.scored)
         torch.manual_seed(5)
         model = self.make_pyg_stack() if self.model in PYG else self.make_model(graph)
         if self.frozen:
@@ -349,4 +351,5 @@ def labelled_cases() -> list[Case]:
     result.append(Case(model="rgcn", typed="some", layers=2, blocks=2, hidden=8, **few))
     result.append(Case(model="rgcn", typed="none", layers=2, bases=2, **few))
     result.append(Case(model="gcn", num_vertices=150, labels=1, layers=2))  # ranks without a labelled vertex
+    result.append(Case(model="gcn", num_vertices=150, labels=4, scored=1, layers=2))  # steps that share their rows
     return result

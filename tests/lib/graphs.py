@@ -53,12 +53,12 @@ def make_graph(
     )
 
 
-def with_few_labels(graph: Graph, number: int) -> Graph:
-    """Return the graph with only `number` training vertices, evenly spread, and as many validation vertices."""
+def with_few_labels(graph: Graph, number: int, num_scored: int = 0) -> Graph:
+    """Return the graph with only `number` training vertices and `num_scored` (0: as many) validation vertices."""
     assert graph.train_mask is not None
     vertices, masks = graph.train_mask.nonzero().view(-1), torch.zeros(2, graph.num_vertices, dtype=torch.bool)
-    for side, mask in enumerate(masks):
-        mask[vertices[side + torch.arange(number) * len(vertices) // number]] = True
+    for side, (mask, count) in enumerate(zip(masks, (number, num_scored or number), strict=True)):
+        mask[vertices[side + torch.arange(count) * len(vertices) // count]] = True
     return replace(graph, train_mask=masks[0], val_mask=masks[1])
 
 

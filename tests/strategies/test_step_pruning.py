@@ -17,6 +17,8 @@ from tests.lib.ranks import on_ranks
 from tests.lib.session import Given, Session, check_case, check_close, check_on_ranks, workload
 from weft.comm import Group
 from weft.nn import Dot, Inputs, LinkModel, ReceptiveField, SAGEConv, Stack, View, Workload
+from weft.storage import host_rows
+from weft.storage.unnamed_files import is_mapped
 from weft.strategies import STRATEGIES, ResidentPlaced, Step
 from weft.training.tasks.metrics import NodeTask
 
@@ -165,8 +167,37 @@ def test_a_step_can_be_pruned_or_not() -> None:
     check_close(placed.forward(step), logits, "all rows")
     (few,) = placed.steps(3)
     assert few.vertices is not None
-    assert few.batch_size == len(few.vertices) == CASE.labels
+    assert len(few.vertices) == CASE.labels
     check_close(placed.forward(few), logits[few.vertices], "rows of the pruned step, dropout included")
+
+
+@pytest.mark.parametrize("name", ["single", "hybrid", "tensor"])
+def test_training_steps_share_the_rows_of_evaluations_that_are_few_more(name: str) -> None:
+    size, case = 1 if name == "single" else 2, Case(model="gcn", num_vertices=150, labels=4, scored=1, layers=2)
+    plan = Given(machine=MACHINE).plan(name, workload(case), size)
+    assert plan.receptive_fields[True] is plan.receptive_fields[False]
+    assert plan.layouts[True] is plan.layouts[False] is not plan.layout
+    check_on_ranks(size, case, name, Given(machine=MACHINE))
+    if size == 1:
+        placed = plan.place(Group())
+        task = NodeTask(placed.graph, placed.rows, placed.group)
+        (step,) = placed.steps(0)
+        assert placed.pruned_inputs[True] is placed.pruned_inputs[False]
+        assert len(step.vertices) == case.labels + case.scored
+        assert len(task.examples(step).rows) == task.examples(step).size == case.labels
+
+
+@pytest.mark.parametrize("strategy", ["single", "communicated", "tensor", "offload"])
+def test_large_copies_of_features_are_in_files(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The results are the same, the copies map files, and the estimate knows their size."""
+    monkeypatch.setattr(host_rows, "FILE_SHARE", 0)
+    monkeypatch.setattr(host_rows, "COPY_BYTES", 200)  # several blocks
+    check_case(Group(), CASE, strategy)
+    if strategy in ("single", "communicated"):
+        plan = Given().plan(strategy, workload(CASE))
+        rows = [plan.place(Group()).pruned_inputs[training].inputs.rows for training in (True, False)]
+        assert all(map(is_mapped, rows))
+        assert plan.peak_memory().in_file == sum(each.nbytes for each in rows)
 
 
 def test_scores_are_those_of_all_rows() -> None:

@@ -16,3 +16,5 @@ class MemoryUse(NamedTuple):
     """Bytes in files."""
     shared: int = 0
     """Part of these bytes that belongs to the graph and is in memory once for all ranks of a host."""
+    in_file: int = 0
+    """Part of the bytes on the device that a CPU keeps in a mapped file, which need not be in memory."""

@@ -33,6 +33,7 @@ from weft.parallel.exchange import Exchange
 from weft.parallel.gathered_rows import GatheredRows
 from weft.parallel.operations import backward_operations, dense_operations
 from weft.runtime.memory.tensor_peak import TensorPeak
+from weft.storage.host_rows import keeps_in_file
 
 NONZERO_BYTES = 20
 """Bytes of a nonzero feature: column and value; in the transpose row, position and value."""
@@ -148,9 +149,10 @@ class Layout(ABC):
         nonzeros = max((call.sizes[0] for flops in dense for call in flops.calls if call.kernel == "sparse"), default=0)
         rest = aggregates * work.itemsize + copied + nonzeros * NONZERO_BYTES + ROW_BYTES * sizes.rows[0]
         # A range of rows is read where the graph stores it, which all ranks of a host share, if it has the rows' type.
-        shared_features = features if stats.feature_dtype == work.row_dtype else 0
-        shared = shared_features + in_edges if isinstance(rows, slice) else 0
-        return MemoryUse(features + in_edges + rest, 0, 0, shared)
+        copies_features = stats.feature_dtype != work.row_dtype or not isinstance(rows, slice)
+        shared = (0 if copies_features else features) + (in_edges if isinstance(rows, slice) else 0)
+        in_file = features if copies_features and keeps_in_file(features) else 0
+        return MemoryUse(features + in_edges + rest, 0, 0, shared, in_file)
 
     def feature_copy_bytes(self, op: GraphOperation, rank: int) -> int:
         """Return the bytes of the copy of constant features that an aggregate reads; 0 if it reads them in place.

@@ -117,7 +117,7 @@ def predict(
     check_placing(config, work, launched=launched, own_model=model is not None)
     group = join_ranks(f"weft.predict, {what}", config, work)
     with closing_on_error(group), draft_of(path) as draft:
-        plan, choices = plan_with_kernels(config, work, group, saved.folder)
+        plan, choices = plan_with_kernels(config, work, group, saved.folder, predicts=True)
         rank_work = RowsOfRank(
             config=config,
             choices=choices,
@@ -183,16 +183,25 @@ class RowsOfRank:
             use_kernels_of_rank_zero(self.choices, group)
             placed, graph = plan.place(group), plan.work.graph
             with group.meter.during("eval", "the prediction"):
-                rows = placed.forward(placed.evaluation(0))
-                record = {} if group.rank else self._create(graph.num_vertices, self._values(rows[:0])).record()
-                table = TableFile.from_record(group.all_gather_object(record)[0])
-                ids = torch.arange(graph.num_vertices)[placed.rows] if graph.ids is None else graph.ids[placed.rows]
-                if on_first_host():
-                    for block, _ in row_blocks([], rows):
-                        table.put(ids[block], self._values(rows[block]))
-                self._send_to_rank_0(group, table, ids, rows)
+                ids = torch.arange(graph.num_vertices) if graph.ids is None else graph.ids
+                ids, table, num_computed = ids[placed.rows], None, 0
+                for own_rows, rows in placed.logit_ranges(placed.evaluation(0)):  # several only for a single rank
+                    if table is None:
+                        record = {} if group.rank else self._create(graph.num_vertices, self._values(rows[:0])).record()
+                        table = TableFile.from_record(group.all_gather_object(record)[0])
+                    self._put(group, table, ids[own_rows], rows)
+                    num_computed += len(rows)
                 group.all_gather_object({})
+        if table is None or num_computed != len(ids):
+            raise RuntimeError(f"{num_computed:,} of {len(ids):,} rows were computed")
         return table
+
+    def _put(self, group: Group, table: TableFile, ids: Tensor, rows: Tensor) -> None:
+        """Write rows to the table; all ranks call it together."""
+        if on_first_host():
+            for block, _ in row_blocks([], rows):
+                table.put(ids[block], self._values(rows[block]))
+        self._send_to_rank_0(group, table, ids, rows)
 
     def _send_to_rank_0(self, group: Group, table: TableFile, ids: Tensor, rows: Tensor) -> None:
         """Send the rows of ranks on other hosts to rank 0, which writes them, one block of each rank at a time."""

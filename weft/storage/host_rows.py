@@ -11,11 +11,16 @@ import torch
 from torch import Tensor
 
 from weft.runtime import native
+from weft.runtime.memory.limit import memory_limit_bytes
 from weft.runtime.streams import Guard, InOrder, Staging, Streams, to_host
-from weft.storage.unnamed_files import ScratchFile
+from weft.storage.unnamed_files import ScratchFile, release
 
 BLOCK_BYTES = 1 << 14
 """Bytes of a block of rows, which has one flag that says whether it is cleared."""
+COPY_BYTES = 1 << 26
+"""Bytes that `rows_in_file` copies at a time."""
+FILE_SHARE = 0.25
+"""A copy of features that takes more than this share of the memory is in a file."""
 ON_CPU = Staging(InOrder(torch.device("cpu")))
 
 
@@ -375,3 +380,27 @@ def add_rows(table: Tensor, rows: Tensor, added: Tensor) -> None:
         native.add_rows(table, rows, added.to("cpu"))
     else:
         table.index_add_(0, rows, added)
+
+
+def keeps_in_file(num_bytes: int) -> bool:
+    """Return whether a copy of features on the CPU is in a mapped file, which the system need not keep in memory."""
+    return num_bytes > FILE_SHARE * memory_limit_bytes()
+
+
+def rows_in_file(table: Tensor, ids: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a copy of rows of a table, which may map a file, as a tensor that maps an unnamed file.
+
+    Args:
+        table: The table [N, F].
+        ids: Row of the table for each row, int64 [n].
+        dtype: Type of the copy.
+
+    Raises:
+        RunError: If the folder for temporary files has too little free space.
+    """
+    copied = HostRows(len(ids), table.shape[1], dtype)
+    block = max(1, COPY_BYTES // max(1, table.shape[1] * dtype.itemsize))
+    for first in range(0, len(ids), block):
+        copied.write(first, table[ids[first : first + block]])
+        release(table)
+    return copied.tensor()

@@ -7,7 +7,7 @@ on a rank: all that the training loop sees), Step.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -27,6 +27,8 @@ PARAMETER_COPIES = 5
 """Copies of each parameter during a run: value, gradient, Adam's two moments, and the best value so far."""
 CHECKPOINT_COPIES = 8
 """Copies made while a checkpoint is written: each of the above but the gradient, as tensors and as bytes."""
+CHECKED_SHARE = 0.1
+"""Memory is estimated before a run if the graph takes at least this share of it."""
 RECOMPUTING = SPREAD._replace(shrinks_rows=True, alternative="--strategy communicated")
 """Properties of views on ranks that recompute remote rows: an aggregate has fewer rows after it than before."""
 
@@ -75,10 +77,7 @@ class Step:
     links: CandidateLinks | None = None
     """Links that the rank scores in this step, if the step is on a mini-batch of links."""
     batch_size: int = 0
-    """Number of vertices (or links) of all ranks that the loss or a score reads.
-
-    0 if the step is not limited to some vertices.
-    """
+    """Number of vertices (or links) of all ranks in a mini-batch; 0: all labelled ones of the split."""
     training: bool
     """True if the step trains; then dropout is active and `backward` follows."""
     masks: KeyTable | None = None
@@ -204,6 +203,11 @@ class Plan(ABC):
             training: True for a training step.
         """
 
+    @property
+    def streams(self) -> bool:
+        """True if `Placed.logit_ranges` needs little memory, however many rows the graph has."""
+        return False
+
     def epoch_steps(self, rank: int = 0) -> Sequence[Steps]:
         """Return traces of representative training steps of an epoch, the same steps on every rank."""
         return [Steps(self.trace(rank, training=True), 1)]
@@ -271,6 +275,15 @@ class Placed(ABC):
     @abstractmethod
     def forward(self, step: Step) -> Tensor:
         """Return the logits [n, C] of the rows that this rank is responsible for in the step."""
+
+    def logit_ranges(self, step: Step) -> Iterator[tuple[slice, Tensor]]:
+        """Yield ranges of the rows that this rank is responsible for, with their logits [m, C]: results of `forward`.
+
+        Args:
+            step: An evaluation.
+        """
+        logits = self.forward(step)
+        yield slice(0, len(logits)), logits
 
     @property
     def rows_device(self) -> torch.device:

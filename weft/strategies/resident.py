@@ -24,6 +24,8 @@ from weft.utils.random import key
 
 VERTEX_BYTES = 32
 """Bytes of every vertex: its id, its scales and its splits."""
+SHARED_SHARE = 0.75
+"""Training steps compute the rows of evaluations if their own are at least this share of them."""
 
 
 class ResidentPlan(Plan):
@@ -61,8 +63,19 @@ class ResidentPlan(Plan):
 
     @cached_property
     def receptive_fields(self) -> dict[bool, ReceptiveField | str]:
-        """Receptive field of training steps (True) and evaluations (False), or the reason why they read all rows."""
-        return {training: self.find_receptive_field(training=training) for training in self.planned_steps}
+        """Receptive field of training steps (True) and evaluations (False), or the reason why they read all rows.
+
+        They share that of evaluations if that of training is not much smaller: rows and edges then exist once.
+        """
+        fields = {training: self.find_receptive_field(training=training) for training in self.planned_steps}
+        of_training, of_evaluation = fields.get(True), fields.get(False)
+        if (
+            isinstance(of_training, ReceptiveField)
+            and isinstance(of_evaluation, ReceptiveField)
+            and sum(of_training.rows[1:]) >= SHARED_SHARE * sum(of_evaluation.rows[1:])
+        ):
+            fields[True] = of_evaluation
+        return fields
 
     def find_receptive_field(self, *, training: bool) -> ReceptiveField | str:
         """Return the receptive field of a step, see `weft.strategies.step_pruning.find_receptive_field`."""
@@ -71,9 +84,13 @@ class ResidentPlan(Plan):
     @cached_property
     def layouts(self) -> dict[bool, Layout]:
         """Layout of training steps (True) and evaluations (False): `layout`, or its part for a receptive field."""
+        fields = self.receptive_fields
+        restricted = {
+            field: self.layout.restrict(field) for field in set(fields.values()) if isinstance(field, ReceptiveField)
+        }
         return {
-            training: self.layout.restrict(field) if isinstance(field, ReceptiveField) else self.layout
-            for training, field in self.receptive_fields.items()
+            training: restricted[field] if isinstance(field, ReceptiveField) else self.layout
+            for training, field in fields.items()
         }
 
     @property
@@ -93,7 +110,7 @@ class ResidentPlan(Plan):
         temporary = max(*self.temporary_memory(rank), CHECKPOINT_COPIES * parameters)
         lasting = VERTEX_BYTES * self.work.stats.num_vertices + PARAMETER_COPIES * parameters + self.extra_memory(rank)
         device = sum(use.device for use in resident) + lasting + temporary
-        return MemoryUse(device, 0, 0, sum(use.shared for use in resident))
+        return MemoryUse(device, 0, 0, sum(use.shared for use in resident), sum(use.in_file for use in resident))
 
     def extra_memory(self, rank: int) -> int:
         """Return the bytes that a rank keeps for steps in addition to the rows, edges and aggregates of its layouts.
@@ -138,10 +155,10 @@ class ResidentPlaced(Placed):
     def __init__(self, plan: ResidentPlan, group: Group, *, seed: int) -> None:
         super().__init__(plan.work, group, plan.layout.own_rows(group.rank), seed=seed)
         self.plan = plan
+        pruned = dict.fromkeys(layout for layout in plan.layouts.values() if layout is not plan.layout)
+        step_inputs = {layout: self.make_step_inputs(layout) for layout in pruned}
         self.pruned_inputs = {
-            training: self.make_step_inputs(layout)
-            for training, layout in plan.layouts.items()
-            if layout is not plan.layout
+            training: step_inputs[layout] for training, layout in plan.layouts.items() if layout in step_inputs
         }
         """Inputs of training steps (True) and evaluations (False) that read only a receptive field."""
 
@@ -174,10 +191,7 @@ class ResidentPlaced(Placed):
     def _step(self, epoch: int, *, training: bool) -> Step:
         if training not in self.pruned_inputs:
             return Step(epoch=epoch, training=training)
-        field = self.plan.receptive_fields[training]
-        assert isinstance(field, ReceptiveField)
-        vertices = self.pruned_inputs[training].vertices
-        return Step(epoch=epoch, training=training, vertices=vertices, batch_size=len(field.vertices))
+        return Step(epoch=epoch, training=training, vertices=self.pruned_inputs[training].vertices)
 
     def describe(self) -> dict[str, Any]:
         """Return the receptive fields of steps, or why steps read all rows, for the record."""

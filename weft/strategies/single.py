@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+from torch import Tensor
 
 from weft.comm import Group
 from weft.cost import Operation
 from weft.nn import ONE_DEVICE, GraphOperation, MetaTopology, ReceptiveField
 from weft.parallel.blocks.vertex_layout import VertexLayout, VertexStepInputs
+from weft.parallel.chunks.program.chunk_program import Segment
+from weft.parallel.columns.streamed_columns import StreamedColumns, column_segments
 from weft.parallel.exchange import Identity
 from weft.parallel.layout import Layout
 from weft.parallel.operations import AggregateSize, aggregate
-from weft.strategies.resident import ResidentPlaced, ResidentPlan
+from weft.runtime.memory.limit import memory_limit_bytes
+from weft.strategies.base import CHECKED_SHARE, Step
+from weft.strategies.resident import VERTEX_BYTES, ResidentPlaced, ResidentPlan
 
 
 class WholeLayout(Layout):
@@ -39,6 +46,7 @@ class PlacedSingle(ResidentPlaced):
     """The whole graph on this rank."""
 
     capturable = True
+    plan: SinglePlan
 
     def exchange(self, stage: int) -> Identity:
         del stage
@@ -47,6 +55,15 @@ class PlacedSingle(ResidentPlaced):
     def make_step_inputs(self, layout: Layout) -> VertexStepInputs:
         assert isinstance(layout, VertexLayout)
         return VertexStepInputs.of(layout, self, self.make_inputs)
+
+    def logit_ranges(self, step: Step) -> Iterator[tuple[slice, Tensor]]:
+        segments, on_cpu = self.plan.segments, self.group.device.type == "cpu"
+        if not on_cpu or step.vertices is not None or segments is None or self.plan.fits_memory:
+            yield from super().logit_ranges(step)
+            return
+        self.model.train(step.training)
+        for rows, logits in StreamedColumns(self.work, segments, self.model, self.topology, self.group).logits():
+            yield rows, logits.to(self.work.dtype)
 
 
 class SinglePlan(ResidentPlan):
@@ -60,3 +77,23 @@ class SinglePlan(ResidentPlan):
 
     def make_layout(self) -> WholeLayout:
         return WholeLayout(self.work, self.size, self.traits)
+
+    @cached_property
+    def segments(self) -> Sequence[Segment] | None:
+        """Segments by which evaluations can run column by column; None if they cannot."""
+        return column_segments(self.work)
+
+    @property
+    def streams(self) -> bool:
+        return self.segments is not None
+
+    @cached_property
+    def fits_memory(self) -> bool:
+        """True if an evaluation of all rows fits in the memory of this process."""
+        work, limit = self.work, memory_limit_bytes()
+        if work.stats.num_bytes < CHECKED_SHARE * limit:
+            return True
+        use = self.layout.resident_memory(0, trains=False)
+        rows = use.device - use.shared - use.in_file + max(self.layout.temporary_memory(0, training=False))
+        graph = VERTEX_BYTES * work.stats.num_vertices + (0 if work.graph.path else work.stats.num_bytes)
+        return rows + graph <= limit

@@ -24,6 +24,7 @@ from weft.runtime.memory.heap import keep_freed_memory
 from weft.runtime.memory.limit import memory_limit_bytes
 from weft.runtime.processes.stop_request import StopRequest
 from weft.strategies import Plan, get_strategy
+from weft.strategies.base import CHECKED_SHARE
 from weft.training.artifacts import checkpoint
 from weft.training.artifacts.embedding_shards import restore_rows
 from weft.training.artifacts.run_folder import RunFolder
@@ -42,9 +43,6 @@ from weft.training.tasks.task import make_task
 from weft.utils.errors import InputError, refusing_exit
 from weft.utils.terminal import print_message
 from weft.utils.units import format_bytes
-
-CHECKED_SHARE = 0.1
-"""A run is estimated beforehand if its graph takes at least this share of the memory."""
 
 SHARED_GPU_WARNING = (
     "warning: ranks share a GPU, which NCCL does not support: they exchange data through host memory and gloo, "
@@ -102,12 +100,13 @@ def make_workload(config: Config, graph: Graph, model: nn.Module) -> Workload:
     return Workload(model, graph, Optimisations.without(config.disable), num_classes=width)
 
 
-def make_plan(config: Config, work: Workload) -> Plan:
+def make_plan(config: Config, work: Workload, *, predicts: bool = False) -> Plan:
     """Return the plan of the configured strategy for the configured number of ranks.
 
     Args:
         config: The run's configuration.
         work: The model and graph.
+        predicts: The plan only evaluates, range by range of the rows if they exceed the memory.
 
     Raises:
         InputError: The strategy cannot run this workload, for instance within the given memory.
@@ -116,11 +115,11 @@ def make_plan(config: Config, work: Workload) -> Plan:
     plan = get_strategy(config.strategy)(work, config.workers, options, machine)
     plan.check_fits()
     if config.device == "cpu":
-        check_memory(plan)
+        check_memory(plan, predicts=predicts)
     return plan
 
 
-def check_memory(plan: Plan) -> None:
+def check_memory(plan: Plan, *, predicts: bool = False) -> None:
     """Check that the rows of the ranks on this host fit in memory, before anything large is allocated.
 
     Arrays of a graph folder do not count, since the system can read them again. Small graphs are not checked, because
@@ -128,17 +127,18 @@ def check_memory(plan: Plan) -> None:
 
     Args:
         plan: The plan of the run.
+        predicts: The plan only evaluates; the rows need not fit if it then needs little memory.
 
     Raises:
         InputError: The rows do not fit. The message names options that need less.
     """
     limit, work = memory_limit_bytes(), plan.work
-    if work.stats.num_bytes < CHECKED_SHARE * limit:
+    if work.stats.num_bytes < CHECKED_SHARE * limit or (predicts and plan.streams):
         return
     ranks = range(min(int(os.environ.get("LOCAL_WORLD_SIZE", plan.size)), plan.size))
     uses = [plan.peak_memory(rank) for rank in ranks]
     copies = 0 if work.graph.path is not None else len(ranks) if under_torchrun() else 1
-    needed = sum(use.device + use.host - use.shared for use in uses) + copies * work.stats.num_bytes
+    needed = sum(use.device + use.host - use.shared - use.in_file for use in uses) + copies * work.stats.num_bytes
     if needed > limit:
         options = ["a smaller --hidden", "more hosts"]
         if work.row_dtype == torch.float32:

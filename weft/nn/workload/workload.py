@@ -19,6 +19,7 @@ from weft.nn.workload.layer_sizes import LayerSizes
 from weft.nn.workload.operation import GraphOperation
 from weft.nn.workload.outline import outline
 from weft.nn.workload.receptive_field import ReceptiveField
+from weft.storage.host_rows import keeps_in_file, rows_in_file
 from weft.utils.errors import InputError
 
 NONZERO_COST = 8
@@ -150,11 +151,18 @@ class Workload:
     def features(self, vertices: slice | Tensor, device: torch.device) -> Tensor:
         """Return features of vertices, [n, F], in the type of the model's rows; [n, 0] if the graph has no x.
 
+        On the CPU, a copy that takes much of the memory is in a mapped file, see `keeps_in_file`.
+
         Args:
             vertices: The vertices, a range or int64.
             device: Device of the result.
         """
         x = torch.empty(self.graph.num_vertices, 0) if self.graph.x is None else self.graph.x
+        copies = isinstance(vertices, Tensor) or x.dtype != self.row_dtype
+        if copies and device.type == "cpu":
+            ids = vertices if isinstance(vertices, Tensor) else torch.arange(len(x))[vertices]
+            if keeps_in_file(len(ids) * x.shape[1] * self.itemsize):
+                return rows_in_file(x, ids, self.row_dtype)
         return x[vertices].to(device, self.row_dtype)
 
     def outline(self, traits: ViewTraits = ONE_DEVICE, *, training: bool) -> tuple[GraphOperation, ...]:

@@ -198,7 +198,7 @@ def closing_on_error(group: Group) -> Iterator[None]:
 
 
 def plan_with_kernels(
-    config: Config, work: Workload, group: Group, resumed: RunFolder | None = None
+    config: Config, work: Workload, group: Group, resumed: RunFolder | None = None, *, predicts: bool = False
 ) -> tuple[Plan, KernelSelection]:
     """Return the plan and the kernel selection of rank 0 on all ranks. All ranks must call it.
 
@@ -207,13 +207,14 @@ def plan_with_kernels(
         work: The model and graph.
         group: The ranks.
         resumed: Folder of the run that is resumed, or that predicts.
+        predicts: The plan only evaluates.
 
     Raises:
         InputError: Rank 0 has raised it.
     """
 
     def lead() -> tuple[Plan, str]:
-        return make_plan(config, work), kernels_for_run(config, resumed).text()
+        return make_plan(config, work, predicts=predicts), kernels_for_run(config, resumed).text()
 
     plan, kernels = plan_together(config, work, group, lead)
     return plan, KernelSelection.from_record(json.loads(kernels))

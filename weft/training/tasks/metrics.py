@@ -106,7 +106,7 @@ class NodeTask:
         self._examples: tuple[Tensor | None, Examples] | None = None
 
     def examples(self, step: Step) -> Examples:
-        """Return the training rows of this rank in a step: all of its labelled rows, or those of a mini-batch."""
+        """Return the training rows of this rank in a step: all that it has, or those of a mini-batch."""
         if self._examples is None or self._examples[0] is not step.vertices:
             self._examples = step.vertices, self._examples_of(step)
         return self._examples[1]
@@ -115,8 +115,9 @@ class NodeTask:
         if step.vertices is None:
             rows = self.labelled_rows["train"]
             return Examples(rows, self.y[rows], self.num_labelled["train"])
-        y = self.graph_y[step.vertices].to(self.y.device)
-        return Examples(torch.arange(len(y), device=y.device), y, step.batch_size)
+        rows = self.labelled["train"][step.vertices].nonzero().view(-1)
+        y, size = self.graph_y[step.vertices[rows]], step.batch_size or self.num_labelled["train"]
+        return Examples(rows.to(self.y.device), y.to(self.y.device), size)
 
     def loss(self, logits: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """Return this rank's part of the loss, [], and its gradient with respect to the logits, [n, C].

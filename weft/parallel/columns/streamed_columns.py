@@ -1,0 +1,222 @@
+"""Evaluation of a graph whose rows exceed the memory: sums over edges column by column, everything else row by row.
+
+A sum over in-neighbours treats each column on its own. NeutronTP (section 3) divides the columns among ranks; here one
+process takes one block of columns after the other, as wide as its memory allows. Between two sums, rows are in files in
+which a block of columns and a range of rows can both be read in order, so nothing is planned and no row is read alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from weft.comm import Group
+from weft.nn import Inputs, Sum, Topology, Workload
+from weft.nn.aggregate.reduce import Max
+from weft.nn.layers.phases import Boundary, BoundaryState, PhasedModel
+from weft.parallel.chunks.program.chunk_program import Segment, rows_by_port
+from weft.parallel.chunks.program.tracer import ProgramTracer
+from weft.parallel.chunks.run.chunk_views import RowsView, refused
+from weft.runtime.memory.limit import memory_limit_bytes
+from weft.storage.host_rows import HostRows
+from weft.storage.unnamed_files import release
+from weft.utils.errors import InputError
+from weft.utils.units import format_bytes
+
+MEMORY_SHARE = 0.5
+"""Share of the memory that the columns fill which a sum reads and writes."""
+ALIGNED_COLUMNS = 16
+"""Blocks have a multiple of this number of columns, if they have more."""
+RANGE_BYTES = 1 << 26
+"""Bytes of a range of rows that is processed at once."""
+
+
+def column_segments(work: Workload) -> Sequence[Segment] | None:
+    """Return the segments of a model in an evaluation; None if it has other aggregates than sums and maxima."""
+    if work.stats.typed.has_input:
+        return None
+    try:
+        segments = ProgramTracer(work.graph, work.model, work.optimisations).program(training=False).segments
+    except InputError:  # a part of the model reads more than one row at a time
+        return None
+    return segments if all(isinstance(segment.op, Sum | Max) for segment in segments[:-1]) else None
+
+
+class ColumnFiles:
+    """Rows [n, F] in unnamed files, one for each block of columns.
+
+    Args:
+        num_rows: Number of rows, n.
+        widths: Number of columns of each block.
+        dtype: Type of the rows.
+    """
+
+    def __init__(self, num_rows: int, widths: Sequence[int], dtype: torch.dtype) -> None:
+        self.widths, self.blocks = list(widths), [HostRows(num_rows, width, dtype) for width in widths]
+
+    def read(self, rows: slice) -> Tensor:
+        """Return a range of rows, [m, F]."""
+        return torch.cat([block.read(rows.start, rows.stop) for block in self.blocks], 1)
+
+    def write(self, first: int, values: Tensor) -> None:
+        """Replace rows.
+
+        Args:
+            first: First row to replace.
+            values: New rows [m, F].
+        """
+        for block, columns in zip(self.blocks, values.split(self.widths, 1), strict=True):
+            block.write(first, columns.contiguous())
+
+    def close(self) -> None:
+        """Free the space."""
+        for block in self.blocks:
+            block.close()
+
+
+@dataclass(kw_only=True)
+class Passed:
+    """What a segment has left for the next one, with the result of the aggregate in between."""
+
+    segment: Segment
+    """The segment."""
+    boundary: Boundary
+    """Boundary of a range of its rows; all ranges have the same aggregate, shared tensors and context."""
+    rows: dict[int, ColumnFiles]
+    """Rows that the segment has left for the next one, by port, without the graph's features."""
+    result: ColumnFiles
+    """Result of the aggregate."""
+
+
+class StreamedColumns:
+    """Evaluates a model on all vertices of a graph, on the CPU.
+
+    Args:
+        work: The model and the graph.
+        segments: Result of `column_segments`.
+        model: The model with the weights to use.
+        topology: Topology of the whole graph.
+        group: The only rank, whose meter counts the edges.
+
+    Raises:
+        InputError: Less than one column fits in the memory.
+    """
+
+    def __init__(
+        self, work: Workload, segments: Sequence[Segment], model: nn.Module, topology: Topology, group: Group
+    ) -> None:
+        self.work, self.segments, self.topology, self.group = work, segments, topology, group
+        self.model, self.num_rows = cast(PhasedModel, model), work.graph.num_vertices
+        column_bytes, memory = 2 * self.num_rows * work.itemsize, MEMORY_SHARE * memory_limit_bytes()
+        self.max_width = int(memory // max(column_bytes, 1))
+        if not self.max_width:
+            needed = format_bytes(int(column_bytes / MEMORY_SHARE))
+            raise InputError(f"{work.graph.name}: the sums of one column need {needed} of memory: use a larger machine")
+        if self.max_width > ALIGNED_COLUMNS:
+            self.max_width -= self.max_width % ALIGNED_COLUMNS
+
+    @torch.no_grad()
+    def logits(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the logits [m, C] of one range of rows after the other."""
+        passed: Passed | None = None
+        for segment in self.segments[:-1]:
+            passed = self._aggregated(segment, *self._advance(segment, passed))
+        for rows in self._ranges(self.segments[-1].live[0].width):
+            reached = self._run(rows, passed)
+            assert isinstance(reached, Tensor)
+            yield rows, reached
+
+    def _advance(self, segment: Segment, passed: Passed | None) -> tuple[Boundary, dict[int, ColumnFiles]]:
+        """Run a segment on all rows; return the boundary that it reached, and the rows that it left, by port.
+
+        What a range of rows leaves replaces in the files what it has read, where the widths are the same.
+        """
+        spare = [passed.result, *passed.rows.values()] if passed else []
+        left: dict[int, ColumnFiles] = {}
+        for port, live in enumerate(segment.live):
+            if not live.features:
+                replaced = next((files for files in spare if files.widths == self._widths(live.width)), None)
+                left[port] = replaced or self._files(live.width)
+                spare = [files for files in spare if files is not replaced]
+        boundary: Boundary | None = None
+        for rows in self._ranges(max(live.width for live in segment.live)):
+            reached = self._run(rows, passed)
+            assert isinstance(reached, Boundary)
+            of_ports = rows_by_port(reached, segment)
+            for port, files in left.items():
+                files.write(rows.start, of_ports[port])
+            boundary = reached
+            if segment.only_features:
+                break
+        for files in spare:
+            files.close()
+        assert boundary is not None
+        return boundary, left
+
+    def _aggregated(self, segment: Segment, boundary: Boundary, left: dict[int, ColumnFiles]) -> Passed:
+        """Compute the aggregate after a segment, block of columns by block of columns."""
+        op, steps, port = boundary.request.op, boundary.steps, segment.sources[boundary.request.op.first]
+        # The result replaces the rows that are aggregated, unless the next segment reads these too.
+        source = left.get(port) if port in segment.rows.values() else left.pop(port, None)
+        result = source if source is not None and port not in left else self._files(segment.width)
+        first = 0
+        for number, width in enumerate(result.widths):
+            columns = slice(first, first + width)
+            x = self._features(columns) if source is None else source.blocks[number].read(0, self.num_rows)
+            y = op.run(self.topology, op.prepare(self.topology, {op.first: x}), steps)
+            self.group.meter.aggregate(self.topology.adjacency.num_edges * steps, width)
+            del x
+            result.blocks[number].write(0, y)
+            first += width
+        return Passed(segment=segment, boundary=boundary, rows=left, result=result)
+
+    def _run(self, rows: slice, passed: Passed | None) -> Boundary | Tensor:
+        """Run a segment on a range of rows."""
+        work, device = self.work, self.group.device
+        inputs = Inputs(optimisations=work.optimisations)
+        if passed is None:
+            inputs.rows = work.features(rows, device)
+        ids = self.topology.ids_of(torch.arange(rows.start, rows.stop))
+        views = [
+            RowsView(self.topology, ids, self.num_rows, key=0, calls=0, inputs=inputs, embedded=refused)
+            for _ in range(self.model.num_stages)
+        ]
+        if passed is None:
+            return self.model.begin(views, cast(Tensor, inputs.rows))
+        boundary, state = passed.boundary, dict[str, Any]()
+        for name, port in passed.segment.rows.items():
+            files = passed.rows.get(port)
+            state[name] = work.features(rows, device) if files is None else files.read(rows)
+        return self.model.resume(
+            views,
+            BoundaryState(
+                result=passed.result.read(rows), rows=state, shared=boundary.shared, context=boundary.context
+            ),
+        )
+
+    def _features(self, columns: slice) -> Tensor:
+        """Return a block of columns of the features of all vertices."""
+        table = cast(Tensor, self.work.graph.x)
+        x = torch.empty(self.num_rows, columns.stop - columns.start, dtype=self.work.row_dtype)
+        for rows in self._ranges(table.shape[1]):
+            x[rows] = table[rows, columns]
+            release(table)
+        return x
+
+    def _ranges(self, width: int) -> Iterator[slice]:
+        """Yield ranges of rows, of which `width` columns take about RANGE_BYTES bytes."""
+        step = max(1, RANGE_BYTES // max(1, width * self.work.itemsize))
+        for first in range(0, self.num_rows, step):
+            yield slice(first, min(first + step, self.num_rows))
+
+    def _files(self, width: int) -> ColumnFiles:
+        """Return files for rows of all vertices with `width` columns."""
+        return ColumnFiles(self.num_rows, self._widths(width), self.work.row_dtype)
+
+    def _widths(self, width: int) -> list[int]:
+        """Return the number of columns of each block of rows with `width` columns."""
+        return [min(self.max_width, width - first) for first in range(0, width, self.max_width)]
