@@ -80,7 +80,7 @@ class ColumnFiles:
 
 @dataclass(kw_only=True)
 class Passed:
-    """What a segment has left for the next one, with the result of the aggregate in between."""
+    """Rows that a segment has left for the next one, with the result of the aggregate in between."""
 
     segment: Segment
     """The segment."""
