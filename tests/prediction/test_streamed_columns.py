@@ -70,16 +70,16 @@ def pyg_model(name: str) -> torch.nn.Module:
 def test_rows_are_those_in_memory(
     model: str, options: dict[str, Any], graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = pyg_model(model) if model[0].isupper() else model
-    own = {"model": given} if model[0].isupper() else {}
-    defaults = {} if own else {"hidden": 9, "layers": 3}
-    run = weft.train(graph, given, out=tmp_path / "run", epochs=2, dtype="float64", quiet=True, **defaults, **options)
-    expected = weft.predict(run, graph, **own)
+    module = pyg_model(model) if model[0].isupper() else model
+    by_model = {"model": module} if model[0].isupper() else {}
+    defaults = {} if by_model else {"hidden": 9, "layers": 3}
+    run = weft.train(graph, module, out=tmp_path / "run", epochs=2, dtype="float64", quiet=True, **defaults, **options)
+    expected = weft.predict(run, graph, **by_model)
     limit_memory(graph, monkeypatch)
     widths = widths_of_files(monkeypatch)
-    assert (weft.predict(run, graph, **own) - expected).abs().max() < 1e-12
+    assert (weft.predict(run, graph, **by_model) - expected).abs().max() < 1e-12
     assert max(widths) == WIDTH
-    assert torch.equal(weft.predict(run, graph, what="classes", **own), expected.argmax(1))
+    assert torch.equal(weft.predict(run, graph, what="classes", **by_model), expected.argmax(1))
 
 
 def test_a_file_is_not_read_after_it_was_replaced(
