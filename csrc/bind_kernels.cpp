@@ -543,7 +543,33 @@ void bind_rows(nb::module_& module) {
 }
 
 template <class R, class I>
+void bind_scatter(nb::module_& module) {
+  using T = Sum<R>;
+  module.def(
+      "spmm_scatter",
+      [](ConstArray<int64_t, 1> indptr, ConstArray<I, 1> indices, MaybeConst<T, 1> weight, MaybeConst<T, 1> row_scale,
+         MaybeConst<T, 1> target_scale, ConstRows<R> x, Array<T, 2> y, int num_threads) {
+        check_rows(indptr, indices, num_threads);
+        const int64_t num_rows = size(indptr, 0) - 1, width = size(x, 1);
+        require(size(x, 0) == num_rows && size(y, 1) == width, "x must have a row per row, y the columns of x");
+        require(width < 2 || x.stride(1) == 1, "rows of x must be whole");
+        require(length_or(weight, size(indices, 0)) == size(indices, 0), "weight must have one number per entry");
+        require(length_or(row_scale, num_rows) == num_rows, "row_scale must have one number per row of x");
+        require(length_or(target_scale, size(y, 0)) == size(y, 0), "target_scale must have one number per row of y");
+        const Scatter<R, I> args{num_rows,       size(y, 0),     width,
+                                 x.stride(0),    indptr.data(),  indices.data(),
+                                 data_or_null(weight), data_or_null(row_scale), data_or_null(target_scale),
+                                 x.data(),       y.data(),       num_threads};
+        nb::gil_scoped_release release;
+        table<SumKernels<R, I>>().scatter(args);
+      },
+      "indptr"_a.noconvert(), "indices"_a.noconvert(), "weight"_a.noconvert().none(), "row_scale"_a.noconvert().none(),
+      "target_scale"_a.noconvert().none(), "x"_a.noconvert(), "y"_a.noconvert(), "num_threads"_a);
+}
+
+template <class R, class I>
 void bind_sums(nb::module_& module) {
+  bind_scatter<R, I>(module);
   bind_spmm<R, R, I>(module);
   if constexpr (sizeof(R) < sizeof(Sum<R>)) bind_spmm<R, Sum<R>, I>(module);
   bind_attend<R, I>(module);

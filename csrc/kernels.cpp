@@ -10,7 +10,7 @@ namespace weft::WEFT_ISA {
 
 template <class R, class I>
 constexpr SumKernels<R, I> sum_table() {
-  return {&spmm<R, R, I>, &spmm<R, Sum<R>, I>, &attend<R, I>, &attend_backward<R, I>};
+  return {&spmm<R, R, I>, &spmm<R, Sum<R>, I>, &scatter<R, I>, &attend<R, I>, &attend_backward<R, I>};
 }
 
 template <class R>

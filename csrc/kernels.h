@@ -52,6 +52,20 @@ struct Spmm {
   int num_threads;
 };
 
+// y_v += target_scale_v weight_e row_scale_r x_r for each entry e of each row r of x, where v = indices[e]. Factors that
+// are null are 1.
+template <class R, class I>
+struct Scatter {
+  using T = Sum<R>;
+  int64_t num_rows, num_targets, width, x_stride;
+  const int64_t* indptr;
+  const I* indices;
+  const T *weight, *row_scale, *target_scale;
+  const R* x;
+  T* y;
+  int num_threads;
+};
+
 // The integer type as wide as T, so that vectors of numbers and of positions have the same number of lanes.
 template <class T>
 struct Position;
@@ -289,6 +303,7 @@ template <class R, class I>
 struct SumKernels {
   void (*spmm)(const Spmm<R, R, I>&);
   void (*spmm_wide)(const Spmm<R, Sum<R>, I>&);
+  void (*scatter)(const Scatter<R, I>&);
   void (*attend)(const Attend<R, I>&);
   void (*attend_backward)(const AttendBackward<R, I>&);
 };

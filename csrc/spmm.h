@@ -77,6 +77,40 @@ void spmm(const Spmm<R, Y, I>& a) {
   return spmm_as<false, false>(a);
 }
 
+// Each thread adds to a range of y's rows of its own, so the sums are in the order of the rows of x. All threads read all
+// indices.
+template <class R, class I>
+void scatter(const Scatter<R, I>& a) {
+  using T = Sum<R>;
+  constexpr int L = kLanes<R>;
+  constexpr int64_t kEntriesAhead = 8, kPerLine = 64 / sizeof(T);
+  const int64_t last_entry = a.indptr[a.num_rows] - 1;
+  const int threads = useful_threads(last_entry * a.width / 8192 + 1, a.num_threads);
+#pragma omp parallel for schedule(static) num_threads(threads)
+  for (int part = 0; part < threads; ++part) {
+    const int64_t first = a.num_targets * part / threads, end = a.num_targets * (part + 1) / threads;
+    for (int64_t row = 0; row < a.num_rows; ++row) {
+      const R* x = a.x + row * a.x_stride;
+      const T row_scale = a.row_scale ? a.row_scale[row] : T{1};
+      for (int64_t entry = a.indptr[row]; entry < a.indptr[row + 1]; ++entry) {
+        const int64_t ahead = a.indices[entry + kEntriesAhead < last_entry ? entry + kEntriesAhead : last_entry];
+        if (ahead >= first && ahead < end) {
+          for (int64_t i = 0; i < a.width; i += kPerLine) __builtin_prefetch(a.y + ahead * a.width + i, 1);
+        }
+        const int64_t target = a.indices[entry];
+        if (target < first || target >= end) continue;
+        T scale = row_scale;
+        if (a.weight) scale *= a.weight[entry];
+        if (a.target_scale) scale *= a.target_scale[target];
+        T* y = a.y + target * a.width;
+        int64_t i = 0;
+        for (; i + L <= a.width; i += L) store<L>(y + i, load<L>(y + i) + load<L>(x + i) * scale);
+        for (; i < a.width; ++i) store<1>(y + i, load<1>(y + i) + load<1>(x + i) * scale);
+      }
+    }
+  }
+}
+
 // The maximum of each column, and the entry at which it occurs first. NaN counts as the maximum, as in PyTorch.
 template <class T, class I>
 struct MaxRows {

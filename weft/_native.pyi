@@ -67,6 +67,16 @@ def spmm(
     add: bool,
     num_threads: int,
 ) -> None: ...
+def spmm_scatter(
+    indptr: Tensor,
+    indices: Tensor,
+    weight: Tensor | None,
+    row_scale: Tensor | None,
+    target_scale: Tensor | None,
+    x: Tensor,
+    y: Tensor,
+    num_threads: int,
+) -> None: ...
 def spmm_max(indptr: Tensor, indices: Tensor, x: Tensor, y: Tensor, position: Tensor, num_threads: int) -> None: ...
 def spmm_max_backward(
     indptr: Tensor,

@@ -49,7 +49,7 @@ from weft.nn.workload.flops import DenseFlops
 from weft.nn.workload.layer_sizes import BlockSize, LayerSizes
 from weft.nn.workload.meta_topology import MetaTopology
 from weft.nn.workload.operation import GraphOperation
-from weft.nn.workload.outline import outline
+from weft.nn.workload.outline import RunModel, outline
 from weft.nn.workload.receptive_field import ReceptiveField
 from weft.nn.workload.workload import Outlines, Workload
 
@@ -108,6 +108,7 @@ __all__ = [
     "Request",
     "RowLayer",
     "Rows",
+    "RunModel",
     "SAGEConv",
     "Stack",
     "SubTopology",

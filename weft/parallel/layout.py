@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from weft.nn import (
     Inputs,
     LayerSizes,
     ReceptiveField,
+    RunModel,
     Total,
     ViewTraits,
     Workload,
@@ -32,6 +34,7 @@ from weft.parallel.blocks.caching_costs import BACK_BYTES, EDGE_BYTES
 from weft.parallel.exchange import Exchange
 from weft.parallel.gathered_rows import GatheredRows
 from weft.parallel.operations import backward_operations, dense_operations
+from weft.parallel.row_ranges import forward_in_ranges
 from weft.runtime.memory.tensor_peak import TensorPeak
 from weft.storage.host_rows import keeps_in_file
 
@@ -61,6 +64,8 @@ class StepInputs:
 class Layout(ABC):
     """Rows and edges of each rank in a type of step. By default, the ranks have even ranges of rows, and all edges.
 
+    Attributes: `in_ranges` is True if steps run the model by `forward_in_ranges`.
+
     Args:
         work: The workload. If it has a receptive field, steps compute only its rows.
         size: Number of ranks.
@@ -70,6 +75,7 @@ class Layout(ABC):
     def __init__(self, work: Workload, size: int, traits: ViewTraits) -> None:
         self.work, self.size = work, size
         self.traits = traits if work.receptive_field is None else traits._replace(shrinks_rows=True)
+        self.in_ranges = False
 
     @property
     def part(self) -> Tensor | None:
@@ -180,7 +186,24 @@ class Layout(ABC):
 
     def _step_memory(self, rank: int, exchanges: Sequence[Exchange], *, training: bool) -> TensorPeak:
         sizes = self.layer_sizes(rank)
-        return step_memory(self.work, self.traits, sizes, exchanges, training=training, sums_gradients=self.size > 1)
+        return step_memory(
+            self.work,
+            self.traits,
+            sizes,
+            exchanges,
+            training=training,
+            sums_gradients=self.size > 1,
+            run_model=self.run_model(training=training),
+        )
+
+    def run_model(self, *, training: bool) -> RunModel | None:
+        """Return the function that runs the model in a step, see `in_ranges`; None: the model itself.
+
+        Args:
+            training: True for a training step.
+        """
+        num_aggregates = len(self.work.outline(self.traits, training=training))
+        return partial(forward_in_ranges, num_aggregates) if self.in_ranges else None
 
     def temporary_memory(self, rank: int, *, training: bool) -> list[int]:
         """Return the peak bytes that a step allocates, and those of its preparation.
@@ -205,7 +228,7 @@ class Layout(ABC):
         work = self.work
         operations = work.outline(self.traits, training=training)
         # Forward: dense layers, then operation by operation its exchange and aggregate and the dense layers after it.
-        # Backward: the same in reverse order.
+        # Backward: the same in reverse order. In ranges, hidden rows are computed again, but not the logits.
         first, *rest = dense_flops(work, self.traits, self.layer_sizes(rank), training=training)
         forward, backward = (
             dense_operations(first.forward, first.calls),
@@ -215,7 +238,9 @@ class Layout(ABC):
             operations_of_rank = [] if work.is_cached(op) else self._operations_or_total(op, rank)
             forward += operations_of_rank + dense_operations(dense.forward, dense.calls)
             adjoint = backward_operations(operations_of_rank) if op.backward else []
+            again = self.in_ranges and training and op is not operations[-1]
             backward = dense_operations(dense.backward, dense.backward_calls) + adjoint + backward
+            backward = (dense_operations(dense.forward, dense.calls) if again else []) + backward
         if training and self.size > 1:
             backward.append(all_reduce("gradients", work.num_shared, work.dtype.itemsize, self.size))
         return Trace(operations=(*forward, *backward))

@@ -84,6 +84,10 @@ class ResidentPlan(Plan):
     @cached_property
     def layouts(self) -> dict[bool, Layout]:
         """Layout of training steps (True) and evaluations (False): `layout`, or its part for a receptive field."""
+        return self.make_layouts()
+
+    def make_layouts(self) -> dict[bool, Layout]:
+        """Return the layout of each type of step, see `layouts`."""
         fields = self.receptive_fields
         restricted = {
             field: self.layout.restrict(field) for field in set(fields.values()) if isinstance(field, ReceptiveField)
@@ -182,6 +186,10 @@ class ResidentPlaced(Placed):
         """Return the rows, inputs and exchanges of this rank for a step."""
         return self.whole if step.vertices is None else self.pruned_inputs[step.training]
 
+    def layout_of(self, step: Step) -> Layout:
+        """Return the layout of a step."""
+        return self.plan.layout if step.vertices is None else self.plan.layouts[step.training]
+
     def steps(self, epoch: int) -> Iterable[Step]:
         return [self._step(epoch, training=True)]
 
@@ -230,8 +238,7 @@ class ResidentPlaced(Placed):
 
     def views(self, step: Step) -> list[PlacedView]:
         """Return the view of each stage for a step; dropout masks depend on stage and step."""
-        inputs = self.step_inputs(step)
-        layout = self.plan.layout if step.vertices is None else self.plan.layouts[step.training]
+        inputs, layout = self.step_inputs(step), self.layout_of(step)
         return [
             PlacedView(
                 exchange,
@@ -246,8 +253,9 @@ class ResidentPlaced(Placed):
     def forward(self, step: Step) -> Tensor:
         self.model.train(step.training)
         views = self.views(step)
+        x, run_model = views[0].inputs.rows, self.layout_of(step).run_model(training=step.training)
         with torch.set_grad_enabled(step.training):
-            logits: Tensor = self.model(views, views[0].inputs.rows)
+            logits: Tensor = run_model(self.model, views, x) if run_model and x is not None else self.model(views, x)
         return logits.to(self.work.dtype)
 
     def backward(self, logits: Tensor, grad: Tensor) -> None:

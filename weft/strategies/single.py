@@ -16,6 +16,7 @@ from weft.parallel.columns.streamed_columns import StreamedColumns, column_segme
 from weft.parallel.exchange import Identity
 from weft.parallel.layout import Layout
 from weft.parallel.operations import AggregateSize, aggregate
+from weft.parallel.row_ranges import supports_ranges
 from weft.runtime.memory.limit import memory_limit_bytes
 from weft.strategies.base import CHECKED_SHARE, Step
 from weft.strategies.resident import VERTEX_BYTES, ResidentPlaced, ResidentPlan
@@ -78,6 +79,14 @@ class SinglePlan(ResidentPlan):
     def make_layout(self) -> WholeLayout:
         return WholeLayout(self.work, self.size, self.traits)
 
+    def make_layouts(self) -> dict[bool, Layout]:
+        """Return the layouts; steps run in ranges of rows if their hidden rows do not fit in memory otherwise."""
+        layouts = super().make_layouts()
+        if not self._fit_memory(layouts) and supports_ranges(self.work):
+            for layout in layouts.values():
+                layout.in_ranges = True
+        return layouts
+
     @cached_property
     def segments(self) -> Sequence[Segment] | None:
         """Segments by which evaluations can run column by column; None if they cannot."""
@@ -90,10 +99,20 @@ class SinglePlan(ResidentPlan):
     @cached_property
     def fits_memory(self) -> bool:
         """True if an evaluation of all rows fits in the memory of this process."""
-        work, limit = self.work, memory_limit_bytes()
-        if work.stats.num_bytes < CHECKED_SHARE * limit:
+        return self._fit_memory({False: self.layout})
+
+    def _fit_memory(self, layouts: dict[bool, Layout]) -> bool:
+        """Return whether steps with given layouts fit in the memory of this process.
+
+        Args:
+            layouts: Layout of training steps (True) and evaluations (False).
+        """
+        stats, limit = self.work.stats, memory_limit_bytes()
+        if not self.work.has_graph or stats.num_bytes < CHECKED_SHARE * limit:
             return True
-        use = self.layout.resident_memory(0, trains=False)
-        rows = use.device - use.shared - use.in_file + max(self.layout.temporary_memory(0, training=False))
-        graph = VERTEX_BYTES * work.stats.num_vertices + (0 if work.graph.path else work.stats.num_bytes)
-        return rows + graph <= limit
+        trains = {layout: training for training, layout in sorted(layouts.items())}
+        uses = [layout.resident_memory(0, trains=training) for layout, training in trains.items()]
+        rows = sum(use.device - use.shared - use.in_file for use in uses)
+        temporary = (layout.temporary_memory(0, training=training) for training, layout in layouts.items())
+        graph = VERTEX_BYTES * stats.num_vertices + (0 if self.work.graph.path else stats.num_bytes)
+        return rows + max(map(max, temporary)) + graph <= limit

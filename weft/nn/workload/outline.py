@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from weft.config.optimisations import ALL_OPTIMISATIONS, Optimisations
 from weft.data import UNTYPED, Adjacency, TypedShape
 from weft.nn.aggregate.topology import Topology
-from weft.nn.graph_view import ONE_DEVICE, Inputs, ViewTraits
+from weft.nn.graph_view import ONE_DEVICE, GraphView, Inputs, ViewTraits
 from weft.nn.layers.phases import parameter_dtype, row_dtype
 from weft.nn.layers.pyg_conv import PyGConv
 from weft.nn.view import TypedRows
@@ -22,6 +22,9 @@ from weft.nn.workload.flops import FlopCounter
 from weft.nn.workload.operation import GraphOperation
 from weft.nn.workload.outline_view import OutlineState, OutlineView
 from weft.utils.errors import InputError
+
+RunModel = Callable[[nn.Module, Sequence[GraphView], Tensor], Tensor]
+"""Function that runs a model under the view of each of its stages, on constant features."""
 
 
 def outline(
@@ -137,7 +140,14 @@ class MetaModel:
         rows = torch.empty(num_rows, self.num_features, dtype=self.dtype, device="meta")
         return Inputs(rows=rows, typed=typed, **options)
 
-    def run(self, traits: ViewTraits, state: OutlineState, inputs: Inputs, message: str) -> Tensor:
+    def run(
+        self,
+        traits: ViewTraits,
+        state: OutlineState,
+        inputs: Inputs,
+        message: str,
+        run_model: RunModel | None = None,
+    ) -> Tensor:
         """Run one forward pass under views that record their calls, and return the logits.
 
         Args:
@@ -145,12 +155,16 @@ class MetaModel:
             state: State that the views share.
             inputs: Constant features without data.
             message: Message of the error if the model cannot run; {} is replaced by its cause.
+            run_model: Function that runs the model; None: the model itself.
         """
         stages = range(cast(int, self.model.num_stages))
         views = [OutlineView(traits, stage, state, self.topology, inputs) for stage in stages]
         try:
             with torch.set_grad_enabled(self.training), torch.device("meta"), state.counter:
-                logits: Tensor = self.model(views, inputs.rows)
+                assert inputs.rows is not None
+                logits: Tensor = (
+                    run_model(self.model, views, inputs.rows) if run_model else self.model(views, inputs.rows)
+                )
         except (RuntimeError, TypeError, IndexError) as error:
             raise InputError(message.format(str(error).splitlines()[0])) from error
         return logits

@@ -1,0 +1,306 @@
+"""A model run on one range of rows after the other between two sums over edges, so that hidden rows are never stored.
+
+Forward: the rows of a range are computed, added to the sums of all their targets, and discarded. Backward: the gradient
+of a range's rows is a sum over that of their targets; the rows are computed again, with autograd, to go on from there
+(gradient checkpointing, Chen et al. 2016). Only sums and their gradients stay in memory; in a receptive field, these
+are fewer rows than those that are summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from weft.data import Adjacency
+from weft.kernels import Scale, spmm, spmm_transposed
+from weft.nn import GraphView, Inputs, Sum, Topology, Workload
+from weft.nn.layers.phases import Boundary, BoundaryState, PhasedModel
+from weft.nn.workload.outline_view import OutlineView
+from weft.parallel.chunks.program.segment_flops import ShapedRows
+from weft.parallel.chunks.program.tracer import ProgramTracer
+from weft.parallel.chunks.run.chunk_views import RowsView, refused
+from weft.parallel.exchange import PlacedView
+from weft.utils.dtypes import sum_dtype
+from weft.utils.errors import InputError
+
+RANGE_BYTES = 1 << 27
+"""Bytes of a range of rows with as many columns as the boundary before it passes on."""
+
+
+def supports_ranges(work: Workload) -> bool:
+    """Return whether a model can run range by range: its aggregates are sums, the first one of constant features."""
+    if work.stats.typed.has_input:
+        return False
+    try:
+        tracer = ProgramTracer(work.graph, work.model, work.optimisations)
+        programs = [tracer.program(training=training) for training in (True, False)]
+    except InputError:  # a part of the model reads more than one row at a time
+        return False
+    return all(
+        program.segments[0].constant
+        and len(program.segments) > 2
+        and all(isinstance(each.op, Sum) and each.steps == 1 and not each.shared for each in program.segments[:-1])
+        for program in programs
+    )
+
+
+def forward_in_ranges(num_aggregates: int, model: nn.Module, views: Sequence[GraphView], x: Tensor) -> Tensor:
+    """Return the logits [n, C] of a model; see `supports_ranges`.
+
+    Args:
+        num_aggregates: Number of aggregates of the model.
+        model: The model.
+        views: View of each stage, of a single rank: `PlacedView`, or `OutlineView` for an estimate of memory.
+        x: Constant features [n, F].
+    """
+    phased = cast(PhasedModel, model)
+    reached = phased.begin(views, x)
+    assert isinstance(reached, Boundary)
+    state = reached.cross(views[reached.stage])
+    anchor = torch.empty(0, device=x.device, requires_grad=True)  # so that the result needs a gradient
+    for _ in range(num_aggregates - 1):
+        segment = RangedSegment(phased, views, state)
+        result, *rows = SegmentFunction.apply(segment, anchor, state.result, *state.rows.values())  # type: ignore[no-untyped-call]
+        state = segment.state_after(result, rows)
+    logits = phased.resume(views, state)
+    assert isinstance(logits, Tensor)
+    return logits
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RangedSum:
+    """A sum over edges, computed from one range of sources after the other."""
+
+    op: Sum
+    """The sum."""
+    topology: Topology
+    """The edges."""
+
+    @property
+    def num_targets(self) -> int:
+        """Number of rows of the result."""
+        return self.topology.adjacency.num_targets
+
+    def add(self, rows: slice, x: Tensor, sums: Tensor) -> None:
+        """Add a range of source rows to the sums of their targets.
+
+        Args:
+            rows: The range.
+            x: Its rows [m, F].
+            sums: Sums [n, F] in the type of sums.
+        """
+        edges, scale = self._edges(rows), self._scale(rows, x.dtype)
+        spmm_transposed(edges, x, scale=scale._replace(loop=None), weighted=self._weighted, into=sums)
+        if scale.loop is not None:
+            sums[rows.start : rows.start + len(scale.loop)] += scale.loop[:, None] * x[: len(scale.loop)]
+
+    def gradient(self, rows: slice, grad: Tensor) -> Tensor:
+        """Return the gradient [m, F] of a range of source rows.
+
+        Args:
+            rows: The range.
+            grad: Gradient [n, F] of the result.
+        """
+        scale = self._scale(rows, grad.dtype)
+        grad_x = spmm(
+            self._edges(rows),
+            grad,
+            scale=scale._replace(loop=None),
+            weighted=self._weighted,
+            in_sum_dtype=scale.loop is not None,
+        )
+        if scale.loop is not None:
+            grad_x[: len(scale.loop)] += scale.loop[:, None] * grad[rows.start : rows.start + len(scale.loop)]
+        return grad_x.to(grad.dtype)
+
+    @property
+    def _weighted(self) -> bool:
+        return self.op.weighted and self.topology.has_weight
+
+    def _scale(self, rows: slice, dtype: torch.dtype) -> Scale:
+        """Return the factors of the transposed edges of a range; `loop` for the sources that are targets too."""
+        source, target, loop = self.topology.scale(self.op.norm, self.op.weighted, dtype)
+        of_range = slice(rows.start, min(rows.stop, self.num_targets))
+        return Scale(
+            source=target,
+            target=None if source is None else source[rows],
+            loop=None if loop is None or rows.start >= self.num_targets else loop[of_range],
+        )
+
+    def _edges(self, rows: slice) -> Adjacency:
+        """Return the edges that leave a range of sources: these are the rows, and the targets the columns."""
+        adjacency = self.topology.adjacency
+        if adjacency.indptr.is_meta:
+            num_edges = adjacency.num_edges * (rows.stop - rows.start) // max(adjacency.num_sources, 1)
+            return replace(
+                Adjacency.without_data(self.num_targets, rows.stop - rows.start, num_edges), known_transpose=None
+            )
+        back = adjacency.transpose
+        indptr = back.indptr[rows.start : rows.stop + 1]
+        edges = slice(int(indptr[0]), int(indptr[-1]))
+        return Adjacency(
+            indptr=indptr - edges.start,
+            indices=back.indices[edges],
+            num_sources=self.num_targets,
+            weight=None if back.weight is None else back.weight[edges],
+        )
+
+
+class RangedSegment:
+    """The part of a model between two aggregates, and the sum after it, computed range by range of the rows.
+
+    Args:
+        model: The model.
+        views: View of each stage.
+        state: State after the aggregate before it.
+    """
+
+    def __init__(self, model: PhasedModel, views: Sequence[GraphView], state: BoundaryState) -> None:
+        self.model, self.views, self.names = model, views, list(state.rows)
+        self._shared, self._context = state.shared, state.context
+        self._calls = [view._calls for view in views]
+        self._passed: list[str] = []
+        """Names of the rows that the next boundary passes on."""
+
+    def state_after(self, result: Tensor, rows: Sequence[Tensor]) -> BoundaryState:
+        """Return the state after the sum.
+
+        Args:
+            result: The sum [n, F].
+            rows: Rows [n, .] that the boundary passes on.
+        """
+        named = dict(zip(self._passed, rows, strict=True))
+        return BoundaryState(result=result, rows=named, shared={}, context=self._next_context)
+
+    def forward(self, result: Tensor, rows: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the sum [n, F], and the rows [n, .] of its targets that the boundary passes on.
+
+        Args:
+            result: Result of the aggregate before [m, .].
+            rows: Rows [m, .] that its boundary passed on.
+        """
+        sums, passed = torch.empty(0), dict[str, Tensor]()
+        for span in self._spans(result):
+            reached, ranged_views = self._resume(span, result[span], [each[span] for each in rows])
+            assert isinstance(reached, Boundary)
+            x = reached.request.rows[reached.request.op.first]
+            if not span.start:
+                self._prepare(reached, ranged_views)
+                sums = x.new_zeros(self._sum.num_targets, x.shape[1], dtype=sum_dtype(x.dtype))
+                passed = {name: each.new_empty(len(sums), each.shape[1]) for name, each in reached.rows.items()}
+            self._sum.add(span, x, sums)
+            for name, targets in self._targets(span, passed).items():
+                targets.copy_(reached.rows[name][: len(targets)])
+        self._count(sums.shape[1])
+        return (sums.to(result.dtype), *passed.values())
+
+    def _prepare(self, reached: Boundary, ranged_views: Sequence[RowsView]) -> None:
+        """Note what the boundary after the segment is, which is the same for all ranges."""
+        view, op = self.views[reached.stage], reached.request.op
+        assert isinstance(op, Sum)
+        self._sum, self._meter = RangedSum(op=op, topology=topology_of(view)), view.meter
+        self._passed, self._next_context = list(reached.rows), reached.context
+        for each, ranged in zip(self.views, ranged_views, strict=True):  # as if the segment had run on all rows
+            each._calls = ranged.calls
+
+    def _count(self, width: int) -> None:
+        self._meter.aggregate(self._sum.topology.adjacency.num_edges, width)
+
+    def backward(
+        self, result: Tensor, rows: Sequence[Tensor], needed: Sequence[bool], grads: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
+        """Add the gradients of the parameters, and return those of `result` and `rows`.
+
+        Args:
+            result: Result of the aggregate before [m, .].
+            rows: Rows [m, .] that its boundary passed on.
+            needed: True for each of these tensors that needs a gradient.
+            grads: Gradients of what `forward` returned.
+        """
+        read, (grad, *grads_passed) = [result, *rows], grads
+        grads_read = [torch.zeros_like(each) if wanted else None for each, wanted in zip(read, needed, strict=True)]
+        passed = {name: each for name, each in zip(self._passed, grads_passed, strict=True) if each is not None}
+        for span in self._spans(result):
+            leaves = [each[span].detach().requires_grad_(wanted) for each, wanted in zip(read, needed, strict=True)]
+            with torch.enable_grad():
+                reached = self._resume(span, leaves[0], leaves[1:])[0]
+                assert isinstance(reached, Boundary)
+                summed = reached.request.rows[self._sum.op.first]
+                outputs = [] if grad is None else [(summed, self._sum.gradient(span, grad))]
+                outputs += [
+                    (reached.rows[name][: len(targets)], targets)
+                    for name, targets in self._targets(span, passed).items()
+                ]
+            outputs = [(output, each) for output, each in outputs if output.requires_grad]
+            torch.autograd.backward([output for output, _ in outputs], [each for _, each in outputs])
+            for leaf, whole in zip(leaves, grads_read, strict=True):
+                if whole is not None and leaf.grad is not None:
+                    whole[span] = leaf.grad
+        if grad is not None:
+            self._count(grad.shape[1])
+        return grads_read
+
+    def _targets(self, span: slice, tables: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the rows of a range in tables [n, .] of the targets, which are the first rows; nothing if none are."""
+        if span.start >= self._sum.num_targets:
+            return {}
+        return {name: table[span.start : span.stop] for name, table in tables.items()}
+
+    def _resume(self, span: slice, result: Tensor, rows: Sequence[Tensor]) -> tuple[Boundary | Tensor, list[RowsView]]:
+        """Run the segment on a range of rows; return the next boundary or the logits, and the views."""
+        views = [range_view(view, span, calls) for view, calls in zip(self.views, self._calls, strict=True)]
+        named = dict(zip(self.names, rows, strict=True))
+        state = BoundaryState(result=result, rows=named, shared=self._shared, context=self._context)
+        return self.model.resume(views, state), views
+
+    def _spans(self, rows: Tensor) -> Iterator[slice]:
+        """Yield the ranges of rows."""
+        step = max(1, RANGE_BYTES // max(1, rows.shape[1] * rows.itemsize))
+        for first in range(0, max(len(rows), 1), step):
+            yield slice(first, min(first + step, len(rows)))
+
+
+class SegmentFunction(torch.autograd.Function):
+    """A `RangedSegment` as a function of the rows that it reads; its backward also adds the gradients of parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, segment: RangedSegment, anchor: Tensor, result: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:
+        del anchor
+        ctx.segment = segment
+        ctx.save_for_backward(result, *rows)
+        return segment.forward(result, rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        result, *rows = ctx.saved_tensors
+        return None, None, *ctx.segment.backward(result, rows, ctx.needs_input_grad[2:], grads)
+
+
+def topology_of(view: GraphView) -> Topology:
+    """Return the edges over which a view aggregates."""
+    exchange = view.state.exchanges[view.stage] if isinstance(view, OutlineView) else cast(PlacedView, view).exchange
+    return exchange.topology
+
+
+def range_view(view: GraphView, rows: slice, calls: int) -> RowsView:
+    """Return a view of a range of rows, with the dropout masks that these rows have under a view of all rows.
+
+    Args:
+        view: View of all rows.
+        rows: The range.
+        calls: Number of dropout masks that the view has drawn before.
+    """
+    inputs = Inputs(optimisations=view.inputs.optimisations)
+    kind = ShapedRows if isinstance(view, OutlineView) else RowsView
+    ids, key = view.row_ids[rows], view._key
+    ranged = kind(view.topology, ids, view.num_vertices, key=key, calls=calls, inputs=inputs, embedded=refused)
+    ranged.traits = view.traits
+    if isinstance(ranged, ShapedRows) and isinstance(view, OutlineView):
+        ranged.counter = view.state.counter
+    return ranged
