@@ -69,6 +69,26 @@ def test_adjoints_of_sums(width: int) -> None:
         assert torch.equal(spmm_transposed(adj, grad, **options, into=into), sums.to(rows.dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_scattered_sums(width: int, weighted: bool, dtype: torch.dtype) -> None:
+    """Rows that are added to those of their targets equal adjoints of sums, with one and with several threads."""
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    adj, grad = block(width).cast(wide), randn(23, width, seed=2).to(dtype)
+    factors = Scale(*(factor.to(wide) for factor in scale(adj)[:2] if factor is not None))
+    sums = randn(40, width, seed=5).to(wide)
+    expected = spmm_transposed(adj, grad, scale=factors, weighted=weighted, into=sums.clone())
+    results = []
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        results.append(sums.clone())
+        cpu.spmm_scatter(replace(adj, known_transpose=None), grad, factors, weighted, results[-1])
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    torch.testing.assert_close(results[0], expected, rtol=tolerance, atol=tolerance)
+    assert torch.equal(results[0], results[1])
+
+
 def test_sums_are_rounded_to_nearest_even() -> None:
     """Sums are rounded as PyTorch rounds: ties, overflow, infinity, subnormal numbers and NaN."""
     ties = torch.arange(1 << 9) * 2**-9 + 1

@@ -17,6 +17,7 @@ from tests.lib.ranks import on_ranks
 from tests.lib.session import Given, Session, check_case, check_close, check_on_ranks, workload
 from weft.comm import Group
 from weft.nn import Dot, Inputs, LinkModel, ReceptiveField, SAGEConv, Stack, View, Workload
+from weft.parallel.columns import streamed_columns
 from weft.storage import host_rows
 from weft.storage.unnamed_files import is_mapped
 from weft.strategies import STRATEGIES, ResidentPlaced, Step
@@ -187,6 +188,15 @@ def test_training_steps_share_the_rows_of_evaluations_that_are_few_more(name: st
         assert len(task.examples(step).rows) == task.examples(step).size == case.labels
 
 
+@pytest.mark.parametrize("model", ["gcn", "sage"])
+def test_features_are_aggregated_column_by_column(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`sage` also reads the features of targets."""
+    monkeypatch.setattr(host_rows, "FILE_SHARE", 0)
+    monkeypatch.setattr(streamed_columns, "widest_block", lambda *_: 2)
+    monkeypatch.setattr(streamed_columns, "RANGE_BYTES", 500)
+    check_case(Group(), replace(CASE, model=model), "single")
+
+
 @pytest.mark.parametrize("strategy", ["single", "communicated", "tensor", "offload"])
 def test_large_copies_of_features_are_in_files(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The results are the same, the copies map files, and the estimate knows their size."""
@@ -195,9 +205,12 @@ def test_large_copies_of_features_are_in_files(strategy: str, monkeypatch: pytes
     check_case(Group(), CASE, strategy)
     if strategy in ("single", "communicated"):
         plan = Given().plan(strategy, workload(CASE))
-        rows = [plan.place(Group()).pruned_inputs[training].inputs.rows for training in (True, False)]
-        assert all(map(is_mapped, rows))
-        assert plan.peak_memory().in_file == sum(each.nbytes for each in rows)
+        placed = plan.place(Group())
+        inputs = [placed.pruned_inputs[training].inputs for training in (True, False)]
+        mapped = [each.rows for each in inputs] + [rows for each in inputs for rows in each.cached.values()]
+        assert len(mapped) == (4 if strategy == "single" else 2)
+        assert all(map(is_mapped, mapped))
+        assert plan.peak_memory().in_file == sum(each.nbytes for each in mapped)
 
 
 def test_scores_are_those_of_all_rows() -> None:

@@ -156,11 +156,6 @@ class Adjacency(CompressedRows):
         weight = None if self.weight is None else self.weight.index_select(0, edge_ids)
         return Transpose(indptr=indptr, indices=indices, edge_ids=edge_ids, weight=weight)
 
-    @property
-    def has_transpose(self) -> bool:
-        """True if the transpose exists already, so that `transpose` computes nothing."""
-        return self.known_transpose is not None or "transpose" in self.__dict__
-
     @cached_property
     def transposed_edge_ids(self) -> Tensor:
         """Position in this object of each entry's edge of the transpose, int32 or int64 [E]."""

@@ -48,17 +48,27 @@ def spmm(adj: Adjacency, x: Tensor, scale: Scale, weighted: bool, in_sum_dtype: 
 def spmm_transposed(
     adj: Adjacency, grad_y: Tensor, scale: Scale, weighted: bool, into: Tensor | None = None, in_sum_dtype: bool = False
 ) -> Tensor:
-    if into is not None and not adj.has_transpose and scale.loop is None and into.dtype == sum_dtype(grad_y.dtype):
-        factors = adj.weight if weighted else None, scale.target, scale.source
-        threads = torch.get_num_threads()
-        _kernels(grad_y).spmm_scatter(adj.indptr, adj.indices, *factors, _rows(grad_y)[0], into, threads)
-        return into
     dtype = sum_dtype(grad_y.dtype) if in_sum_dtype else grad_y.dtype
     grad_x = grad_y.new_empty(adj.num_sources, grad_y.shape[1], dtype=dtype) if into is None else into
     edges, add, threads = adj.transpose, into is not None, torch.get_num_threads()
     weight, scales = edges.weight if weighted else None, (scale.target, scale.source, scale.loop)
     _kernels(grad_y).spmm(edges.indptr, edges.indices, weight, *scales, *_rows(grad_y), grad_x, add, threads)
     return grad_x
+
+
+def spmm_scatter(adj: Adjacency, grad_y: Tensor, scale: Scale, weighted: bool, into: Tensor) -> None:
+    """Add the gradient of x to `into`, in the type of sums, without the transpose; see `SumBackend.spmm_transposed`.
+
+    Args:
+        adj: The edges.
+        grad_y: Gradient of the result, [n, F].
+        scale: Constant factors; `loop` is ignored.
+        weighted: True to multiply by the edge weights.
+        into: Tensor [s, F] to which the gradient is added.
+    """
+    factors = adj.weight if weighted else None, scale.target, scale.source
+    rows, threads = _rows(grad_y)[0], torch.get_num_threads()
+    _kernels(grad_y).spmm_scatter(adj.indptr, adj.indices, *factors, rows, into, threads)
 
 
 def _rows(x: Tensor) -> tuple[Tensor, int]:

@@ -17,36 +17,29 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from weft.data import Adjacency
-from weft.kernels import Scale, spmm, spmm_transposed
-from weft.nn import GraphView, Inputs, Sum, Topology, Workload
+from weft.kernels import Scale, spmm
+from weft.kernels.cpu import spmm_scatter
+from weft.nn import GraphView, Inputs, Sum, Topology
 from weft.nn.layers.phases import Boundary, BoundaryState, PhasedModel
 from weft.nn.workload.outline_view import OutlineView
+from weft.parallel.chunks.program.chunk_program import Segment
 from weft.parallel.chunks.program.segment_flops import ShapedRows
-from weft.parallel.chunks.program.tracer import ProgramTracer
 from weft.parallel.chunks.run.chunk_views import RowsView, refused
 from weft.parallel.exchange import PlacedView
 from weft.utils.dtypes import sum_dtype
-from weft.utils.errors import InputError
 
 RANGE_BYTES = 1 << 27
 """Bytes of a range of rows with as many columns as the boundary before it passes on."""
 
 
-def supports_ranges(work: Workload) -> bool:
-    """Return whether a model can run range by range: its aggregates are sums, the first one of constant features."""
-    if work.stats.typed.has_input:
-        return False
-    try:
-        tracer = ProgramTracer(work.graph, work.model, work.optimisations)
-        programs = [tracer.program(training=training) for training in (True, False)]
-    except InputError:  # a part of the model reads more than one row at a time
-        return False
-    return all(
-        program.segments[0].constant
-        and len(program.segments) > 2
-        and all(isinstance(each.op, Sum) and each.steps == 1 and not each.shared for each in program.segments[:-1])
-        for program in programs
-    )
+def supports_ranges(segments: Sequence[Segment]) -> bool:
+    """Return whether a model can run range by range: its aggregates are sums, the first one of constant features.
+
+    Args:
+        segments: Segments of the model.
+    """
+    sums = (isinstance(each.op, Sum) and each.steps == 1 and not each.shared for each in segments[:-1])
+    return len(segments) > 2 and segments[0].constant and all(sums)
 
 
 def forward_in_ranges(num_aggregates: int, model: nn.Module, views: Sequence[GraphView], x: Tensor) -> Tensor:
@@ -95,7 +88,7 @@ class RangedSum:
             sums: Sums [n, F] in the type of sums.
         """
         edges, scale = self._edges(rows), self._scale(rows, x.dtype)
-        spmm_transposed(edges, x, scale=scale._replace(loop=None), weighted=self._weighted, into=sums)
+        spmm_scatter(edges, x, scale, self._weighted, sums)
         if scale.loop is not None:
             sums[rows.start : rows.start + len(scale.loop)] += scale.loop[:, None] * x[: len(scale.loop)]
 

@@ -134,12 +134,17 @@ class HostRows:
         """Set all rows to zero without accessing the file; the next `add` to a block writes it without reading."""
         self._cleared.fill(1)
 
-    def tensor(self) -> Tensor:
-        """Return all rows [n, F] as a memory-mapped tensor that shares them and outlives this object."""
-        if not self.num_bytes:
-            return torch.empty(self.num_rows, self.width, dtype=self.dtype)
+    def tensor(self, num_rows: int | None = None) -> Tensor:
+        """Return the rows as a memory-mapped tensor [n, F] that shares them and outlives this object.
+
+        Args:
+            num_rows: Number of rows, n; further ones than this object has are zero. None: as many as it has.
+        """
+        num_rows = self.num_rows if num_rows is None else num_rows
+        if not num_rows * self.width:
+            return torch.empty(num_rows, self.width, dtype=self.dtype)
         self._write_zeros(0, self.num_rows)
-        return self._file.tensor(self.num_rows, self.width, dtype=self.dtype)
+        return self._file.tensor(num_rows, self.width, dtype=self.dtype)
 
     def close(self) -> None:
         """Free the space, unless a tensor shares it."""
@@ -387,20 +392,22 @@ def keeps_in_file(num_bytes: int) -> bool:
     return num_bytes > FILE_SHARE * memory_limit_bytes()
 
 
-def rows_in_file(table: Tensor, ids: Tensor, dtype: torch.dtype) -> Tensor:
+def rows_in_file(table: Tensor, ids: Tensor, dtype: torch.dtype, num_read: int | None = None) -> Tensor:
     """Return a copy of rows of a table, which may map a file, as a tensor that maps an unnamed file.
 
     Args:
         table: The table [N, F].
         ids: Row of the table for each row, int64 [n].
         dtype: Type of the copy.
+        num_read: Number of rows to copy, the first ones, because nobody reads the others; None: all.
 
     Raises:
         RunError: If the folder for temporary files has too little free space.
     """
-    copied = HostRows(len(ids), table.shape[1], dtype)
+    num_read = len(ids) if num_read is None else num_read
+    copied = HostRows(num_read, table.shape[1], dtype)
     block = max(1, COPY_BYTES // max(1, table.shape[1] * dtype.itemsize))
-    for first in range(0, len(ids), block):
-        copied.write(first, table[ids[first : first + block]])
+    for first in range(0, num_read, block):
+        copied.write(first, table[ids[first : min(first + block, num_read)]])
         release(table)
-    return copied.tensor()
+    return copied.tensor(len(ids))

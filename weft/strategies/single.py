@@ -3,30 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
+from typing import cast
 
 from torch import Tensor
 
 from weft.comm import Group
-from weft.cost import Operation
+from weft.cost import MemoryUse, Operation
 from weft.nn import ONE_DEVICE, GraphOperation, MetaTopology, ReceptiveField
+from weft.nn.layers.phases import Boundary
 from weft.parallel.blocks.vertex_layout import VertexLayout, VertexStepInputs
 from weft.parallel.chunks.program.chunk_program import Segment
-from weft.parallel.columns.streamed_columns import StreamedColumns, column_segments
+from weft.parallel.columns.streamed_columns import StreamedColumns, aggregated_features, column_segments, widest_block
 from weft.parallel.exchange import Identity
 from weft.parallel.layout import Layout
 from weft.parallel.operations import AggregateSize, aggregate
 from weft.parallel.row_ranges import supports_ranges
 from weft.runtime.memory.limit import memory_limit_bytes
+from weft.storage.host_rows import rows_in_file
 from weft.strategies.base import CHECKED_SHARE, Step
 from weft.strategies.resident import VERTEX_BYTES, ResidentPlaced, ResidentPlan
+
+
+class FieldLayout(VertexLayout):
+    """The rows of a receptive field, with all of their in-edges."""
+
+    constant_segment: Segment | None = None
+    """First segment of the model, if it only passes on the features to an aggregate."""
+
+    @property
+    def by_columns(self) -> bool:
+        """True if the features of the first rows are so large that they are read and aggregated column by column."""
+        return self.constant_segment is not None and self.work.keeps_features_in_file(len(self.layer_rows(0)[0]))
+
+    def resident_memory(self, rank: int, *, trains: bool = True) -> MemoryUse:
+        use, width = super().resident_memory(rank, trains=trains), self.work.stats.num_features
+        aggregated = len(self.layer_rows(rank)[1]) * width * self.work.itemsize if self.by_columns else 0
+        return use._replace(in_file=use.in_file + aggregated)
+
+    def temporary_memory(self, rank: int, *, training: bool) -> list[int]:
+        step, preparation = super().temporary_memory(rank, training=training)
+        if self.by_columns:
+            num_rows, itemsize = sum(map(len, self.layer_rows(rank)[:2])), self.work.itemsize
+            preparation = widest_block(num_rows, itemsize, self.work.graph.name) * num_rows * itemsize
+        return [step, preparation]
 
 
 class WholeLayout(Layout):
     """Every row, column and edge on one rank."""
 
-    def restrict(self, field: ReceptiveField) -> VertexLayout:
-        return VertexLayout.of_receptive_field(self.work.restrict(field), self.traits)
+    def restrict(self, field: ReceptiveField) -> FieldLayout:
+        return FieldLayout.of_receptive_field(self.work.restrict(field), self.traits)
 
     def meta_exchanges(self, rank: int, *, training: bool) -> Sequence[Identity]:
         del training
@@ -49,16 +77,34 @@ class PlacedSingle(ResidentPlaced):
     capturable = True
     plan: SinglePlan
 
+    def __init__(self, plan: SinglePlan, group: Group, *, seed: int) -> None:
+        if group.device.type != "cpu":  # the plan looks at the memory of the host
+            for layout in plan.layouts.values():
+                layout.in_ranges = False
+        super().__init__(plan, group, seed=seed)
+
     def exchange(self, stage: int) -> Identity:
         del stage
         return Identity(self.topology, self.topology.ids, self.graph.num_vertices, self.group)
 
     def make_step_inputs(self, layout: Layout) -> VertexStepInputs:
-        assert isinstance(layout, VertexLayout)
-        return VertexStepInputs.of(layout, self, self.make_inputs)
+        assert isinstance(layout, FieldLayout)
+        if self.group.device.type != "cpu" or not layout.by_columns:
+            return VertexStepInputs.of(layout, self, self.make_inputs)
+        # The features are read in order, column by column; only those of targets that later layers read are copied.
+        segment, table = cast(Segment, layout.constant_segment), cast(Tensor, self.graph.x)
+        vertices, targets = layout.layer_rows(0)[:2]
+        rows = rows_in_file(table, vertices, self.work.row_dtype, len(targets) if segment.rows else 0)
+        inputs = replace(self.make_inputs(vertices[:0]), rows=rows)
+        step_inputs = VertexStepInputs.of(layout, self, lambda _: inputs)
+        topology = step_inputs.exchanges[cast(Boundary, segment.boundary).stage].topology
+        with self.group.meter.during("setup"):
+            inputs.cached[segment.op, 1] = aggregated_features(self.work, segment.op, topology, vertices)
+            self.group.meter.aggregate(topology.adjacency.num_edges, table.shape[1])
+        return step_inputs
 
     def logit_ranges(self, step: Step) -> Iterator[tuple[slice, Tensor]]:
-        segments, on_cpu = self.plan.segments, self.group.device.type == "cpu"
+        segments, on_cpu = self.plan.segments[False], self.group.device.type == "cpu"
         if not on_cpu or step.vertices is not None or segments is None or self.plan.fits_memory:
             yield from super().logit_ranges(step)
             return
@@ -82,19 +128,28 @@ class SinglePlan(ResidentPlan):
     def make_layouts(self) -> dict[bool, Layout]:
         """Return the layouts; steps run in ranges of rows if their hidden rows do not fit in memory otherwise."""
         layouts = super().make_layouts()
-        if not self._fit_memory(layouts) and supports_ranges(self.work):
+        for layout in layouts.values():
+            if isinstance(layout, FieldLayout):
+                layout.constant_segment = self.constant_segment
+        if not self._fit_memory(layouts) and all(each and supports_ranges(each) for each in self.segments.values()):
             for layout in layouts.values():
                 layout.in_ranges = True
         return layouts
 
     @cached_property
-    def segments(self) -> Sequence[Segment] | None:
-        """Segments by which evaluations can run column by column; None if they cannot."""
-        return column_segments(self.work)
+    def segments(self) -> dict[bool, Sequence[Segment] | None]:
+        """Segments of training steps (True) and evaluations (False), see `column_segments`."""
+        return {training: column_segments(self.work, training=training) for training in (True, False)}
+
+    @property
+    def constant_segment(self) -> Segment | None:
+        """First segment, if it only passes on the features to an aggregate; None if it does more."""
+        first = [segments[0] for segments in self.segments.values() if segments]
+        return first[0] if len(first) == 2 and all(each.constant and each.steps == 1 for each in first) else None
 
     @property
     def streams(self) -> bool:
-        return self.segments is not None
+        return self.segments[False] is not None
 
     @cached_property
     def fits_memory(self) -> bool:

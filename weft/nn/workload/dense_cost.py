@@ -138,7 +138,7 @@ def _run_step(
         weight.data = weight.new_empty(sizes.num_stored, weight.shape[1])
     with observer or nullcontext():
         logits = meta_model.run(traits, state, inputs, "the model cannot run on a rank's rows ({})", run_model)
-        count = len(state.operations)
+        logits, count = logits.to(work.dtype), len(state.operations)
         backward_flops(counter, count, [logits])
         torch.empty(2, num_summed, dtype=work.dtype, device="meta")  # a message, and the sums of all ranks
     return count

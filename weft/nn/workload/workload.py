@@ -151,7 +151,7 @@ class Workload:
     def features(self, vertices: slice | Tensor, device: torch.device) -> Tensor:
         """Return features of vertices, [n, F], in the type of the model's rows; [n, 0] if the graph has no x.
 
-        On the CPU, a copy that takes much of the memory is in a mapped file, see `keeps_in_file`.
+        On the CPU, a copy that takes much of the memory is in a mapped file (`keeps_features_in_file`).
 
         Args:
             vertices: The vertices, a range or int64.
@@ -161,9 +161,17 @@ class Workload:
         copies = isinstance(vertices, Tensor) or x.dtype != self.row_dtype
         if copies and device.type == "cpu":
             ids = vertices if isinstance(vertices, Tensor) else torch.arange(len(x))[vertices]
-            if keeps_in_file(len(ids) * x.shape[1] * self.itemsize):
+            if self.keeps_features_in_file(len(ids)):
                 return rows_in_file(x, ids, self.row_dtype)
         return x[vertices].to(device, self.row_dtype)
+
+    def keeps_features_in_file(self, num_rows: int) -> bool:
+        """Return whether a copy of the features of some vertices is in a mapped file on the CPU, see `keeps_in_file`.
+
+        Args:
+            num_rows: Number of vertices.
+        """
+        return keeps_in_file(num_rows * self.stats.num_features * self.itemsize)
 
     def outline(self, traits: ViewTraits = ONE_DEVICE, *, training: bool) -> tuple[GraphOperation, ...]:
         """Return the graph operations of one forward pass (see `weft.nn.workload.outline`).

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -40,7 +41,7 @@ class VertexLayout(Layout):
         self.blocks = blocks
 
     @classmethod
-    def of_receptive_field(cls, work: Workload, traits: ViewTraits) -> VertexLayout:
+    def of_receptive_field(cls, work: Workload, traits: ViewTraits) -> Self:
         """Return the layout of a receptive field on a single rank: each aggregate has a block with its own rows.
 
         Args:

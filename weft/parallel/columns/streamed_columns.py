@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.comm import Group
-from weft.nn import Inputs, Sum, Topology, Workload
-from weft.nn.aggregate.reduce import Max
+from weft.nn import Aggregate, Inputs, Max, Sum, Topology, Workload
 from weft.nn.layers.phases import Boundary, BoundaryState, PhasedModel
 from weft.parallel.chunks.program.chunk_program import Segment, rows_by_port
 from weft.parallel.chunks.program.tracer import ProgramTracer
@@ -35,12 +34,17 @@ RANGE_BYTES = 1 << 26
 """Bytes of a range of rows that is processed at once."""
 
 
-def column_segments(work: Workload) -> Sequence[Segment] | None:
-    """Return the segments of a model in an evaluation; None if it has other aggregates than sums and maxima."""
-    if work.stats.typed.has_input:
+def column_segments(work: Workload, *, training: bool) -> Sequence[Segment] | None:
+    """Return the segments of a model; None if it has other aggregates than sums and maxima.
+
+    Args:
+        work: The model and the graph.
+        training: True for those of a training step, False for an evaluation.
+    """
+    if work.stats.typed.has_input or not work.has_graph:
         return None
     try:
-        segments = ProgramTracer(work.graph, work.model, work.optimisations).program(training=False).segments
+        segments = ProgramTracer(work.graph, work.model, work.optimisations).program(training=training).segments
     except InputError:  # a part of the model reads more than one row at a time
         return None
     return segments if all(isinstance(segment.op, Sum | Max) for segment in segments[:-1]) else None
@@ -92,6 +96,77 @@ class Passed:
     """Result of the aggregate."""
 
 
+def widest_block(num_rows: int, itemsize: int, what: str) -> int:
+    """Return the largest number of columns of which some rows fit in the memory.
+
+    Args:
+        num_rows: Number of rows that are in memory at once.
+        itemsize: Bytes of a number.
+        what: Subject of the error message.
+
+    Raises:
+        InputError: Less than one column fits.
+    """
+    column_bytes, memory = num_rows * itemsize, MEMORY_SHARE * memory_limit_bytes()
+    width = int(memory // max(column_bytes, 1))
+    if not width:
+        needed = format_bytes(int(column_bytes / MEMORY_SHARE))
+        raise InputError(f"{what}: the sums of one column need {needed} of memory: use a larger machine")
+    return width - width % ALIGNED_COLUMNS if width > ALIGNED_COLUMNS else width
+
+
+def row_ranges(num_rows: int, row_bytes: int) -> Iterator[slice]:
+    """Yield ranges of rows that take about RANGE_BYTES bytes.
+
+    Args:
+        num_rows: Number of rows.
+        row_bytes: Bytes of a row.
+    """
+    step = max(1, RANGE_BYTES // max(1, row_bytes))
+    for first in range(0, num_rows, step):
+        yield slice(first, min(first + step, num_rows))
+
+
+def aggregated_features(work: Workload, op: Aggregate, topology: Topology, vertices: Tensor) -> Tensor:
+    """Return a sum or maximum [n, F] of the features of many vertices in a mapped file, computed column by column.
+
+    The features are read once, in order, for each block of columns.
+
+    Args:
+        work: The model and the graph.
+        op: The aggregate.
+        topology: The edges.
+        vertices: Vertex of each source, int64 [s].
+
+    Raises:
+        InputError: Less than one column fits in the memory.
+        RunError: If the folder for temporary files has too little free space.
+    """
+    table, num_targets, itemsize = cast(Tensor, work.graph.x), topology.adjacency.num_targets, work.itemsize
+    width, max_width = table.shape[1], widest_block(len(vertices) + num_targets, itemsize, work.graph.name)
+    widths = [min(max_width, width - first) for first in range(0, width, max_width)]
+    position = torch.full((len(table),), -1, dtype=torch.int32)
+    position[vertices] = torch.arange(len(vertices), dtype=torch.int32)
+    files = ColumnFiles(num_targets, widths, work.row_dtype)
+    for number, block in enumerate(files.blocks):
+        columns = slice(number * max_width, number * max_width + block.width)
+        x = torch.empty(len(vertices), block.width, dtype=work.row_dtype)
+        for rows in row_ranges(len(table), table[:1].nbytes):
+            places = position[rows]
+            wanted = (places >= 0).nonzero().view(-1)
+            x[places[wanted].long()] = table[rows][wanted, columns].to(work.row_dtype)
+            release(table)
+        block.write(0, op.run(topology, op.prepare(topology, {op.first: x}), 1))
+        del x
+    if len(files.blocks) == 1:
+        return files.blocks[0].tensor()
+    joined = HostRows(num_targets, width, work.row_dtype)
+    for rows in row_ranges(num_targets, width * itemsize):
+        joined.write(rows.start, files.read(rows))
+    files.close()
+    return joined.tensor()
+
+
 class StreamedColumns:
     """Evaluates a model on all vertices of a graph, on the CPU.
 
@@ -111,13 +186,7 @@ class StreamedColumns:
     ) -> None:
         self.work, self.segments, self.topology, self.group = work, segments, topology, group
         self.model, self.num_rows = cast(PhasedModel, model), work.graph.num_vertices
-        column_bytes, memory = 2 * self.num_rows * work.itemsize, MEMORY_SHARE * memory_limit_bytes()
-        self.max_width = int(memory // max(column_bytes, 1))
-        if not self.max_width:
-            needed = format_bytes(int(column_bytes / MEMORY_SHARE))
-            raise InputError(f"{work.graph.name}: the sums of one column need {needed} of memory: use a larger machine")
-        if self.max_width > ALIGNED_COLUMNS:
-            self.max_width -= self.max_width % ALIGNED_COLUMNS
+        self.max_width = widest_block(2 * self.num_rows, work.itemsize, work.graph.name)
 
     @torch.no_grad()
     def logits(self) -> Iterator[tuple[slice, Tensor]]:
@@ -208,10 +277,8 @@ class StreamedColumns:
         return x
 
     def _ranges(self, width: int) -> Iterator[slice]:
-        """Yield ranges of rows, of which `width` columns take about RANGE_BYTES bytes."""
-        step = max(1, RANGE_BYTES // max(1, width * self.work.itemsize))
-        for first in range(0, self.num_rows, step):
-            yield slice(first, min(first + step, self.num_rows))
+        """Return the ranges of rows with `width` columns."""
+        return row_ranges(self.num_rows, width * self.work.itemsize)
 
     def _files(self, width: int) -> ColumnFiles:
         """Return files for rows of all vertices with `width` columns."""

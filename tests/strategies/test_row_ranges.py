@@ -1,0 +1,96 @@
+"""Steps in ranges of rows: the results of `single`, the counts of the trace, the memory of the estimate."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+from tests.lib.cases import FEW_LABELS, Case
+from tests.lib.session import check_case, workload
+from tests.strategies.test_memory import step_peaks, without_collector
+from weft.comm import Group
+from weft.nn import Workload, make_model
+from weft.parallel import row_ranges
+from weft.parallel.row_ranges import RangedSum
+from weft.strategies import single
+from weft.strategies.single import SinglePlan
+
+CASES = [
+    Case(model="gcn"),
+    Case(model="gcn", layers=2, **FEW_LABELS),
+    Case(model="gcn", weighted=True, **FEW_LABELS),
+    Case(model="sage", norm="layer", residual=True, **FEW_LABELS),
+    Case(model="gin", frozen=True),
+    Case(model="pyg-jk"),
+]
+
+
+@pytest.fixture(autouse=True)
+def ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let steps of `single` run in ranges of a few rows, but for those without `reach`, which are the reference."""
+    monkeypatch.setattr(SinglePlan, "_fit_memory", lambda plan, _: not plan.work.optimisations.reach)
+    monkeypatch.setattr(row_ranges, "RANGE_BYTES", 1000)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_results_and_counts_are_those_of_all_rows(case: Case) -> None:
+    placed = check_case(Group(), case, "single", full=True)
+    assert all(layout.in_ranges for layout in placed.plan.layouts.values())
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(model="gat"),
+        Case(model="gcn", decoupled=True),
+        Case(model="gcn", input_dropout=0.3),
+        Case(model="sage", norm="batch"),
+    ],
+    ids=lambda case: case.id,
+)
+def test_models_that_need_all_rows_at_once_keep_them(case: Case) -> None:
+    placed = check_case(Group(), case, "single")
+    assert not any(layout.in_ranges for layout in placed.plan.layouts.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("model", ["gcn", "sage"])
+def test_memory_is_that_of_the_sums(model: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The estimate is exact to 3 %, and a fraction of that of all rows."""
+    graph = weft.load("cites:vertices=300k,edges=1m,features=16,classes=4,labelled=1%")
+    monkeypatch.setattr(row_ranges, "RANGE_BYTES", 1 << 16)
+    network = make_model(model, 16, 4)
+    network.row_dtype = None if dtype == torch.float32 else dtype
+    work = Workload(network, graph)
+    plan = SinglePlan(work)
+    measured = max(most for most, _ in step_peaks(plan.place(Group()), epochs=2, with_loss=False)[1:])
+    with without_collector():
+        estimated = plan.memory()
+    assert abs(estimated - measured) < 0.03 * measured
+    monkeypatch.setattr(SinglePlan, "_fit_memory", lambda *_: True)
+    assert estimated < SinglePlan(work).memory() / 3
+
+
+def test_small_runs_do_not_run_in_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    small = SinglePlan(workload(CASES[1]))
+    assert not any(layout.in_ranges for layout in small.layouts.values())
+    limit = small.memory()
+    monkeypatch.setattr(single, "memory_limit_bytes", lambda: limit)
+    assert all(layout.in_ranges for layout in SinglePlan(workload(CASES[1])).layouts.values())
+
+
+def test_an_error_in_a_range_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = RangedSum.gradient
+
+    @functools.wraps(right)
+    def wrong(ranged: RangedSum, rows: slice, grad: torch.Tensor) -> Any:
+        return right(ranged, rows, grad) * bool(rows.start)
+
+    monkeypatch.setattr(RangedSum, "gradient", wrong)
+    with pytest.raises(AssertionError, match="gradient of"):
+        check_case(Group(), CASES[0], "single")
