@@ -113,13 +113,19 @@ def run_command(arguments: list[str], target: str, folder: Path, place: str) -> 
 
 
 def shortened(arguments: list[str]) -> list[str]:
-    """Return the arguments with a tenth of their epochs, or with `EPOCHS` if they name none."""
+    """Return the arguments with a tenth of their epochs, or `EPOCHS` if they name none, and with small graphs."""
+    arguments = [re.sub(r"\b(vertices|edges)=(\d{6,})", one_in_many, argument) for argument in arguments]
     if arguments[0] not in TRAINING:
         return arguments
     if "--epochs" not in arguments:
         return [*arguments, "--epochs", str(EPOCHS)]
     place = arguments.index("--epochs") + 1
     return [*arguments[:place], str(max(1, int(arguments[place]) // 10)), *arguments[place + 1 :]]
+
+
+def one_in_many(size: re.Match[str]) -> str:
+    """Return a size of a graph that is to be generated, divided by a hundred thousand."""
+    return f"{size[1]}={int(size[2]) // 100_000}"
 
 
 def run_python(block: Block, place: str, folder: Path, port: int) -> None:

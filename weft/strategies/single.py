@@ -20,10 +20,14 @@ from weft.parallel.exchange import Identity
 from weft.parallel.layout import Layout
 from weft.parallel.operations import AggregateSize, aggregate
 from weft.parallel.row_ranges import supports_ranges
+from weft.runtime.memory.heap import release_freed_memory
 from weft.runtime.memory.limit import memory_limit_bytes
 from weft.storage.host_rows import rows_in_file
 from weft.strategies.base import CHECKED_SHARE, Step
 from weft.strategies.resident import VERTEX_BYTES, ResidentPlaced, ResidentPlan
+
+ROWS_SHARE = 0.75
+"""Share of the memory that rows may fill. The rest is for the process, freed memory, and files that it reads."""
 
 
 class FieldLayout(VertexLayout):
@@ -98,9 +102,11 @@ class PlacedSingle(ResidentPlaced):
         inputs = replace(self.make_inputs(vertices[:0]), rows=rows)
         step_inputs = VertexStepInputs.of(layout, self, lambda _: inputs)
         topology = step_inputs.exchanges[cast(Boundary, segment.boundary).stage].topology
+        release_freed_memory()  # of the blocks' creation: the columns fill much of the memory
         with self.group.meter.during("setup"):
             inputs.cached[segment.op, 1] = aggregated_features(self.work, segment.op, topology, vertices)
             self.group.meter.aggregate(topology.adjacency.num_edges, table.shape[1])
+        release_freed_memory()
         return step_inputs
 
     def logit_ranges(self, step: Step) -> Iterator[tuple[slice, Tensor]]:
@@ -170,4 +176,4 @@ class SinglePlan(ResidentPlan):
         rows = sum(use.device - use.shared - use.in_file for use in uses)
         temporary = (layout.temporary_memory(0, training=training) for training, layout in layouts.items())
         graph = VERTEX_BYTES * stats.num_vertices + (0 if self.work.graph.path else stats.num_bytes)
-        return rows + max(map(max, temporary)) + graph <= limit
+        return rows + max(map(max, temporary)) + graph <= ROWS_SHARE * limit

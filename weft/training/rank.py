@@ -20,7 +20,7 @@ from weft.data import Graph, degree_counts
 from weft.nn import Workload
 from weft.partition import Quality
 from weft.runtime.kernel_selection import DEFAULT, KernelSelection, select_kernels
-from weft.runtime.memory.heap import keep_freed_memory
+from weft.runtime.memory.heap import keep_freed_memory, release_freed_memory
 from weft.runtime.memory.limit import memory_limit_bytes
 from weft.runtime.processes.stop_request import StopRequest
 from weft.strategies import Plan, get_strategy
@@ -116,6 +116,7 @@ def make_plan(config: Config, work: Workload, *, predicts: bool = False) -> Plan
     plan.check_fits()
     if config.device == "cpu":
         check_memory(plan, predicts=predicts)
+    release_freed_memory()  # planning of a large graph takes more than a step
     return plan
 
 
