@@ -225,7 +225,7 @@ def trained(result: dict[str, Any], out: Path) -> dict[str, Any]:
 
 def predicted(result: dict[str, Any], file: Path, graph: Path) -> dict[str, Any]:
     """Add to the result of a prediction the accuracy of the predicted classes of all test vertices."""
-    stored, classes = Graph.open(graph), torch.from_numpy(np.load(file, mmap_mode="c"))
+    stored, classes = Graph.open(graph, verify=None), torch.from_numpy(np.load(file, mmap_mode="c"))
     assert stored.y is not None
     assert stored.test_mask is not None
     vertices = stored.test_mask.nonzero().view(-1)

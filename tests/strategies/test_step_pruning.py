@@ -192,7 +192,7 @@ def test_training_steps_share_the_rows_of_evaluations_that_are_few_more(name: st
 def test_features_are_aggregated_column_by_column(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """`sage` also reads the features of targets."""
     monkeypatch.setattr(host_rows, "FILE_SHARE", 0)
-    monkeypatch.setattr(streamed_columns, "widest_block", lambda *_: 2)
+    monkeypatch.setattr(streamed_columns, "block_widths", lambda *_: [2, 2, 2, 1])
     monkeypatch.setattr(streamed_columns, "RANGE_BYTES", 500)
     check_case(Group(), replace(CASE, model=model), "single")
 

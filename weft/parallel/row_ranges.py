@@ -67,7 +67,7 @@ def forward_in_ranges(num_aggregates: int, model: nn.Module, views: Sequence[Gra
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RangedSum:
-    """A sum over edges, computed from one range of sources after the other."""
+    """A sum over edges, computed for one range of sources or of targets after the other."""
 
     op: Sum
     """The sum."""
@@ -91,6 +91,29 @@ class RangedSum:
         spmm_scatter(edges, x, scale, self._weighted, sums)
         if scale.loop is not None:
             sums[rows.start : rows.start + len(scale.loop)] += scale.loop[:, None] * x[: len(scale.loop)]
+
+    def of_targets(self, rows: slice, x: Tensor) -> Tensor:
+        """Return the sums [m, F] of a range of targets.
+
+        Args:
+            rows: The range.
+            x: Rows [s, F] of all sources.
+        """
+        adjacency = self.topology.adjacency
+        indptr = adjacency.indptr[rows.start : rows.stop + 1]
+        edges = slice(int(indptr[0]), int(indptr[-1]))
+        of_range = Adjacency(
+            indptr=indptr - edges.start,
+            indices=adjacency.indices[edges],
+            num_sources=adjacency.num_sources,
+            weight=None if adjacency.weight is None else adjacency.weight[edges],
+        )
+        source, target, loop = self.topology.scale(self.op.norm, self.op.weighted, x.dtype)
+        scale = Scale(source, None if target is None else target[rows])
+        sums = spmm(of_range, x, scale=scale, weighted=self._weighted, in_sum_dtype=loop is not None)
+        if loop is not None:
+            sums += loop[rows, None] * x[rows]
+        return sums.to(x.dtype)
 
     def gradient(self, rows: slice, grad: Tensor) -> Tensor:
         """Return the gradient [m, F] of a range of source rows.

@@ -15,7 +15,13 @@ from weft.nn import ONE_DEVICE, GraphOperation, MetaTopology, ReceptiveField
 from weft.nn.layers.phases import Boundary
 from weft.parallel.blocks.vertex_layout import VertexLayout, VertexStepInputs
 from weft.parallel.chunks.program.chunk_program import Segment
-from weft.parallel.columns.streamed_columns import StreamedColumns, aggregated_features, column_segments, widest_block
+from weft.parallel.columns.streamed_columns import (
+    StreamedColumns,
+    aggregated_features,
+    block_widths,
+    column_segments,
+    rows_at_once,
+)
 from weft.parallel.exchange import Identity
 from weft.parallel.layout import Layout
 from weft.parallel.operations import AggregateSize, aggregate
@@ -49,8 +55,10 @@ class FieldLayout(VertexLayout):
     def temporary_memory(self, rank: int, *, training: bool) -> list[int]:
         step, preparation = super().temporary_memory(rank, training=training)
         if self.by_columns:
-            num_rows, itemsize = sum(map(len, self.layer_rows(rank)[:2])), self.work.itemsize
-            preparation = widest_block(num_rows, itemsize, self.work.graph.name) * num_rows * itemsize
+            work, (num_sources, num_targets) = self.work, map(len, self.layer_rows(rank)[:2])
+            num_rows = rows_at_once(cast(Segment, self.constant_segment).op, 1, num_sources, num_targets)
+            widths = block_widths(work.stats.num_features, num_rows, work.itemsize, work.graph.name)
+            preparation = max(widths) * num_rows * work.itemsize
         return [step, preparation]
 
 

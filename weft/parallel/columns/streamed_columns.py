@@ -20,6 +20,7 @@ from weft.nn.layers.phases import Boundary, BoundaryState, PhasedModel
 from weft.parallel.chunks.program.chunk_program import Segment, rows_by_port
 from weft.parallel.chunks.program.tracer import ProgramTracer
 from weft.parallel.chunks.run.chunk_views import RowsView, refused
+from weft.parallel.row_ranges import RangedSum
 from weft.runtime.memory.limit import memory_limit_bytes
 from weft.storage.host_rows import HostRows
 from weft.storage.unnamed_files import release
@@ -96,23 +97,59 @@ class Passed:
     """Result of the aggregate."""
 
 
-def widest_block(num_rows: int, itemsize: int, what: str) -> int:
-    """Return the largest number of columns of which some rows fit in the memory.
+def block_widths(width: int, num_rows: int, itemsize: int, what: str) -> list[int]:
+    """Return the number of columns of each block into which rows are divided: few blocks, about as wide.
 
     Args:
-        num_rows: Number of rows that are in memory at once.
+        width: Number of columns.
+        num_rows: Number of rows of a block that are in memory at once.
         itemsize: Bytes of a number.
         what: Subject of the error message.
 
     Raises:
-        InputError: Less than one column fits.
+        InputError: Less than one column fits in the memory.
     """
     column_bytes, memory = num_rows * itemsize, MEMORY_SHARE * memory_limit_bytes()
-    width = int(memory // max(column_bytes, 1))
-    if not width:
+    most = int(memory // max(column_bytes, 1))
+    if not most:
         needed = format_bytes(int(column_bytes / MEMORY_SHARE))
         raise InputError(f"{what}: the sums of one column need {needed} of memory: use a larger machine")
-    return width - width % ALIGNED_COLUMNS if width > ALIGNED_COLUMNS else width
+    if most > ALIGNED_COLUMNS:
+        most -= most % ALIGNED_COLUMNS
+    num_blocks = -(-width // most)
+    even = -(-width // max(num_blocks, 1))
+    even = min(most, -(-even // ALIGNED_COLUMNS) * ALIGNED_COLUMNS)
+    return [min(even, width - first) for first in range(0, width, even)] if width else []
+
+
+def rows_at_once(op: Aggregate, steps: int, num_sources: int, num_targets: int) -> int:
+    """Return the number of rows of a block of columns that are in memory at once while it is aggregated.
+
+    Args:
+        op: The aggregate.
+        steps: Number of times that it is applied.
+        num_sources: Number of rows that it reads.
+        num_targets: Number of rows of its result.
+    """
+    return num_sources if isinstance(op, Sum) and steps == 1 else num_sources + num_targets
+
+
+def aggregated(op: Aggregate, topology: Topology, x: Tensor, steps: int) -> Iterator[tuple[slice, Tensor]]:
+    """Yield ranges of targets with the aggregates [m, F] of source rows.
+
+    Args:
+        op: A sum or a maximum.
+        topology: The edges.
+        x: Source rows [s, F].
+        steps: Number of times that it is applied.
+    """
+    num_targets = topology.adjacency.num_targets
+    if isinstance(op, Sum) and steps == 1:
+        ranged = RangedSum(op=op, topology=topology)
+        for rows in row_ranges(num_targets, x.shape[1] * x.itemsize):
+            yield rows, ranged.of_targets(rows, x)
+    else:
+        yield slice(0, num_targets), op.run(topology, op.prepare(topology, {op.first: x}), steps)
 
 
 def row_ranges(num_rows: int, row_bytes: int) -> Iterator[slice]:
@@ -143,25 +180,28 @@ def aggregated_features(work: Workload, op: Aggregate, topology: Topology, verti
         RunError: If the folder for temporary files has too little free space.
     """
     table, num_targets, itemsize = cast(Tensor, work.graph.x), topology.adjacency.num_targets, work.itemsize
-    width, max_width = table.shape[1], widest_block(len(vertices) + num_targets, itemsize, work.graph.name)
-    widths = [min(max_width, width - first) for first in range(0, width, max_width)]
+    num_rows = rows_at_once(op, 1, len(vertices), num_targets)
+    files = ColumnFiles(num_targets, block_widths(table.shape[1], num_rows, itemsize, work.graph.name), work.row_dtype)
     position = torch.full((len(table),), -1, dtype=torch.int32)
     position[vertices] = torch.arange(len(vertices), dtype=torch.int32)
-    files = ColumnFiles(num_targets, widths, work.row_dtype)
-    for number, block in enumerate(files.blocks):
-        columns = slice(number * max_width, number * max_width + block.width)
+    first = 0
+    for block in files.blocks:
+        columns = slice(first, first + block.width)
         x = torch.empty(len(vertices), block.width, dtype=work.row_dtype)
         for rows in row_ranges(len(table), table[:1].nbytes):
             places = position[rows]
             wanted = (places >= 0).nonzero().view(-1)
             x[places[wanted].long()] = table[rows][wanted, columns].to(work.row_dtype)
             release(table)
-        block.write(0, op.run(topology, op.prepare(topology, {op.first: x}), 1))
+        for rows, part in aggregated(op, topology, x, 1):
+            block.write(rows.start, part)
         del x
+        first = columns.stop
+    del position
     if len(files.blocks) == 1:
         return files.blocks[0].tensor()
-    joined = HostRows(num_targets, width, work.row_dtype)
-    for rows in row_ranges(num_targets, width * itemsize):
+    joined = HostRows(num_targets, table.shape[1], work.row_dtype)
+    for rows in row_ranges(num_targets, table.shape[1] * itemsize):
         joined.write(rows.start, files.read(rows))
     files.close()
     return joined.tensor()
@@ -186,7 +226,9 @@ class StreamedColumns:
     ) -> None:
         self.work, self.segments, self.topology, self.group = work, segments, topology, group
         self.model, self.num_rows = cast(PhasedModel, model), work.graph.num_vertices
-        self.max_width = widest_block(2 * self.num_rows, work.itemsize, work.graph.name)
+        aggregates = [(segment.op, segment.steps) for segment in segments[:-1]]
+        self.rows_at_once = max((rows_at_once(*each, self.num_rows, self.num_rows) for each in aggregates), default=1)
+        self._widths(1)
 
     @torch.no_grad()
     def logits(self) -> Iterator[tuple[slice, Tensor]]:
@@ -236,10 +278,11 @@ class StreamedColumns:
         for number, width in enumerate(result.widths):
             columns = slice(first, first + width)
             x = self._features(columns) if source is None else source.blocks[number].read(0, self.num_rows)
-            y = op.run(self.topology, op.prepare(self.topology, {op.first: x}), steps)
+            for rows, part in aggregated(op, self.topology, x, steps):
+                result.blocks[number].write(rows.start, part)
+                del part
             self.group.meter.aggregate(self.topology.adjacency.num_edges * steps, width)
             del x
-            result.blocks[number].write(0, y)
             first += width
         return Passed(segment=segment, boundary=boundary, rows=left, result=result)
 
@@ -286,4 +329,4 @@ class StreamedColumns:
 
     def _widths(self, width: int) -> list[int]:
         """Return the number of columns of each block of rows with `width` columns."""
-        return [min(self.max_width, width - first) for first in range(0, width, self.max_width)]
+        return block_widths(width, self.rows_at_once, self.work.itemsize, self.work.graph.name)
