@@ -28,7 +28,7 @@ from weft.parallel.chunks.run.chunk_views import RowsView, refused
 from weft.parallel.exchange import PlacedView
 from weft.utils.dtypes import sum_dtype
 
-RANGE_BYTES = 1 << 27
+RANGE_BYTES = 1 << 25
 """Bytes of a range of rows with as many columns as the boundary before it passes on."""
 
 
