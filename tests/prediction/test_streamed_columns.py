@@ -12,6 +12,7 @@ from torch import Tensor
 import weft
 from tests.lib.graphs import NUM_CLASSES, NUM_FEATURES, make_graph
 from weft.data import Graph
+from weft.parallel import row_ranges
 from weft.parallel.columns import streamed_columns
 from weft.parallel.columns.streamed_columns import StreamedColumns
 from weft.storage.host_rows import HostRows
@@ -35,7 +36,7 @@ def limit_memory(graph: Graph, monkeypatch: pytest.MonkeyPatch, width: float = W
     num_bytes = graph.num_vertices * itemsize * width / streamed_columns.MEMORY_SHARE
     for module in (streamed_columns, single, rank):
         monkeypatch.setattr(module, "memory_limit_bytes", lambda: int(num_bytes))
-    monkeypatch.setattr(streamed_columns, "RANGE_BYTES", 1000)
+    monkeypatch.setattr(row_ranges, "RANGE_BYTES", 1000)
 
 
 def widths_of_files(monkeypatch: pytest.MonkeyPatch) -> list[int]:

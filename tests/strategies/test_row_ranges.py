@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import weft
 from tests.lib.cases import FEW_LABELS, Case
 from tests.lib.session import check_case, workload
 from tests.strategies.test_memory import step_peaks, without_collector
 from weft.comm import Group
+from weft.data import Graph
 from weft.nn import Workload, make_model
 from weft.parallel import row_ranges
 from weft.parallel.row_ranges import RangedSum
 from weft.strategies import single
 from weft.strategies.single import SinglePlan
+
+
+@dataclass(frozen=True)
+class Frozen(Case):
+    """A model whose first two layers do not train, so that gradients end behind them."""
+
+    def make_model(self, graph: Graph) -> nn.Module:
+        model = super().make_model(graph)
+        for layer in model.layers[:2]:
+            layer.requires_grad_(False)
+        return model
+
 
 CASES = [
     Case(model="gcn"),
@@ -26,6 +41,8 @@ CASES = [
     Case(model="sage", norm="layer", residual=True, **FEW_LABELS),
     Case(model="gin", frozen=True),
     Case(model="pyg-jk"),
+    Frozen(model="gcn", **FEW_LABELS),
+    Case(model="gcn", sparse=True, **FEW_LABELS),
 ]
 
 

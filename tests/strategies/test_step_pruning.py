@@ -17,6 +17,7 @@ from tests.lib.ranks import on_ranks
 from tests.lib.session import Given, Session, check_case, check_close, check_on_ranks, workload
 from weft.comm import Group
 from weft.nn import Dot, Inputs, LinkModel, ReceptiveField, SAGEConv, Stack, View, Workload
+from weft.parallel import row_ranges
 from weft.parallel.columns import streamed_columns
 from weft.storage import host_rows
 from weft.storage.unnamed_files import is_mapped
@@ -188,13 +189,15 @@ def test_training_steps_share_the_rows_of_evaluations_that_are_few_more(name: st
         assert len(task.examples(step).rows) == task.examples(step).size == case.labels
 
 
-@pytest.mark.parametrize("model", ["gcn", "sage"])
-def test_features_are_aggregated_column_by_column(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`sage` also reads the features of targets."""
+@pytest.mark.parametrize(
+    "case", [CASE, replace(CASE, model="sage"), replace(CASE, sparse=True)], ids=lambda case: case.id
+)
+def test_features_are_aggregated_column_by_column(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`sage` also reads the features of targets, and sparse features are transformed before they are aggregated."""
     monkeypatch.setattr(host_rows, "FILE_SHARE", 0)
     monkeypatch.setattr(streamed_columns, "block_widths", lambda *_: [2, 2, 2, 1])
-    monkeypatch.setattr(streamed_columns, "RANGE_BYTES", 500)
-    check_case(Group(), replace(CASE, model=model), "single")
+    monkeypatch.setattr(row_ranges, "RANGE_BYTES", 500)
+    check_case(Group(), case, "single")
 
 
 @pytest.mark.parametrize("strategy", ["single", "communicated", "tensor", "offload"])

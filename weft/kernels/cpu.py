@@ -56,19 +56,19 @@ def spmm_transposed(
     return grad_x
 
 
-def spmm_scatter(adj: Adjacency, grad_y: Tensor, scale: Scale, weighted: bool, into: Tensor) -> None:
-    """Add the gradient of x to `into`, in the type of sums, without the transpose; see `SumBackend.spmm_transposed`.
+def spmm_scatter(adj: Adjacency, rows: Tensor, scale: Scale, weighted: bool, into: Tensor) -> None:
+    """Add the target rows of edges to their sources, as `SumBackend.spmm_transposed`, without computing a transpose.
 
     Args:
         adj: The edges.
-        grad_y: Gradient of the result, [n, F].
+        rows: Rows of the targets, [n, F].
         scale: Constant factors; `loop` is ignored.
         weighted: True to multiply by the edge weights.
-        into: Tensor [s, F] to which the gradient is added.
+        into: Tensor [s, F] in the type of sums to which the rows are added.
     """
     factors = adj.weight if weighted else None, scale.target, scale.source
-    rows, threads = _rows(grad_y)[0], torch.get_num_threads()
-    _kernels(grad_y).spmm_scatter(adj.indptr, adj.indices, *factors, rows, into, threads)
+    threads = torch.get_num_threads()
+    _kernels(rows).spmm_scatter(adj.indptr, adj.indices, *factors, _rows(rows)[0], into, threads)
 
 
 def _rows(x: Tensor) -> tuple[Tensor, int]:

@@ -202,8 +202,8 @@ class Layout(ABC):
         Args:
             training: True for a training step.
         """
-        num_aggregates = len(self.work.outline(self.traits, training=training))
-        return partial(forward_in_ranges, num_aggregates) if self.in_ranges else None
+        needs_grad = [op.backward for op in self.work.outline(self.traits, training=training)]
+        return partial(forward_in_ranges, needs_grad) if self.in_ranges else None
 
     def temporary_memory(self, rank: int, *, training: bool) -> list[int]:
         """Return the peak bytes that a step allocates, and those of its preparation.
@@ -228,17 +228,18 @@ class Layout(ABC):
         work = self.work
         operations = work.outline(self.traits, training=training)
         # Forward: dense layers, then operation by operation its exchange and aggregate and the dense layers after it.
-        # Backward: the same in reverse order. In ranges, hidden rows are computed again, but not the logits.
+        # Backward: the same in reverse order. In ranges, rows that an aggregate sums are computed again for their
+        # gradient.
+        computed_again = [self.in_ranges and training and op.backward for op in operations[1:]] + [False]
         first, *rest = dense_flops(work, self.traits, self.layer_sizes(rank), training=training)
         forward, backward = (
             dense_operations(first.forward, first.calls),
             dense_operations(first.backward, first.backward_calls),
         )
-        for op, dense in zip(operations, rest, strict=True):
+        for op, dense, again in zip(operations, rest, computed_again, strict=True):
             operations_of_rank = [] if work.is_cached(op) else self._operations_or_total(op, rank)
             forward += operations_of_rank + dense_operations(dense.forward, dense.calls)
             adjoint = backward_operations(operations_of_rank) if op.backward else []
-            again = self.in_ranges and training and op is not operations[-1]
             backward = dense_operations(dense.backward, dense.backward_calls) + adjoint + backward
             backward = (dense_operations(dense.forward, dense.calls) if again else []) + backward
         if training and self.size > 1:

@@ -1,9 +1,9 @@
 """A model run on one range of rows after the other between two sums over edges, so that hidden rows are never stored.
 
 Forward: the rows of a range are computed, added to the sums of all their targets, and discarded. Backward: the gradient
-of a range's rows is a sum over that of their targets; the rows are computed again, with autograd, to go on from there
-(gradient checkpointing, Chen et al. 2016). Only sums and their gradients stay in memory; in a receptive field, these
-are fewer rows than those that are summed.
+of a row is a sum of the gradients of its targets. The range is computed again with autograd, which carries that
+gradient on to the parameters and to the rows before (gradient checkpointing, Chen et al. 2016). Only sums and their
+gradients stay in memory; in a receptive field, these are fewer rows than those that are summed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,19 @@ from weft.parallel.exchange import PlacedView
 from weft.utils.dtypes import sum_dtype
 
 RANGE_BYTES = 1 << 25
-"""Bytes of a range of rows with as many columns as the boundary before it passes on."""
+"""Bytes of a range of rows, counted in the columns that are summed before it."""
+
+
+def row_ranges(num_rows: int, row_bytes: int) -> Iterator[slice]:
+    """Yield ranges of rows that take about RANGE_BYTES bytes; at least one range, which may be empty.
+
+    Args:
+        num_rows: Number of rows.
+        row_bytes: Bytes of a row.
+    """
+    step = max(1, RANGE_BYTES // max(1, row_bytes))
+    for first in range(0, max(num_rows, 1), step):
+        yield slice(first, min(first + step, num_rows))
 
 
 def supports_ranges(segments: Sequence[Segment]) -> bool:
@@ -42,11 +54,11 @@ def supports_ranges(segments: Sequence[Segment]) -> bool:
     return len(segments) > 2 and segments[0].constant and all(sums)
 
 
-def forward_in_ranges(num_aggregates: int, model: nn.Module, views: Sequence[GraphView], x: Tensor) -> Tensor:
+def forward_in_ranges(needs_grad: Sequence[bool], model: nn.Module, views: Sequence[GraphView], x: Tensor) -> Tensor:
     """Return the logits [n, C] of a model; see `supports_ranges`.
 
     Args:
-        num_aggregates: Number of aggregates of the model.
+        needs_grad: For each aggregate, whether the rows that it sums need a gradient.
         model: The model.
         views: View of each stage, of a single rank: `PlacedView`, or `OutlineView` for an estimate of memory.
         x: Constant features [n, F].
@@ -55,8 +67,8 @@ def forward_in_ranges(num_aggregates: int, model: nn.Module, views: Sequence[Gra
     reached = phased.begin(views, x)
     assert isinstance(reached, Boundary)
     state = reached.cross(views[reached.stage])
-    anchor = torch.empty(0, device=x.device, requires_grad=True)  # so that the result needs a gradient
-    for _ in range(num_aggregates - 1):
+    for needed in needs_grad[1:]:
+        anchor = torch.empty(0, device=x.device, requires_grad=needed)  # so that the result needs a gradient
         segment = RangedSegment(phased, views, state)
         result, *rows = SegmentFunction.apply(segment, anchor, state.result, *state.rows.values())  # type: ignore[no-untyped-call]
         state = segment.state_after(result, rows)
@@ -149,7 +161,7 @@ class RangedSum:
         )
 
     def _edges(self, rows: slice) -> Adjacency:
-        """Return the edges that leave a range of sources: these are the rows, and the targets the columns."""
+        """Return the edges that leave a range of sources, as an adjacency whose targets are these sources."""
         adjacency = self.topology.adjacency
         if adjacency.indptr.is_meta:
             num_edges = adjacency.num_edges * (rows.stop - rows.start) // max(adjacency.num_sources, 1)
@@ -178,7 +190,7 @@ class RangedSegment:
 
     def __init__(self, model: PhasedModel, views: Sequence[GraphView], state: BoundaryState) -> None:
         self.model, self.views, self.names = model, views, list(state.rows)
-        self._shared, self._context = state.shared, state.context
+        self._context = state.context
         self._calls = [view._calls for view in views]
         self._passed: list[str] = []
         """Names of the rows that the next boundary passes on."""
@@ -201,7 +213,7 @@ class RangedSegment:
             rows: Rows [m, .] that its boundary passed on.
         """
         sums, passed = torch.empty(0), dict[str, Tensor]()
-        for span in self._spans(result):
+        for span in row_ranges(len(result), result.shape[1] * result.itemsize):
             reached, ranged_views = self._resume(span, result[span], [each[span] for each in rows])
             assert isinstance(reached, Boundary)
             x = reached.request.rows[reached.request.op.first]
@@ -241,7 +253,7 @@ class RangedSegment:
         read, (grad, *grads_passed) = [result, *rows], grads
         grads_read = [torch.zeros_like(each) if wanted else None for each, wanted in zip(read, needed, strict=True)]
         passed = {name: each for name, each in zip(self._passed, grads_passed, strict=True) if each is not None}
-        for span in self._spans(result):
+        for span in row_ranges(len(result), result.shape[1] * result.itemsize):
             leaves = [each[span].detach().requires_grad_(wanted) for each, wanted in zip(read, needed, strict=True)]
             with torch.enable_grad():
                 reached = self._resume(span, leaves[0], leaves[1:])[0]
@@ -271,14 +283,8 @@ class RangedSegment:
         """Run the segment on a range of rows; return the next boundary or the logits, and the views."""
         views = [range_view(view, span, calls) for view, calls in zip(self.views, self._calls, strict=True)]
         named = dict(zip(self.names, rows, strict=True))
-        state = BoundaryState(result=result, rows=named, shared=self._shared, context=self._context)
+        state = BoundaryState(result=result, rows=named, shared={}, context=self._context)
         return self.model.resume(views, state), views
-
-    def _spans(self, rows: Tensor) -> Iterator[slice]:
-        """Yield the ranges of rows."""
-        step = max(1, RANGE_BYTES // max(1, rows.shape[1] * rows.itemsize))
-        for first in range(0, max(len(rows), 1), step):
-            yield slice(first, min(first + step, len(rows)))
 
 
 class SegmentFunction(torch.autograd.Function):
@@ -287,6 +293,7 @@ class SegmentFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, segment: RangedSegment, anchor: Tensor, result: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:
         del anchor
+        ctx.set_materialize_grads(False)
         ctx.segment = segment
         ctx.save_for_backward(result, *rows)
         return segment.forward(result, rows)

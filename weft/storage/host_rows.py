@@ -20,7 +20,7 @@ BLOCK_BYTES = 1 << 14
 COPY_BYTES = 1 << 26
 """Bytes that `rows_in_file` copies at a time."""
 FILE_SHARE = 0.25
-"""A copy of features that takes more than this share of the memory is in a file."""
+"""A copy of features that takes more than this share of the memory is in a mapped file."""
 ON_CPU = Staging(InOrder(torch.device("cpu")))
 
 
@@ -388,7 +388,7 @@ def add_rows(table: Tensor, rows: Tensor, added: Tensor) -> None:
 
 
 def keeps_in_file(num_bytes: int) -> bool:
-    """Return whether a copy of features on the CPU is in a mapped file, which the system need not keep in memory."""
+    """Return whether a copy of features on the CPU is in a mapped file, whose pages the system can evict."""
     return num_bytes > FILE_SHARE * memory_limit_bytes()
 
 

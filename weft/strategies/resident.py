@@ -187,8 +187,8 @@ class ResidentPlaced(Placed):
         return self.whole if step.vertices is None else self.pruned_inputs[step.training]
 
     def layout_of(self, step: Step) -> Layout:
-        """Return the layout of a step."""
-        return self.plan.layout if step.vertices is None else self.plan.layouts[step.training]
+        """Return the layout of a step on the whole graph or on a receptive field; a mini-batch has others."""
+        return self.plan.layout if step.vertices is None else self.plan.layouts.get(step.training, self.plan.layout)
 
     def steps(self, epoch: int) -> Iterable[Step]:
         return [self._step(epoch, training=True)]

@@ -32,6 +32,8 @@ from weft.storage.host_rows import rows_in_file
 from weft.strategies.base import CHECKED_SHARE, Step
 from weft.strategies.resident import VERTEX_BYTES, ResidentPlaced, ResidentPlan
 
+POSITION_BYTES = 4
+"""Bytes of every vertex for its position among the rows, while features are read column by column."""
 ROWS_SHARE = 0.75
 """Share of the memory that rows may fill. The rest is for the process, freed memory, and files that it reads."""
 
@@ -45,7 +47,11 @@ class FieldLayout(VertexLayout):
     @property
     def by_columns(self) -> bool:
         """True if the features of the first rows are so large that they are read and aggregated column by column."""
-        return self.constant_segment is not None and self.work.keeps_features_in_file(len(self.layer_rows(0)[0]))
+        work, segment = self.work, self.constant_segment
+        if segment is None or not work.keeps_features_in_file(len(self.layer_rows(0)[0])):
+            return False
+        first = [work.outline(self.traits, training=training)[0] for training in (True, False)]
+        return all(work.is_cached(op) and (op.op, op.steps) == (segment.op, 1) for op in first)
 
     def resident_memory(self, rank: int, *, trains: bool = True) -> MemoryUse:
         use, width = super().resident_memory(rank, trains=trains), self.work.stats.num_features
@@ -58,7 +64,7 @@ class FieldLayout(VertexLayout):
             work, (num_sources, num_targets) = self.work, map(len, self.layer_rows(rank)[:2])
             num_rows = rows_at_once(cast(Segment, self.constant_segment).op, 1, num_sources, num_targets)
             widths = block_widths(work.stats.num_features, num_rows, work.itemsize, work.graph.name)
-            preparation = max(widths) * num_rows * work.itemsize
+            preparation = max(widths) * num_rows * work.itemsize + POSITION_BYTES * work.stats.num_vertices
         return [step, preparation]
 
 
@@ -168,7 +174,7 @@ class SinglePlan(ResidentPlan):
     @cached_property
     def fits_memory(self) -> bool:
         """True if an evaluation of all rows fits in the memory of this process."""
-        return self._fit_memory({False: self.layout})
+        return not self.layout.in_ranges and self._fit_memory({False: self.layout})
 
     def _fit_memory(self, layouts: dict[bool, Layout]) -> bool:
         """Return whether steps with given layouts fit in the memory of this process.

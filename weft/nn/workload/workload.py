@@ -160,8 +160,9 @@ class Workload:
         x = torch.empty(self.graph.num_vertices, 0) if self.graph.x is None else self.graph.x
         copies = isinstance(vertices, Tensor) or x.dtype != self.row_dtype
         if copies and device.type == "cpu":
-            ids = vertices if isinstance(vertices, Tensor) else torch.arange(len(x))[vertices]
-            if self.keeps_features_in_file(len(ids)):
+            num_rows = len(vertices) if isinstance(vertices, Tensor) else len(range(len(x))[vertices])
+            if self.keeps_features_in_file(num_rows):
+                ids = vertices if isinstance(vertices, Tensor) else torch.arange(len(x))[vertices]
                 return rows_in_file(x, ids, self.row_dtype)
         return x[vertices].to(device, self.row_dtype)
 

@@ -20,7 +20,7 @@ from weft.nn.layers.phases import Boundary, BoundaryState, PhasedModel
 from weft.parallel.chunks.program.chunk_program import Segment, rows_by_port
 from weft.parallel.chunks.program.tracer import ProgramTracer
 from weft.parallel.chunks.run.chunk_views import RowsView, refused
-from weft.parallel.row_ranges import RangedSum
+from weft.parallel.row_ranges import RangedSum, row_ranges
 from weft.runtime.memory.limit import memory_limit_bytes
 from weft.storage.host_rows import HostRows
 from weft.storage.unnamed_files import release
@@ -28,11 +28,9 @@ from weft.utils.errors import InputError
 from weft.utils.units import format_bytes
 
 MEMORY_SHARE = 0.5
-"""Share of the memory that the columns fill which a sum reads and writes."""
+"""Share of the memory for the columns that a sum reads and writes at once."""
 ALIGNED_COLUMNS = 16
 """Blocks have a multiple of this number of columns, if they have more."""
-RANGE_BYTES = 1 << 26
-"""Bytes of a range of rows that is processed at once."""
 
 
 def column_segments(work: Workload, *, training: bool) -> Sequence[Segment] | None:
@@ -42,7 +40,7 @@ def column_segments(work: Workload, *, training: bool) -> Sequence[Segment] | No
         work: The model and the graph.
         training: True for those of a training step, False for an evaluation.
     """
-    if work.stats.typed.has_input or not work.has_graph:
+    if work.stats.typed.has_input or not work.stats.num_features or not work.has_graph:
         return None
     try:
         segments = ProgramTracer(work.graph, work.model, work.optimisations).program(training=training).segments
@@ -131,7 +129,8 @@ def rows_at_once(op: Aggregate, steps: int, num_sources: int, num_targets: int) 
         num_sources: Number of rows that it reads.
         num_targets: Number of rows of its result.
     """
-    return num_sources if isinstance(op, Sum) and steps == 1 else num_sources + num_targets
+    # A maximum has positions too; several steps have the rows of two steps.
+    return num_sources if isinstance(op, Sum) and steps == 1 else num_sources + 2 * num_targets
 
 
 def aggregated(op: Aggregate, topology: Topology, x: Tensor, steps: int) -> Iterator[tuple[slice, Tensor]]:
@@ -150,18 +149,6 @@ def aggregated(op: Aggregate, topology: Topology, x: Tensor, steps: int) -> Iter
             yield rows, ranged.of_targets(rows, x)
     else:
         yield slice(0, num_targets), op.run(topology, op.prepare(topology, {op.first: x}), steps)
-
-
-def row_ranges(num_rows: int, row_bytes: int) -> Iterator[slice]:
-    """Yield ranges of rows that take about RANGE_BYTES bytes.
-
-    Args:
-        num_rows: Number of rows.
-        row_bytes: Bytes of a row.
-    """
-    step = max(1, RANGE_BYTES // max(1, row_bytes))
-    for first in range(0, num_rows, step):
-        yield slice(first, min(first + step, num_rows))
 
 
 def aggregated_features(work: Workload, op: Aggregate, topology: Topology, vertices: Tensor) -> Tensor:
@@ -288,10 +275,9 @@ class StreamedColumns:
 
     def _run(self, rows: slice, passed: Passed | None) -> Boundary | Tensor:
         """Run a segment on a range of rows."""
-        work, device = self.work, self.group.device
-        inputs = Inputs(optimisations=work.optimisations)
+        inputs = Inputs(optimisations=self.work.optimisations)
         if passed is None:
-            inputs.rows = work.features(rows, device)
+            inputs.rows = self._feature_rows(rows)
         ids = self.topology.ids_of(torch.arange(rows.start, rows.stop))
         views = [
             RowsView(self.topology, ids, self.num_rows, key=0, calls=0, inputs=inputs, embedded=refused)
@@ -302,13 +288,19 @@ class StreamedColumns:
         boundary, state = passed.boundary, dict[str, Any]()
         for name, port in passed.segment.rows.items():
             files = passed.rows.get(port)
-            state[name] = work.features(rows, device) if files is None else files.read(rows)
+            state[name] = self._feature_rows(rows) if files is None else files.read(rows)
         return self.model.resume(
             views,
             BoundaryState(
                 result=passed.result.read(rows), rows=state, shared=boundary.shared, context=boundary.context
             ),
         )
+
+    def _feature_rows(self, rows: slice) -> Tensor:
+        """Return the features of a range of vertices."""
+        features = self.work.features(rows, self.group.device)
+        release(cast(Tensor, self.work.graph.x))
+        return features
 
     def _features(self, columns: slice) -> Tensor:
         """Return a block of columns of the features of all vertices."""
