@@ -556,10 +556,18 @@ void bind_scatter(nb::module_& module) {
         require(length_or(weight, size(indices, 0)) == size(indices, 0), "weight must have one number per entry");
         require(length_or(row_scale, num_rows) == num_rows, "row_scale must have one number per row of x");
         require(length_or(target_scale, size(y, 0)) == size(y, 0), "target_scale must have one number per row of y");
-        const Scatter<R, I> args{num_rows,       size(y, 0),     width,
-                                 x.stride(0),    indptr.data(),  indices.data(),
-                                 data_or_null(weight), data_or_null(row_scale), data_or_null(target_scale),
-                                 x.data(),       y.data(),       num_threads};
+        const Scatter<R, I> args{num_rows,
+                                 size(y, 0),
+                                 width,
+                                 x.stride(0),
+                                 indptr.data(),
+                                 indices.data(),
+                                 data_or_null(weight),
+                                 data_or_null(row_scale),
+                                 data_or_null(target_scale),
+                                 x.data(),
+                                 y.data(),
+                                 num_threads};
         nb::gil_scoped_release release;
         table<SumKernels<R, I>>().scatter(args);
       },

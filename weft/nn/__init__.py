@@ -49,7 +49,7 @@ from weft.nn.workload.flops import DenseFlops
 from weft.nn.workload.layer_sizes import BlockSize, LayerSizes
 from weft.nn.workload.meta_topology import MetaTopology
 from weft.nn.workload.operation import GraphOperation
-from weft.nn.workload.outline import RunModel, outline
+from weft.nn.workload.outline import RunModel, outline, run_whole
 from weft.nn.workload.receptive_field import ReceptiveField
 from weft.nn.workload.workload import Outlines, Workload
 
@@ -143,6 +143,7 @@ __all__ = [
     "preparation_memory",
     "random_topology",
     "row_dtype",
+    "run_whole",
     "shared_parameters",
     "some_vertices",
     "step_memory",

@@ -28,6 +28,7 @@ from weft.nn import (
     dense_flops,
     make_layer_sizes,
     preparation_memory,
+    run_whole,
     step_memory,
 )
 from weft.parallel.blocks.caching_costs import BACK_BYTES, EDGE_BYTES
@@ -196,14 +197,14 @@ class Layout(ABC):
             run_model=self.run_model(training=training),
         )
 
-    def run_model(self, *, training: bool) -> RunModel | None:
-        """Return the function that runs the model in a step, see `in_ranges`; None: the model itself.
+    def run_model(self, *, training: bool) -> RunModel:
+        """Return the function that runs the model in a step, see `in_ranges`.
 
         Args:
             training: True for a training step.
         """
         needs_grad = [op.backward for op in self.work.outline(self.traits, training=training)]
-        return partial(forward_in_ranges, needs_grad) if self.in_ranges else None
+        return partial(forward_in_ranges, needs_grad) if self.in_ranges else run_whole
 
     def temporary_memory(self, rank: int, *, training: bool) -> list[int]:
         """Return the peak bytes that a step allocates, and those of its preparation.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from weft.data import Adjacency
+from weft.data import Adjacency, Transpose
 from weft.kernels import Scale, spmm
 from weft.kernels.cpu import spmm_scatter
 from weft.nn import GraphView, Inputs, Sum, Topology
@@ -112,17 +112,10 @@ class RangedSum:
             x: Rows [s, F] of all sources.
         """
         adjacency = self.topology.adjacency
-        indptr = adjacency.indptr[rows.start : rows.stop + 1]
-        edges = slice(int(indptr[0]), int(indptr[-1]))
-        of_range = Adjacency(
-            indptr=indptr - edges.start,
-            indices=adjacency.indices[edges],
-            num_sources=adjacency.num_sources,
-            weight=None if adjacency.weight is None else adjacency.weight[edges],
-        )
+        edges = edges_of(adjacency, rows, adjacency.num_sources)
         source, target, loop = self.topology.scale(self.op.norm, self.op.weighted, x.dtype)
         scale = Scale(source, None if target is None else target[rows])
-        sums = spmm(of_range, x, scale=scale, weighted=self._weighted, in_sum_dtype=loop is not None)
+        sums = spmm(edges, x, scale=scale, weighted=self._weighted, in_sum_dtype=loop is not None)
         if loop is not None:
             sums += loop[rows, None] * x[rows]
         return sums.to(x.dtype)
@@ -168,15 +161,25 @@ class RangedSum:
             return replace(
                 Adjacency.without_data(self.num_targets, rows.stop - rows.start, num_edges), known_transpose=None
             )
-        back = adjacency.transpose
-        indptr = back.indptr[rows.start : rows.stop + 1]
-        edges = slice(int(indptr[0]), int(indptr[-1]))
-        return Adjacency(
-            indptr=indptr - edges.start,
-            indices=back.indices[edges],
-            num_sources=self.num_targets,
-            weight=None if back.weight is None else back.weight[edges],
-        )
+        return edges_of(adjacency.transpose, rows, self.num_targets)
+
+
+def edges_of(matrix: Adjacency | Transpose, rows: slice, num_columns: int) -> Adjacency:
+    """Return the edges of a range of rows of a CSR matrix.
+
+    Args:
+        matrix: The edges, by target or by source.
+        rows: The range.
+        num_columns: Number of columns of the matrix.
+    """
+    indptr = matrix.indptr[rows.start : rows.stop + 1]
+    edges = slice(int(indptr[0]), int(indptr[-1]))
+    return Adjacency(
+        indptr=indptr - edges.start,
+        indices=matrix.indices[edges],
+        num_sources=num_columns,
+        weight=None if matrix.weight is None else matrix.weight[edges],
+    )
 
 
 class RangedSegment:

@@ -253,9 +253,9 @@ class ResidentPlaced(Placed):
     def forward(self, step: Step) -> Tensor:
         self.model.train(step.training)
         views = self.views(step)
-        x, run_model = views[0].inputs.rows, self.layout_of(step).run_model(training=step.training)
+        run_model = self.layout_of(step).run_model(training=step.training)
         with torch.set_grad_enabled(step.training):
-            logits: Tensor = run_model(self.model, views, x) if run_model and x is not None else self.model(views, x)
+            logits = run_model(self.model, views, cast(Tensor, views[0].inputs.rows))
         return logits.to(self.work.dtype)
 
     def backward(self, logits: Tensor, grad: Tensor) -> None:

@@ -17,7 +17,7 @@ from weft.nn.layers.pyg_conv import PyGConv
 from weft.nn.layers.typed_input import embeddings, is_embedded
 from weft.nn.workload.flops import CountedConv, DenseFlops, FlopCounter, FlopPosition
 from weft.nn.workload.layer_sizes import BlockSize, LayerSizes
-from weft.nn.workload.outline import MetaModel, RunModel, typed_rows_of
+from weft.nn.workload.outline import MetaModel, RunModel, run_whole, typed_rows_of
 from weft.nn.workload.outline_view import MetaExchange, OutlineState, OutlineView
 from weft.nn.workload.workload import DenseFlopsKey, Workload
 from weft.runtime.kernel_call import merged
@@ -61,7 +61,7 @@ def step_memory(
     *,
     training: bool,
     sums_gradients: bool,
-    run_model: RunModel | None = None,
+    run_model: RunModel = run_whole,
 ) -> TensorPeak:
     """Return the memory of the tensors that a step creates on a rank.
 
@@ -72,7 +72,7 @@ def step_memory(
         exchanges: Exchange of each stage on the meta device.
         training: True for a training step, False for an evaluation.
         sums_gradients: True if a training step sums the gradients of parameters over ranks.
-        run_model: Function that runs the model; None: the model itself.
+        run_model: Function that runs the model.
     """
     if sizes.blocks:  # costs of PyG convolutions are measured before the step, not in it
         dense_flops(work, traits, sizes, training=training)
@@ -102,7 +102,7 @@ def _run_step(
     exchanges: Sequence[MetaExchange] = (),
     observer: AbstractContextManager[Any] | None = None,
     num_summed: int = 0,
-    run_model: RunModel | None = None,
+    run_model: RunModel = run_whole,
 ) -> int:
     """Run a step on meta tensors, and return its number of graph operations.
 
@@ -115,7 +115,7 @@ def _run_step(
         exchanges: Exchange of each stage on the meta device; empty: aggregates only have a shape.
         observer: Context manager that is active during the step, after its inputs have been created.
         num_summed: Number of elements of the gradients that are summed over ranks.
-        run_model: Function that runs the model; None: the model itself.
+        run_model: Function that runs the model.
     """
     meta_model = make_counting_model(work, counter, training=training)
     typed = work.stats.typed

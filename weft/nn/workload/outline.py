@@ -27,6 +27,18 @@ RunModel = Callable[[nn.Module, Sequence[GraphView], Tensor], Tensor]
 """Function that runs a model under the view of each of its stages, on constant features."""
 
 
+def run_whole(model: nn.Module, views: Sequence[GraphView], x: Tensor) -> Tensor:
+    """Run a model on all rows at once.
+
+    Args:
+        model: The model.
+        views: View of each stage.
+        x: Constant features [n, F].
+    """
+    logits: Tensor = model(views, x)
+    return logits
+
+
 def outline(
     model: nn.Module,
     *,
@@ -146,7 +158,7 @@ class MetaModel:
         state: OutlineState,
         inputs: Inputs,
         message: str,
-        run_model: RunModel | None = None,
+        run_model: RunModel = run_whole,
     ) -> Tensor:
         """Run one forward pass under views that record their calls, and return the logits.
 
@@ -155,16 +167,13 @@ class MetaModel:
             state: State that the views share.
             inputs: Constant features without data.
             message: Message of the error if the model cannot run; {} is replaced by its cause.
-            run_model: Function that runs the model; None: the model itself.
+            run_model: Function that runs the model.
         """
         stages = range(cast(int, self.model.num_stages))
         views = [OutlineView(traits, stage, state, self.topology, inputs) for stage in stages]
         try:
             with torch.set_grad_enabled(self.training), torch.device("meta"), state.counter:
-                assert inputs.rows is not None
-                logits: Tensor = (
-                    run_model(self.model, views, inputs.rows) if run_model else self.model(views, inputs.rows)
-                )
+                logits = run_model(self.model, views, cast(Tensor, inputs.rows))
         except (RuntimeError, TypeError, IndexError) as error:
             raise InputError(message.format(str(error).splitlines()[0])) from error
         return logits

@@ -7,7 +7,7 @@ which a block of columns and a range of rows can both be read in order, so nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -64,6 +64,11 @@ class ColumnFiles:
     def read(self, rows: slice) -> Tensor:
         """Return a range of rows, [m, F]."""
         return torch.cat([block.read(rows.start, rows.stop) for block in self.blocks], 1)
+
+    def columns(self, columns: slice) -> Tensor:
+        """Return one block of columns of all rows, [n, .]; the range must be that of a block."""
+        block: HostRows = self.blocks[columns.start // self.widths[0]]
+        return block.read(0, block.num_rows)
 
     def write(self, first: int, values: Tensor) -> None:
         """Replace rows.
@@ -151,6 +156,27 @@ def aggregated(op: Aggregate, topology: Topology, x: Tensor, steps: int) -> Iter
         yield slice(0, num_targets), op.run(topology, op.prepare(topology, {op.first: x}), steps)
 
 
+def write_aggregates(
+    op: Aggregate, topology: Topology, steps: int, read: Callable[[slice], Tensor], into: ColumnFiles
+) -> None:
+    """Aggregate rows, block of columns by block of columns.
+
+    Args:
+        op: A sum or a maximum.
+        topology: The edges.
+        steps: Number of times that it is applied.
+        read: Function that returns some columns of all source rows, [s, .].
+        into: Files of the result [n, F]; they may be those that `read` reads.
+    """
+    first = 0
+    for block in into.blocks:
+        x = read(slice(first, first + block.width))
+        for rows, part in aggregated(op, topology, x, steps):
+            block.write(rows.start, part)
+        del x, part  # before the next columns are read
+        first += block.width
+
+
 def aggregated_features(work: Workload, op: Aggregate, topology: Topology, vertices: Tensor) -> Tensor:
     """Return a sum or maximum [n, F] of the features of many vertices in a mapped file, computed column by column.
 
@@ -171,20 +197,17 @@ def aggregated_features(work: Workload, op: Aggregate, topology: Topology, verti
     files = ColumnFiles(num_targets, block_widths(table.shape[1], num_rows, itemsize, work.graph.name), work.row_dtype)
     position = torch.full((len(table),), -1, dtype=torch.int32)
     position[vertices] = torch.arange(len(vertices), dtype=torch.int32)
-    first = 0
-    for block in files.blocks:
-        columns = slice(first, first + block.width)
-        x = torch.empty(len(vertices), block.width, dtype=work.row_dtype)
+
+    def read(columns: slice) -> Tensor:
+        x = torch.empty(len(vertices), columns.stop - columns.start, dtype=work.row_dtype)
         for rows in row_ranges(len(table), table[:1].nbytes):
             places = position[rows]
             wanted = (places >= 0).nonzero().view(-1)
             x[places[wanted].long()] = table[rows][wanted, columns].to(work.row_dtype)
             release(table)
-        for rows, part in aggregated(op, topology, x, 1):
-            block.write(rows.start, part)
-        del x
-        first = columns.stop
-    del position
+        return x
+
+    write_aggregates(op, topology, 1, read, files)
     if len(files.blocks) == 1:
         return files.blocks[0].tensor()
     joined = HostRows(num_targets, table.shape[1], work.row_dtype)
@@ -215,7 +238,7 @@ class StreamedColumns:
         self.model, self.num_rows = cast(PhasedModel, model), work.graph.num_vertices
         aggregates = [(segment.op, segment.steps) for segment in segments[:-1]]
         self.rows_at_once = max((rows_at_once(*each, self.num_rows, self.num_rows) for each in aggregates), default=1)
-        self._widths(1)
+        self._widths(1)  # raises the error before anything is computed
 
     @torch.no_grad()
     def logits(self) -> Iterator[tuple[slice, Tensor]]:
@@ -257,20 +280,13 @@ class StreamedColumns:
 
     def _aggregated(self, segment: Segment, boundary: Boundary, left: dict[int, ColumnFiles]) -> Passed:
         """Compute the aggregate after a segment, block of columns by block of columns."""
-        op, steps, port = boundary.request.op, boundary.steps, segment.sources[boundary.request.op.first]
+        op, steps, port = segment.op, segment.steps, segment.sources[segment.op.first]
         # The result replaces the rows that are aggregated, unless the next segment reads these too.
         source = left.get(port) if port in segment.rows.values() else left.pop(port, None)
         result = source if source is not None and port not in left else self._files(segment.width)
-        first = 0
-        for number, width in enumerate(result.widths):
-            columns = slice(first, first + width)
-            x = self._features(columns) if source is None else source.blocks[number].read(0, self.num_rows)
-            for rows, part in aggregated(op, self.topology, x, steps):
-                result.blocks[number].write(rows.start, part)
-                del part
-            self.group.meter.aggregate(self.topology.adjacency.num_edges * steps, width)
-            del x
-            first += width
+        read = self._features if source is None else source.columns
+        write_aggregates(op, self.topology, steps, read, result)
+        self.group.meter.aggregate(self.topology.adjacency.num_edges * steps, segment.width)
         return Passed(segment=segment, boundary=boundary, rows=left, result=result)
 
     def _run(self, rows: slice, passed: Passed | None) -> Boundary | Tensor:
