@@ -1,6 +1,8 @@
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "bindings.h"
@@ -53,7 +55,8 @@ void bind_dependencies(nb::module_& module) {
   module.def(
       "gather_block",
       [](ConstArray<int64_t, 1> indptr, ConstArray<Index, 1> indices, ConstArray<int32_t, 1> part,
-         ConstArray<int64_t, 1> inputs, int64_t num_targets, Array<Index, 1> positions, Array<int64_t, 1> fetched) {
+         ConstArray<int64_t, 1> inputs, int64_t num_targets, std::optional<Array<Index, 1>> positions,
+         Array<int64_t, 1> fetched) {
         const size_t num_vertices = part.shape(0), num_inputs = inputs.shape(0);
         require(indptr.shape(0) == num_vertices + 1 && fetched.shape(0) == num_vertices,
                 "part and fetched must have the same length, indptr be one longer");
@@ -61,11 +64,11 @@ void bind_dependencies(nb::module_& module) {
         require_vertices(inputs.data(), num_inputs, num_vertices);
         nb::gil_scoped_release release;
         return gather_block(indptr.data(), indices.data(), static_cast<int64_t>(num_vertices), part.data(),
-                            inputs.data(), static_cast<int64_t>(num_inputs), num_targets, positions.data(),
-                            fetched.data());
+                            inputs.data(), static_cast<int64_t>(num_inputs), num_targets,
+                            positions ? positions->data() : nullptr, fetched.data());
       },
       "indptr"_a.noconvert(), "indices"_a.noconvert(), "part"_a.noconvert(), "inputs"_a.noconvert(), "num_targets"_a,
-      "positions"_a.noconvert(), "fetched"_a.noconvert());
+      "positions"_a.none(), "fetched"_a.noconvert());
 }
 
 template <class Index>

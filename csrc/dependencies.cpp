@@ -164,6 +164,7 @@ int64_t gather_block(const int64_t* indptr, const Index* indices, int64_t num_ve
   });
   std::sort(fetched, fetched + num_fetched,
             [&](int64_t a, int64_t b) { return part[a] != part[b] ? part[a] < part[b] : a < b; });
+  if (positions == nullptr) return num_fetched;
   for (int64_t i = 0; i < num_fetched; ++i) position[fetched[i]] = static_cast<Index>(num_inputs + i);
   for_entries([&](Index source) { *positions++ = position[source]; });
   return num_fetched;

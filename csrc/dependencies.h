@@ -43,7 +43,7 @@ Cached cache_levels(const int64_t* indptr, const Index* indices, int64_t num_ver
 
 // Gathers the in-edges of the first `num_targets` vertices of `inputs`, in the order of the graph. Fills positions [E]
 // with the position of each source among the inputs and, after these, the sources that are no inputs, ordered by part
-// and id. The latter are written to fetched [num_vertices]. Returns their number.
+// and id. The latter are written to fetched [num_vertices]. Returns their number. positions null: finds only the latter.
 template <class Index>
 int64_t gather_block(const int64_t* indptr, const Index* indices, int64_t num_vertices, const int32_t* part,
                      const int64_t* inputs, int64_t num_inputs, int64_t num_targets, Index* positions, int64_t* fetched);

@@ -6,7 +6,7 @@
 
 NB_MODULE(_native, module) {
   module.doc() = "The C++ layer of weft: graph building and the kernels, independent of the version of PyTorch.";
-  module.attr("INTERFACE") = 18;  // must equal the number in weft/runtime/native.py
+  module.attr("INTERFACE") = 19;  // must equal the number in weft/runtime/native.py
   weft::bind_citations(module);
   weft::bind_graph(module);
   weft::bind_host(module);

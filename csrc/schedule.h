@@ -1,5 +1,4 @@
-// The sets of vertices that batches read, and the slots of their rows (HongTu, sections 5.1 and 6).
-// One array has all sets: set i is from starts[i] up to starts[i + 1].
+// The rows that chunks read, and which of them stay in a buffer between rounds (HongTu, sections 5.1 and 6).
 #pragma once
 
 #include <cstdint>
@@ -12,45 +11,29 @@ namespace weft {
 // number. Needs num_numbers bits for each thread.
 template <class Index>
 void distinct(const Index* values, const int64_t* starts, const int64_t* ranges, int64_t num_groups,
-              int64_t num_numbers, int64_t* found, int64_t* counts, int num_threads);
+              int64_t num_numbers, Index* found, int64_t* counts, int num_threads);
 
-// Marks the numbers of each set that the previous set lacks (fresh), and those that the next set lacks (leaving). Sets
-// ascend.
-void find_changes(const int64_t* numbers, const int64_t* starts, int64_t num_sets, bool* fresh, bool* leaving,
-                  int num_threads);
-
-// Decides how long each row stays in its slot (Belady 1966). For each use of a number, fills `until` with the next set
-// that uses it if the row stays until then, otherwise with the set after its own. room [num_sets]: how many rows that a
-// set does not use may stay during it. If there are more, those whose next use is latest are evicted first. ahead: the
-// rows of the next set are loaded during a set, so a row needs no room in the set before its next use.
-void stay_until(const int64_t* numbers, const int64_t* starts, int64_t num_sets, int64_t num_numbers, const int64_t* room,
-                bool ahead, int64_t* until);
-
-// Fills extended [num_sets + 1] with the starts of the sets that `extend_sets` writes.
-void extended_starts(const int64_t* starts, int64_t num_sets, const int64_t* until, int64_t* extended);
-
-// Writes each set with the numbers that stay during it, ascending: a number of set i is also in the sets up to, and
-// without, its `until`. Before that, no set may use the number again.
-void extend_sets(const int64_t* numbers, const int64_t* starts, int64_t num_sets, const int64_t* until,
-                 int64_t* extended);
-
-// The edges of a block, divided into ranges of its targets (chunks). Batch j runs the range order[j].
+// Marks the numbers that are not among `others`. Both ascend.
 template <class Index>
-struct Batches {
-  const int64_t* indptr;
-  const Index* indices;
-  const int64_t* bounds;  // [count + 1]
-  const int64_t* order;   // [count]
-  int64_t count;
+void find_missing(const Index* numbers, int64_t size, const Index* others, int64_t num_others, bool* missing);
+
+// Rows of a buffer, ascending, with the next round that reads each; kNever if none does.
+template <class Index>
+struct Rows {
+  const Index* numbers;
+  const int32_t* next_uses;
+  int64_t size;
 };
 
-// Fills `slots` with the slot of each row of each batch. A row that is not `fresh` stays in its slot; others get the
-// lowest free slots. A slot becomes free after the batch in which its row is `leaving`; with `ahead`, only after the
-// slots of the next batch are assigned. Fills places [E] with the slots of the edges' sources, and own [num_targets],
-// unless it is null, with those of the targets. Returns the number of slots, which is the smallest possible.
+constexpr int32_t kNever = INT32_MAX;
+
+// Decides which of the rows that are held from the round before stay in a round (Belady 1966): those that it reads
+// itself, and of the rows that a later round reads, at most `room`, those that are read soonest. ahead: the rows of the
+// next round are loaded during this one, so they need no room. Writes the rows that are in the buffer then to `numbers`
+// and `next_uses`, and whether they were not held before to `fresh` [read.size + held.size]; fills `leaving` with the
+// held rows that do not stay. Returns the number of rows in the buffer.
 template <class Index>
-int64_t assign_slots(const int64_t* numbers, const int64_t* starts, const bool* fresh, const bool* leaving,
-                     int64_t num_numbers, const Batches<Index>& batches, bool ahead, int64_t* slots, Index* places,
-                     int64_t* own, int num_threads);
+int64_t keep_rows(Rows<Index> held, Rows<Index> read, int32_t round, int64_t room, bool ahead, Index* numbers,
+                  int32_t* next_uses, bool* fresh, bool* leaving);
 
 }  // namespace weft

@@ -237,7 +237,7 @@ def gather_block(
     part: Tensor,
     inputs: Tensor,
     num_targets: int,
-    positions: Tensor,
+    positions: Tensor | None,
     fetched: Tensor,
 ) -> int: ...
 def least_cover(
@@ -264,25 +264,19 @@ def distinct(
     counts: Tensor,
     num_threads: int,
 ) -> None: ...
-def find_changes(numbers: Tensor, starts: Tensor, fresh: Tensor, leaving: Tensor, num_threads: int) -> None: ...
-def stay_until(numbers: Tensor, starts: Tensor, num_numbers: int, room: Tensor, ahead: bool, until: Tensor) -> None: ...
-def extended_starts(starts: Tensor, until: Tensor, extended: Tensor) -> None: ...
-def extend_sets(numbers: Tensor, starts: Tensor, until: Tensor, extended: Tensor) -> None: ...
-def assign_slots(
+def find_missing(numbers: Tensor, others: Tensor, missing: Tensor) -> None: ...
+def keep_rows(
+    held: Tensor,
+    held_uses: Tensor,
+    read: Tensor,
+    read_uses: Tensor,
+    round: int,
+    room: int,
+    ahead: bool,
     numbers: Tensor,
-    starts: Tensor,
+    next_uses: Tensor,
     fresh: Tensor,
     leaving: Tensor,
-    num_numbers: int,
-    indptr: Tensor,
-    indices: Tensor,
-    bounds: Tensor,
-    order: Tensor,
-    ahead: bool,
-    slots: Tensor,
-    places: Tensor,
-    own: Tensor | None,
-    num_threads: int,
 ) -> int: ...
 def reorder_chunks(starts: Tensor, members: Tensor, orders: Tensor, num_threads: int) -> None: ...
 def gather_file_rows(file: int, rows: Tensor, places: Tensor, out: Tensor, num_threads: int) -> None: ...

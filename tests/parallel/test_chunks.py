@@ -165,10 +165,12 @@ def test_rounds_stay_within_every_limit_from_the_least_on(op: Aggregate) -> None
     least, counts = least_bytes(graph.in_edges, op, needs), []
     for limit in (least, least + 8, 2 * least, PREFETCH_FACTOR * least, 6 * least, 1 << 20):
         cut = Chunking(graph, limit=limit).cut(op, needs)
-        rounds = cut.schedule.rounds
+        rounds = list(cut.schedule.make_rounds())
         assert cut.num_bytes == working_bytes(needs, cut.schedule, ahead=cut.ahead) <= limit
         assert cut.ahead == (limit >= PREFETCH_FACTOR * least)
-        targets = [vertex for round_ in rounds for vertex in range(round_.targets.start, round_.targets.stop)]
+        targets = [
+            vertex for round_ in rounds for vertex in range(round_.sizes.targets.start, round_.sizes.targets.stop)
+        ]
         assert targets == list(range(graph.num_vertices))
         sources = torch.cat([round_.slot_sources[round_.indices.long()] for round_ in rounds])
         assert torch.equal(sources, graph.in_edges.indices.long())
@@ -196,7 +198,7 @@ def test_neighbouring_rounds_share_rows() -> None:
     """Rows that the next chunk reads too stay in their slots; in the backward pass, rows of the previous one."""
     graph, op = Case(model="gcn").build()[0], Sum(norm="gcn")
     chunking = Chunking(graph, limit=1 << 20, count=4)
-    rounds = chunking.cut(op, working_set_of(op)).schedule.rounds
+    rounds = list(chunking.cut(op, working_set_of(op)).schedule.make_rounds())
     resident = [set(round_.slot_sources[round_.slot_sources >= 0].tolist()) for round_ in rounds]
     for before, round_, now, following in zip(
         [set(), *resident], rounds, resident, [*resident[1:], set()], strict=False

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from weft.cost import Rates
 from weft.data import Adjacency, Graph
-from weft.parallel.chunks.cut.index_sets import IndexSets
-from weft.parallel.chunks.cut.ranges import RankHop, chunk_sources, chunk_vertices, reorder
-from weft.parallel.chunks.cut.residency import ChunkSources, Volumes
-from weft.parallel.chunks.run.rounds import Schedule
+from weft.parallel.chunks.cut.ranges import RankHop, chunk_sources, reorder
+from weft.parallel.chunks.cut.residency import NEVER, ChunkSources, Kept, Volumes, keep_rows
+from weft.parallel.chunks.run.rounds import Round, Schedule
 from weft.partition import Caching, make_dependencies, range_bounds, range_parts
 from weft.runtime.native import _native
+from weft.storage.unnamed_files import ArrayFile
 
 NUM_VERTICES = 41
 OPTIONS = [dict(zip(("share", "keep", "ahead"), flags, strict=True)) for flags in product([True, False], repeat=3)]
@@ -38,12 +38,18 @@ class Problem:
     orders: list[list[int]]
     loops: bool
 
-    def schedules(self, *, ahead: bool = True, **options: bool) -> list[Schedule]:
+    def schedules(self, *, ahead: bool = True, **options: bool) -> list[Planned]:
         ranks = range(len(self.parts))
-        return [self.chunk_sources(ahead=ahead).schedule(rank, **options) for rank in ranks]
+        return [Planned.of(self.chunk_sources(ahead=ahead).schedule(rank, **options)) for rank in ranks]
 
     def chunk_sources(self, *, ahead: bool = True) -> ChunkSources:
-        return ChunkSources(self.parts, self.bounds, loops=self.loops, orders=self.orders, ahead=ahead)
+        sources = ChunkSources(self.parts, self.bounds, loops=self.loops, ahead=ahead, arrays=self.arrays)
+        return sources.in_order(self.orders)
+
+    @property
+    def arrays(self) -> ArrayFile | None:
+        """Return a file for some of the problems; None: memory."""
+        return ArrayFile() if self.loops else None
 
     @property
     def num_batches(self) -> int:
@@ -90,7 +96,7 @@ class Problem:
         return result
 
     def retaining(self, rank: int, *, share: bool, ahead: bool) -> list[set[int]]:
-        """Return the resident local rows of each round: rows it reads or sends, and rows kept for later rounds."""
+        """Return the resident local rows of each round: rows it reads or sends, and rows that stay for later rounds."""
         rounds = range(self.num_batches)
         local = self.transits[rank] if share else [self.local(rank, j) for j in rounds]
         remote = [self.remote(rank, j) for j in rounds]
@@ -106,13 +112,23 @@ def belady(sets: list[set[int]], free_slots: list[int], *, ahead: bool) -> list[
         waiting = []
         for row in resident[-1] - now if resident else ():
             later = [k for k in range(j + 1, len(sets)) if row in sets[k]]
-            waiting += [(later[0], max(i for i in range(j) if row in sets[i]), row)] if later else []
-        prefetched = {row for k, _, row in waiting if ahead and k == j + 1}
-        candidates = [row for _, _, row in sorted(waiting) if row not in prefetched]
+            waiting += [(later[0], row)] if later else []
+        prefetched = {row for k, row in waiting if ahead and k == j + 1}
+        candidates = [row for _, row in sorted(waiting) if row not in prefetched]
         resident.append(now | prefetched | set(candidates[: free_slots[j]]))
-    for j in reversed(range(len(sets))):  # a row evicted before it is read again need not have stayed
-        resident[j] = sets[j] | (resident[j] & (resident[j + 1] if j + 1 < len(sets) else set()))
     return resident
+
+
+def rows_in_buffer(sets: list[set[int]], free_slots: list[int], *, ahead: bool) -> list[Kept]:
+    """Return the resident rows of each round, by weft."""
+    before = Kept(*(torch.empty(0, dtype=kind) for kind in (torch.int32, torch.int32, torch.bool, torch.bool)))
+    result = []
+    for j, now in enumerate(sets):
+        uses = [next((k for k in range(j + 1, len(sets)) if row in sets[k]), NEVER) for row in sorted(now)]
+        loads, next_uses = (torch.tensor(numbers, dtype=torch.int32) for numbers in (sorted(now), uses))
+        before = keep_rows(before, loads, next_uses, j, free_slots[j], ahead=ahead)
+        result.append(before)
+    return result
 
 
 def make_problem(num_ranks: int, num_chunks: int, seed: int, *, loops: bool) -> Problem:
@@ -148,10 +164,32 @@ def pieces(tensor: Tensor, counts: Sequence[int]) -> tuple[Tensor, ...]:
     return tensor.split(list(counts))
 
 
+@dataclass(frozen=True)
+class Planned:
+    """A schedule with all of its rounds."""
+
+    num_slots: int
+    rounds: Sequence[Round]
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> Planned:
+        rounds = tuple(schedule.make_rounds())
+        assert [round_.sizes for round_ in rounds] == list(schedule.sizes)
+        for round_ in rounds:
+            sizes = round_.sizes
+            assert len(round_.load) == len(round_.load_slots) == sizes.num_loads
+            assert len(round_.write_back) == len(round_.write_back_slots) == sizes.num_write_backs
+            forward = round_.load, round_.load_slots, round_.recv_row_slots, round_.send_rows
+            assert sum(map(len, forward)) == sizes.num_forward_ids
+            backward = round_.write_back, round_.write_back_slots, round_.send_grad_slots, round_.recv_grads
+            assert sum(map(len, backward)) == sizes.num_backward_ids
+        return cls(schedule.num_slots, rounds)
+
+
 class Forward:
     """Buffers of the forward pass, with the vertex of each row, or -1 in slots that must not be read."""
 
-    def __init__(self, problem: Problem, schedules: list[Schedule]) -> None:
+    def __init__(self, problem: Problem, schedules: list[Planned]) -> None:
         self.problem, self.schedules = problem, schedules
         self.buffers = [torch.full((schedule.num_slots,), -1) for schedule in schedules]
 
@@ -174,18 +212,18 @@ class Forward:
         sent_rows = []
         for part, buffer, round_ in zip(self.problem.parts, self.buffers, rounds, strict=True):
             rows = buffer[round_.send_rows] if share else part.rows[round_.send_rows]
-            sent_rows.append(pieces(rows, round_.send_row_counts))
+            sent_rows.append(pieces(rows, round_.sizes.send_row_counts))
         for rank, (buffer, round_) in enumerate(zip(self.buffers, rounds, strict=True)):
-            assert round_.recv_row_counts == tuple(len(rows[rank]) for rows in sent_rows)
+            assert round_.sizes.recv_row_counts == tuple(len(rows[rank]) for rows in sent_rows)
             buffer[round_.recv_row_slots] = torch.cat([rows[rank] for rows in sent_rows])
 
     def compute(self, j: int) -> None:
         for rank, (part, buffer) in enumerate(zip(self.problem.parts, self.buffers, strict=True)):
             round_, vertex = self.schedules[rank].rounds[j], self.problem.vertex(rank)
             assert round_.indices.dtype == part.hop.block.indices.dtype
-            assert torch.equal(buffer[round_.indices], vertex[part.hop.block.indices[round_.edges]])
+            assert torch.equal(buffer[round_.indices], vertex[part.hop.block.indices[round_.sizes.edges]])
             if self.problem.loops:
-                assert torch.equal(buffer[round_.target_slots], vertex[round_.targets])
+                assert torch.equal(buffer[round_.target_slots], vertex[round_.sizes.targets])
             is_filled = round_.slot_sources >= 0
             assert torch.equal(buffer[is_filled], vertex[round_.slot_sources[is_filled]])
 
@@ -193,7 +231,7 @@ class Forward:
 class Backward:
     """Gradients in buffers and on hosts during the backward pass, and the expected ones on hosts."""
 
-    def __init__(self, problem: Problem, schedules: list[Schedule]) -> None:
+    def __init__(self, problem: Problem, schedules: list[Planned]) -> None:
         self.problem, self.schedules = problem, schedules
         self.random = torch.Generator().manual_seed(0)
         self.buffers = [torch.full((schedule.num_slots,), 10**9) for schedule in schedules]
@@ -233,11 +271,11 @@ class Backward:
     def move(self, j: int, *, share: bool) -> None:
         rounds = [schedule.rounds[j] for schedule in self.schedules]
         sent_grads = [
-            pieces(buffer[round_.send_grad_slots], round_.send_grad_counts)
+            pieces(buffer[round_.send_grad_slots], round_.sizes.send_grad_counts)
             for buffer, round_ in zip(self.buffers, rounds, strict=True)
         ]
         for rank, round_ in enumerate(rounds):
-            assert round_.recv_grad_counts == tuple(len(values[rank]) for values in sent_grads)
+            assert round_.sizes.recv_grad_counts == tuple(len(values[rank]) for values in sent_grads)
             values = torch.cat([values[rank] for values in sent_grads])
             if share:
                 self.buffers[rank].index_add_(0, round_.recv_grads, values)
@@ -248,7 +286,7 @@ class Backward:
             buffer[round_.write_back_slots] = 10**9
 
 
-def simulate(problem: Problem, schedules: list[Schedule], *, share: bool, keep: bool, ahead: bool) -> None:
+def simulate(problem: Problem, schedules: list[Planned], *, share: bool, keep: bool, ahead: bool) -> None:
     """Run forward and backward pass, and check that each rank moves the rows of the definition."""
     Forward(problem, schedules).run(share=share, ahead=ahead)
     Backward(problem, schedules).run(share=share, ahead=ahead)
@@ -257,7 +295,7 @@ def simulate(problem: Problem, schedules: list[Schedule], *, share: bool, keep: 
         check_slots(schedule, keep=keep, ahead=ahead)
 
 
-def check_moves(problem: Problem, schedule: Schedule, rank: int, *, share: bool, keep: bool, ahead: bool) -> None:
+def check_moves(problem: Problem, schedule: Planned, rank: int, *, share: bool, keep: bool, ahead: bool) -> None:
     ranks, count = range(len(problem.parts)), problem.num_batches
     part, order, bounds = problem.parts[rank], problem.orders[rank], problem.bounds[rank]
     local = problem.transits[rank] if share else [problem.local(rank, j) for j in range(count)]
@@ -265,9 +303,9 @@ def check_moves(problem: Problem, schedule: Schedule, rank: int, *, share: bool,
     remote = [problem.remote(rank, j) for j in range(count)]
     for j, round_ in enumerate(schedule.rounds):
         before, after = j - 1 if keep and j > 0 else None, j + 1 if keep and j + 1 < count else None
-        assert round_.targets == slice(bounds[order[j]], bounds[order[j] + 1])
-        first, end = part.hop.block.indptr[[round_.targets.start, round_.targets.stop]].tolist()
-        assert round_.edges == slice(first, end)
+        assert round_.sizes.targets == slice(bounds[order[j]], bounds[order[j] + 1])
+        first, end = part.hop.block.indptr[[round_.sizes.targets.start, round_.sizes.targets.stop]].tolist()
+        assert round_.sizes.edges == slice(first, end)
         assert {number for number in round_.slot_sources.tolist() if number >= 0} == local[j] | remote[j]
         assert round_.load.tolist() == sorted(local[j] - (set() if before is None else local[before]))
         assert round_.write_back.tolist() == sorted(local[j] - (set() if after is None else local[after]))
@@ -276,13 +314,13 @@ def check_moves(problem: Problem, schedule: Schedule, rank: int, *, share: bool,
         assert round_.slot_sources[round_.recv_row_slots].tolist() == fetched
         assert round_.slot_sources[round_.send_grad_slots].tolist() == returned
         assert round_.slot_sources[round_.write_back_slots].tolist() == round_.write_back.tolist()
-        for numbers, counts in ((fetched, round_.recv_row_counts), (returned, round_.send_grad_counts)):
+        for numbers, counts in ((fetched, round_.sizes.recv_row_counts), (returned, round_.sizes.send_grad_counts)):
             assert list(counts) == [sum(problem.owner(rank, s)[0] == q for s in numbers) for q in ranks]
         if not problem.loops:
             assert len(round_.target_slots) == 0
 
 
-def check_slots(schedule: Schedule, *, keep: bool, ahead: bool) -> None:
+def check_slots(schedule: Planned, *, keep: bool, ahead: bool) -> None:
     """Check that a schedule has no more slots than needed at once."""
     resident = [{number for number in round_.slot_sources.tolist() if number >= 0} for round_ in schedule.rounds]
     most = max(len(numbers) for numbers in resident)
@@ -341,10 +379,12 @@ def test_keeping_the_rows_read_soonest_loads_least(ahead: bool) -> None:
     for _ in range(60):
         sets = [{row for row in range(7) if random.random() < 0.35} for _ in range(6)]
         free_slots = [random.randrange(3) for _ in sets]
-        index_sets = IndexSets.of([torch.tensor(sorted(rows), dtype=torch.int64) for rows in sets])
-        lasting = index_sets.retaining(torch.tensor(free_slots), 7, ahead=ahead)
-        assert [set(rows.tolist()) for rows in lasting.split(lasting.numbers)] == belady(sets, free_slots, ahead=ahead)
-        assert int(lasting.delta.fresh.sum()) == least_loads(sets, free_slots, ahead=ahead)
+        buffers = rows_in_buffer(sets, free_slots, ahead=ahead)
+        assert [set(each.rows.tolist()) for each in buffers] == belady(sets, free_slots, ahead=ahead)
+        assert sum(int(each.fresh.sum()) for each in buffers) == least_loads(sets, free_slots, ahead=ahead)
+        for before, after in pairwise(buffers):
+            left = set(before.rows.tolist()) - set(after.rows.tolist())
+            assert set(before.rows[after.leaving].tolist()) == left
 
 
 @pytest.mark.parametrize(
@@ -439,10 +479,14 @@ def test_reorder_joins_chunks_with_common_vertices() -> None:
 @pytest.mark.parametrize("loops", [True, False])
 def test_sources_equal_sets(dtype: torch.dtype, loops: bool) -> None:
     for problem in PROBLEMS:
-        for part, bounds in zip(problem.parts, problem.bounds, strict=True):
-            block = replace(part.hop.block, indices=part.hop.block.indices.to(dtype))
-            chunks = chunk_sources(block, bounds, loops=loops)
-            vertices = chunk_vertices(part, bounds, loops=loops)
+        blocks = [replace(part.hop.block, indices=part.hop.block.indices.to(dtype)) for part in problem.parts]
+        parts = [
+            RankHop(replace(part.hop, block=block), part.rows)
+            for part, block in zip(problem.parts, blocks, strict=True)
+        ]
+        stored = ChunkSources(parts, problem.bounds, loops=loops)
+        for rank, (part, block, bounds) in enumerate(zip(parts, blocks, problem.bounds, strict=True)):
+            chunks, vertices = list(chunk_sources(block, bounds, loops=loops)), list(stored.chunk_vertices(rank))
             assert len(chunks) == len(bounds) - 1
             for (first, end), sources, ids in zip(pairwise(bounds), chunks, vertices, strict=True):
                 read = set(block.indices[block.indptr[first] : block.indptr[end]].tolist())
@@ -479,9 +523,5 @@ def test_empty_schedules() -> None:
         schedules = problem.schedules(**options)
         assert [schedule.num_slots for schedule in schedules] == [0, 0]
         simulate(problem, schedules, **options)
-    assert (
-        reorder(
-            [chunk_vertices(each, rank_bounds, loops=False) for each, rank_bounds in zip(parts, bounds, strict=True)], 2
-        )
-        == [list(range(5))] * 2
-    )
+    sources = problem.chunk_sources()
+    assert reorder([list(sources.chunk_vertices(rank)) for rank in range(2)], 2) == [list(range(5))] * 2

@@ -37,7 +37,6 @@ from weft.nn import Decoupled, GCNConv, Linear, RowLayer, SAGEConv, Stack, View,
 from weft.parallel.chunks.cut.rank_chunks import ChunkShape
 from weft.parallel.chunks.run import chunk_runtime as chunks_placed
 from weft.parallel.chunks.run.chunk_aggregates import ChunkAggregates, Loaded
-from weft.parallel.chunks.run.slots import FORWARD_FIELDS
 from weft.runtime.memory.tensor_peak import TensorPeak
 from weft.strategies import Step
 from weft.strategies.offload import memory_probe
@@ -396,8 +395,8 @@ def test_without_a_backward_pass_only_forward_edges_are_loaded() -> None:
     """For constant features, forward edges and index sets are loaded, and ids as they are stored and as int64."""
     plan = plan_of(Case(model="gcn", layers=1), chunks=3, device_memory=IN_FILES)
     chunks, (planned,) = plan.chunks(0).chunks[0], plan.chunks(0).schedules
-    for (_, loaded), (shape, _), round_ in zip(chunks, chunks[1:], planned.schedule.rounds[1:], strict=False):
-        index = 8 * sum(len(getattr(round_, name)) for name in FORWARD_FIELDS)
+    for (_, loaded), (shape, _), round_ in zip(chunks, chunks[1:], planned.schedule.sizes[1:], strict=False):
+        index = 8 * round_.num_forward_ids
         assert loaded == index + 8 * (shape.targets + 1) + 4 * shape.edges + 12 * (shape.targets + shape.slots)
 
 

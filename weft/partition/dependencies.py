@@ -8,7 +8,7 @@ the source's row, for which it needs the rows of all its sources at the boundary
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -53,10 +53,43 @@ class Hop:
     first_edges: Tensor
     """int64 [targets]: position of each target's first in-edge in the whole graph."""
 
+    @classmethod
+    def of_graph(cls, adj: Adjacency) -> Hop:
+        """Return the block of all edges of a graph, on a single part.
+
+        Args:
+            adj: In-edges of the graph.
+        """
+        nothing = torch.empty(0, dtype=torch.int64)
+        num_sources = adj.num_sources
+        return cls(block=adj, num_inputs=num_sources, fetched=nothing, received=(0,), first_edges=adj.indptr[:-1])
+
+    def beginning(self, num_inputs: int, num_targets: int) -> Hop:
+        """Return the block of the first targets, whose sources are among the first inputs; without fetched rows.
+
+        Args:
+            num_inputs: Number of inputs.
+            num_targets: Number of targets.
+        """
+        block, indptr = self.block, self.block.indptr[: num_targets + 1]
+        weight = None if block.weight is None else block.weight[: indptr[-1]]
+        indices = block.indices[: indptr[-1]]
+        return replace(
+            self,
+            block=Adjacency(indptr=indptr, indices=indices, num_sources=num_inputs, weight=weight),
+            num_inputs=num_inputs,
+            first_edges=self.first_edges[:num_targets],
+        )
+
     @cached_property
     def edge_ids(self) -> Tensor:
         """Position of each edge of the block in the whole graph, int64 [E]."""
         return edge_positions(self.block.indptr, self.first_edges)
+
+    def edge_ids_of(self, targets: slice) -> Tensor:
+        """Return the position in the whole graph of each edge into a range of targets, int64."""
+        indptr = self.block.indptr[targets.start : targets.stop + 1]
+        return edge_positions(indptr - indptr[0], self.first_edges[targets])
 
     @cached_property
     def cover(self) -> Cover:
@@ -159,6 +192,7 @@ def make_dependencies(
     *,
     choice: Choice | None = None,
     last_read: Tensor | None = None,
+    allocate: native.Allocate | None = None,
 ) -> Dependencies:
     """Return the rows that a part computes, and the block of each aggregate.
 
@@ -173,6 +207,8 @@ def make_dependencies(
         choice: The vertices to cache, if they have been chosen already.
         last_read: int16 [N], last layer boundary at which any part reads each vertex (ReceptiveField.last_boundary);
             None: all results are read.
+        allocate: Allocates the sources of edges. A single part then stores them once, since all blocks are beginnings
+            of the first one, or does not, since that is the graph. Default: in memory, for each block.
     """
     # 1. Find the last boundary at which each row is computed; sort rows by it, latest first.
     # 2. The first rows up to one count are then the inputs of an aggregate, and those up to the next its targets.
@@ -184,10 +220,15 @@ def make_dependencies(
     rows = rows[last_boundary[rows].argsort(descending=True, stable=True)]
     counts = [int((last_boundary >= boundary).sum()) for boundary in range(num_hops + 1)]
     blocks: dict[tuple[int, int], Hop] = {}
-    hops = []
+    hops: list[Hop] = []
     for sizes in pairwise(counts):
         if sizes not in blocks:
-            blocks[sizes] = _make_hop(adj, part, num_parts, rows[: sizes[0]], sizes[1])
+            if allocate and num_parts == 1 and hops:
+                blocks[sizes] = hops[0].beginning(*sizes)
+            elif allocate and num_parts == 1 and sizes[1] == adj.num_targets:
+                blocks[sizes] = Hop.of_graph(adj)
+            else:
+                blocks[sizes] = _make_hop(adj, part, num_parts, rows[: sizes[0]], sizes[1], allocate)
         hops.append(blocks[sizes])
     return Dependencies(
         rows=rows,
@@ -221,7 +262,7 @@ def _last_boundaries(
     # From the last aggregate to the first: cached sources of its targets are computed up to the boundary before it.
     for boundary in reversed(range(num_hops if (chosen >= 0).any() else 0)):
         targets = (last_boundary > boundary).nonzero().view(-1)
-        sources = native.gather_block(adj.indptr, adj.indices, part, targets, len(targets))[2]
+        sources = native.missing_sources(adj.indptr, adj.indices, part, targets, len(targets))
         last_boundary[sources[~is_owned[sources] & (chosen[sources] >= boundary)]] = boundary
     return last_boundary
 
@@ -243,7 +284,7 @@ def choose_cached(
         edges; whether a limit reduced their number.
     """
     owned = (part == own_part).nonzero().view(-1)
-    remote_sources = native.gather_block(adj.indptr, adj.indices, part, owned, len(owned))[2]
+    remote_sources = native.missing_sources(adj.indptr, adj.indices, part, owned, len(owned))
     return native.cache_levels(
         adj.indptr,
         adj.indices,
@@ -258,9 +299,16 @@ def choose_cached(
     )
 
 
-def _make_hop(adj: Adjacency, part: Tensor, num_parts: int, inputs: Tensor, num_targets: int) -> Hop:
+def _make_hop(
+    adj: Adjacency,
+    part: Tensor,
+    num_parts: int,
+    inputs: Tensor,
+    num_targets: int,
+    allocate: native.Allocate | None,
+) -> Hop:
     """Return the block of an aggregate whose targets are the first `num_targets` of `inputs`."""
-    indptr, indices, fetched = native.gather_block(adj.indptr, adj.indices, part, inputs, num_targets)
+    indptr, indices, fetched = native.gather_block(adj.indptr, adj.indices, part, inputs, num_targets, allocate)
     first_edges = adj.indptr[inputs[:num_targets]]
     weight = None if adj.weight is None else adj.weight[edge_positions(indptr, first_edges)]
     return Hop(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch  # first: the extension then shares the OpenMP runtime of its wheel
 from torch import Tensor
 
@@ -11,7 +13,7 @@ except ImportError as error:
     remedy = "reinstall weft, or build it in a checkout: pip install -e ."
     raise ImportError(f"weft's C++ extension did not load ({error}); {remedy}") from error
 
-INTERFACE = 18
+INTERFACE = 19
 """Version of the extension's functions, which grows with every change; csrc/module.cpp has the same number."""
 
 if INTERFACE != _native.INTERFACE:
@@ -33,6 +35,7 @@ __all__ = [
     "gather_block",
     "gather_file_rows",
     "id_dtype",
+    "missing_sources",
     "plain_tensor",
     "read_bytes",
     "refine",
@@ -296,8 +299,17 @@ def cache_levels(
     return levels, taken, limited
 
 
+Allocate = Callable[[int, torch.dtype], Tensor]
+"""Returns an uninitialized tensor of a length and a dtype, in memory or in a mapped file."""
+
+
 def gather_block(
-    indptr: Tensor, indices: Tensor, part: Tensor, inputs: Tensor, num_targets: int
+    indptr: Tensor,
+    indices: Tensor,
+    part: Tensor,
+    inputs: Tensor,
+    num_targets: int,
+    allocate: Allocate | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the in-edges of some vertices as a block, with sources numbered by their position.
 
@@ -309,6 +321,7 @@ def gather_block(
         part: Part of each vertex, int32 [N].
         inputs: Distinct vertices, int64; the first ones are the targets.
         num_targets: Number of targets.
+        allocate: Allocates the indices. Default: in memory.
 
     Returns:
         indptr int64 [num_targets + 1]; indices, each a position among `inputs` followed by `fetched`, with the dtype of
@@ -317,12 +330,28 @@ def gather_block(
     targets = inputs[:num_targets]
     block = torch.zeros(num_targets + 1, dtype=torch.int64)
     torch.cumsum(indptr[targets + 1] - indptr[targets], 0, out=block[1:])
-    positions = torch.empty(int(block[-1]), dtype=indices.dtype)
+    num_edges = int(block[-1])
+    positions = allocate(num_edges, indices.dtype) if allocate else torch.empty(num_edges, dtype=indices.dtype)
     fetched = torch.empty(len(part), dtype=torch.int64)
     count = _native.gather_block(
         indptr.contiguous(), indices.contiguous(), part, inputs, num_targets, positions, fetched
     )
     return block, positions, fetched[:count].clone()
+
+
+def missing_sources(indptr: Tensor, indices: Tensor, part: Tensor, inputs: Tensor, num_targets: int) -> Tensor:
+    """Return the sources of some vertices that are not among given ones, int64, ordered by part and id.
+
+    Args:
+        indptr: First entry of each row, int64 [N + 1].
+        indices: Column of each entry, int32 or int64 [E].
+        part: Part of each vertex, int32 [N].
+        inputs: Distinct vertices, int64; the first ones are the targets.
+        num_targets: Number of targets.
+    """
+    sources = torch.empty(len(part), dtype=torch.int64)
+    count = _native.gather_block(indptr.contiguous(), indices.contiguous(), part, inputs, num_targets, None, sources)
+    return sources[:count].clone()
 
 
 def cut_rows(

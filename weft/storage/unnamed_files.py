@@ -23,6 +23,8 @@ from weft.utils.errors import InputError, RunError
 
 MAX_GROWTH = 1 << 24
 """Bytes by which an array file grows; a smaller file doubles its size."""
+MIN_FILE = 1 << 24
+"""Bytes from which on `empty_in_file` uses a file."""
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers that mean too little free space."""
 
@@ -168,6 +170,33 @@ class ScratchFile:
 
     def __del__(self) -> None:
         self.close()
+
+
+def empty_in_memory(count: int, dtype: torch.dtype) -> Tensor:
+    """Return an uninitialized tensor.
+
+    Args:
+        count: Number of elements.
+        dtype: Their type.
+    """
+    return torch.empty(count, dtype=dtype)
+
+
+def empty_in_file(count: int, dtype: torch.dtype, folder: Path | None = None) -> Tensor:
+    """Return a tensor that maps an unnamed file, whose space is freed with the tensor; a small one is in memory.
+
+    Args:
+        count: Number of elements.
+        dtype: Their type.
+        folder: Folder of the file; None: the default folder for temporary files.
+
+    Raises:
+        RunError: If there is too little free space.
+    """
+    num_bytes = count * dtype.itemsize
+    if num_bytes < MIN_FILE:
+        return empty_in_memory(count, dtype)
+    return ScratchFile(num_bytes, folder).tensor(count, dtype=dtype)
 
 
 def _name(folder: Path | None) -> str:

@@ -133,6 +133,8 @@ def embedding_rows(graph: Graph, vertices: slice | Tensor) -> Tensor:
         graph: The graph.
         vertices: The vertices, a range or int64; those with features are skipped.
     """
+    if graph.x is not None:
+        return torch.empty(0, dtype=torch.int64)
     embedded = is_embedded(graph)
     order = torch.arange(graph.num_vertices) if graph.ids is None else graph.ids.argsort()
     row = torch.empty_like(order)

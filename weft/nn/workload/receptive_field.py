@@ -47,7 +47,7 @@ class ReceptiveField:
         # after an aggregate can add sources that are new before it. They come first in `reached`.
         reached, new = vertices, vertices
         for boundary in reversed(range(num_hops)):
-            new = native.gather_block(adj.indptr, adj.indices, part, reached, len(new))[2]
+            new = native.missing_sources(adj.indptr, adj.indices, part, reached, len(new))
             last_boundary[new] = boundary
             reached = torch.cat([new, reached])
         rows = tuple(int((last_boundary >= boundary).sum()) for boundary in range(num_hops + 1))

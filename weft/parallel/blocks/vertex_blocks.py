@@ -21,6 +21,7 @@ from weft.nn import (
 from weft.parallel.blocks.blocks import BlockStats, is_sum
 from weft.parallel.blocks.embedding_rows import recomputed_by_owner
 from weft.partition import Caching, Choice, Dependencies, make_dependencies, range_parts
+from weft.runtime.native import Allocate
 from weft.utils.errors import InputError
 
 MAX_LEVELS = 100
@@ -40,6 +41,7 @@ class VertexBlocks:
         caching: Costs and limits that decide which remote sources are cached.
         traits: Properties of the strategy's views.
         covers: True if sums over fetched rows may fetch the fewest rows that can replace these.
+        allocate: Allocates the sources of edges, see `make_dependencies`.
 
     Raises:
         InputError: The model has too many aggregates for caching.
@@ -54,8 +56,10 @@ class VertexBlocks:
         traits: ViewTraits,
         *,
         covers: bool = False,
+        allocate: Allocate | None = None,
     ) -> None:
         self.work, self.size, self.caching, self.traits, self.covers = work, size, caching, traits, covers
+        self.allocate = allocate
         if len(caching.costs) > MAX_LEVELS and caching.ratio != 0:
             many = f"the model has {len(caching.costs)} aggregates, but caching supports at most {MAX_LEVELS}"
             raise InputError(f"{many}: use {traits.alternative}" if traits.alternative else many)
@@ -70,7 +74,9 @@ class VertexBlocks:
             work: The workload with the receptive field.
         """
         traits = self.traits._replace(shrinks_rows=True)
-        blocks = VertexBlocks(work, self.size, self.part, self.caching, traits, covers=self.covers)
+        blocks = VertexBlocks(
+            work, self.size, self.part, self.caching, traits, covers=self.covers, allocate=self.allocate
+        )
         blocks._choices = self._choices
         return blocks
 
@@ -111,7 +117,9 @@ class VertexBlocks:
         return replace(caching, costs=costs)
 
     def _dependencies_by(self, caching: Caching, rank: int, **options: Any) -> Dependencies:
-        return make_dependencies(self.work.graph.in_edges, self.part, rank, self.size, caching, **options)
+        return make_dependencies(
+            self.work.graph.in_edges, self.part, rank, self.size, caching, allocate=self.allocate, **options
+        )
 
     def release(self) -> None:
         """Release the dependencies, which grow with the graph and can be computed again."""

@@ -22,6 +22,7 @@ from weft.parallel.chunks.run.rounds import Schedule, in_place, pays_in_place
 from weft.parallel.columns.exchange_plan import AssignedRelations, ExchangePlan
 from weft.partition import Hop
 from weft.runtime import native
+from weft.storage.unnamed_files import ArrayFile
 from weft.utils.errors import InputError
 
 PREFETCH_FACTOR = 4
@@ -72,13 +73,13 @@ class CutSizes(NamedTuple):
             op: The aggregate.
             edges: Adjacency of the whole graph.
         """
-        rounds = cut.schedule.rounds
-        loads, write_backs = zip(*((len(round_.load), len(round_.write_back)) for round_ in rounds), strict=True)
+        rounds = cut.schedule.sizes
+        loads, write_backs = zip(*((each.num_loads, each.num_write_backs) for each in rounds), strict=True)
         lacking = ~edges.has_loop & holds_targets(op)
         return cls(
             bounds=tuple(cut.bounds),
             num_slots=cut.schedule.num_slots,
-            in_place=rounds[0].in_place,
+            in_place=cut.schedule.in_place,
             ahead=cut.ahead,
             num_bytes=cut.num_bytes,
             loads=loads,
@@ -101,10 +102,7 @@ class Chunking:
     def __init__(self, graph: Graph, *, limit: int | None = None, count: int = 0, pipeline: bool = True) -> None:
         self.graph, self.limit, self.pipeline = graph, limit, pipeline
         self.count = min(count, graph.num_vertices)
-        edges, no_vertices = graph.in_edges, torch.empty(0, dtype=torch.int64)
-        self.hop = Hop(
-            block=edges, num_inputs=edges.num_sources, fetched=no_vertices, received=(0,), first_edges=edges.indptr[:-1]
-        )
+        self.hop = Hop.of_graph(graph.in_edges)
         self.sizes = cache(lambda op, needs: CutSizes.of(self.cut(op, needs), op, self.hop.block))
         """Returns the sizes of the chunks that `cut` returns; cached."""
         self.relations = cache(self._assign)
@@ -176,9 +174,8 @@ class Chunking:
 
     def _planned(self, op: Aggregate, needs: WorkingSet, bounds: tuple[int, ...], *, ahead: bool) -> Cut:
         """Return the chunks between given bounds, with their rounds."""
-        all_rows = torch.arange(self.hop.num_inputs)
-        sources = ChunkSources([RankHop(self.hop, all_rows)], [bounds], loops=holds_targets(op), ahead=ahead)
-        schedule = sources.schedule(0)
+        parts, arrays = [RankHop(self.hop, torch.arange(self.hop.num_inputs))], ArrayFile() if self.limit else None
+        schedule = ChunkSources(parts, [bounds], loops=holds_targets(op), ahead=ahead, arrays=arrays).schedule(0)
         return Cut(bounds, schedule, ahead, working_bytes(needs, schedule, ahead=ahead))
 
 
@@ -218,11 +215,7 @@ def working_bytes(needs: WorkingSet, schedule: Schedule, *, ahead: bool) -> int:
         schedule: Rounds and number of slots.
         ahead: The next round is loaded at the same time; its rows in slots are counted already.
     """
-    sizes = [
-        (round_.targets.stop - round_.targets.start, round_.edges.stop - round_.edges.start)
-        for round_ in schedule.rounds
-    ]
-    round_bytes = [needs.bytes(targets, 0, edges) for targets, edges in sizes]
+    round_bytes = [needs.bytes(each.num_targets, 0, each.num_edges) for each in schedule.sizes]
     following = [*round_bytes[1:], 0] if ahead else [0] * len(round_bytes)
     # largest: targets and edges of a round and the next one. Then the slots' rows, and their index if loaded ahead.
     largest = max(map(sum, zip(round_bytes, following, strict=True)), default=0)

@@ -76,7 +76,7 @@ class ColumnRounds(Runtime):
             self.num_results, self.num_local = len(assigned.position), sum(assigned.local.counts)
         self._rounds = [
             PlacedRound(round_, chunking.hop, all_rows, whole, (layout_of(op),), self.array_file, relations)
-            for round_ in cut.schedule.rounds
+            for round_ in cut.schedule.make_rounds()
         ]
         self._rounds_back = [round_.in_reverse for round_ in reversed(self._rounds)]
         self.exchange_plan = chunking.exchange_plan(op, cut.bounds, group.rank, size, whole.adjacency.device)

@@ -10,6 +10,7 @@ import tempfile
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from weft.parallel.chunks.program.tracer import ProgramTracer
 from weft.parallel.chunks.run.chunk_runtime import as_slice
 from weft.partition import Dependencies, make_dependencies
 from weft.runtime.memory.heap import release_freed_memory
-from weft.storage.unnamed_files import free_bytes
+from weft.storage.unnamed_files import empty_in_file, empty_in_memory, free_bytes
 from weft.strategies.base import RECOMPUTING, Plan
 from weft.strategies.offload.cutter import Cutter, Orders
 from weft.strategies.offload.estimate import OffloadEstimate, estimate_offload, graph_bytes
@@ -136,7 +137,8 @@ class ChunkedPlan(Plan):
         traits = self.traits if ratio == 0 else RECOMPUTING
         operations = self.work.outline(traits, training=True)
         caching = caching_costs(self.work, operations, self.machine or NOMINAL, ratio=ratio, max_bytes=max_bytes)
-        return VertexBlocks(self.work, self.size, partition, caching, traits)
+        allocate = partial(empty_in_file, folder=self.options.folder) if self.in_files else empty_in_memory
+        return VertexBlocks(self.work, self.size, partition, caching, traits, allocate=allocate)
 
     @property
     def cutters(self) -> list[Cutter]:
@@ -156,6 +158,7 @@ class ChunkedPlan(Plan):
             prefetch=self.work.optimisations.prefetch,
             in_memory=self.in_memory,
             in_files=self.in_files,
+            folder=self.options.folder,
         )
 
     @property
@@ -270,6 +273,7 @@ class ChunkedPlan(Plan):
             in_memory=self.in_memory,
             in_files=self.in_files,
             in_place=in_place,
+            folder=options.folder,
         )
         chunks = replace(cutter.cut(0, [[bounds] * self.programs[True].num_hops]), range_size=bounds[1])
         group = Group(device=options.device if options.device and torch.cuda.is_available() else "cpu")

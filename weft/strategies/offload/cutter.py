@@ -6,25 +6,28 @@ A `Cutter` grows with the graph: it is created for planning, and released before
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from pathlib import Path
 
 from weft.cost import Rates
 from weft.nn import Workload
-from weft.parallel.chunks.cut.ranges import RankHop, chunk_vertices, even_ranges, reorder
+from weft.parallel.chunks.cut.ranges import RankHop, even_ranges, reorder
 from weft.parallel.chunks.cut.rank_chunks import ChunkShape, HopSchedule, RankChunks
 from weft.parallel.chunks.cut.residency import ChunkSources, Volumes
 from weft.parallel.chunks.program.chunk_program import ChunkProgram, Segment, needs_backward
 from weft.parallel.chunks.program.stages import AggregateStep
 from weft.parallel.chunks.run.chunk_aggregates import layout_of
 from weft.parallel.chunks.run.chunk_runtime import as_slice
-from weft.parallel.chunks.run.rounds import Round, in_place, pays_in_place
-from weft.parallel.chunks.run.slots import BACKWARD_FIELDS, FORWARD_FIELDS, SlotLayout, edge_bytes
+from weft.parallel.chunks.run.rounds import RoundSizes, in_place, pays_in_place
+from weft.parallel.chunks.run.slots import SlotLayout, edge_bytes
 from weft.partition import Dependencies, Hop
+from weft.storage.unnamed_files import ArrayFile, ArrayMemory
 
 MAX_CHUNKS = 1 << 14
 """Largest number of chunks that is tried."""
 MAX_REORDERED = 1 << 11
 """Largest number of chunks that are reordered; reordering counts the rows that each pair of chunks shares."""
+MAX_COMPARED = 1 << 24
+"""Number of rows of all chunks up to which all are compared to order the chunks; of more, a sample."""
 NOTHING_MOVES = Volumes(neighbours=0, shared=0, loaded=0, fetched=0)
 """Volumes of chunks that read rows in place."""
 
@@ -47,6 +50,7 @@ class Cutter:
         in_memory: True if the device's memory is also that of the rows.
         in_files: True if rows are in files, because the memory has a limit.
         in_place: True if a single rank reads rows in place where possible; None: only if that is faster.
+        folder: Folder of these files; None: the folder for temporary files.
     """
 
     def __init__(
@@ -61,13 +65,14 @@ class Cutter:
         in_memory: bool = False,
         in_files: bool = True,
         in_place: bool | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.work, self.programs, self.needed, self.saved_hops = work, programs, needed, saved_hops
         self.on_cpu, self.prefetch, self.in_memory = on_cpu, prefetch and not in_memory, in_memory
-        self.in_files, self.in_place = in_files, in_place
+        self.in_files, self.in_place, self.folder = in_files, in_place, folder
         self._bounds: dict[int, Bounds] = {}
-        self._sources: dict[range, tuple[Any, ChunkSources]] = {}
-        self._volumes: dict[range, tuple[Any, Volumes]] = {}
+        self._sources: dict[range, ChunkSources] = {}
+        self._reordered: dict[range, ChunkSources] = {}
 
     @property
     def max_chunks(self) -> int:
@@ -101,11 +106,15 @@ class Cutter:
     def _choose_order(self, hops: range, cuts: Sequence[Sequence[int]], rates: Rates) -> Sequence[Sequence[int]] | None:
         if not 2 < len(cuts[0]) <= MAX_REORDERED + 1:
             return None
-        loops = "looped" in layouts_of(self.programs.values(), hops)
-        sets = [chunk_vertices(segment, cut, loops=loops) for segment, cut in zip(self._parts(hops), cuts, strict=True)]
-        orders = reorder(sets, self.work.stats.num_vertices)
-        unordered, reordered = self._unordered_volumes(hops, cuts), self._chunk_sources(hops, cuts, orders).volumes
-        return orders if reordered.seconds(rates) < unordered.seconds(rates) else None
+        sources = self._chunk_sources(hops, cuts)
+        step = sources.num_neighbours // MAX_COMPARED + 1
+        sets = [
+            [vertices[vertices % step == 0] // step for vertices in sources.chunk_vertices(rank)]
+            for rank in range(len(self.needed))
+        ]
+        orders = reorder(sets, self.work.stats.num_vertices // step + 1)
+        reordered = self._chunk_sources(hops, cuts, orders).volumes
+        return orders if reordered.seconds(rates) < sources.volumes.seconds(rates) else None
 
     def cut(self, rank: int, bounds: Bounds, orders: Orders | None = None) -> RankChunks:
         """Return the chunks of a rank.
@@ -157,9 +166,9 @@ class Cutter:
         if self._works_in_place(hops, hop, len(cuts[rank]) - 1):
             schedule, unordered, volumes = in_place(hop, cuts[rank]), NOTHING_MOVES, NOTHING_MOVES
         else:
-            unordered, sources = self._unordered_volumes(hops, cuts), self._chunk_sources(hops, cuts, orders)
+            sources = self._chunk_sources(hops, cuts, orders)
             schedule = sources.schedule(rank, share=optimisations.share, keep=optimisations.keep)
-            volumes = sources.volumes
+            unordered, volumes = self._chunk_sources(hops, cuts).volumes, sources.volumes
         lacks_loop = ~self.work.graph.in_edges.has_loop[needed.rows]
         return HopSchedule(
             hop=hop,
@@ -167,7 +176,7 @@ class Cutter:
             layouts=layouts_of(self.programs.values(), hops),
             volumes=volumes,
             unordered_volumes=unordered,
-            missing_loops=tuple(int(lacks_loop[round_.targets].sum()) for round_ in schedule.rounds),
+            missing_loops=tuple(int(lacks_loop[each.targets].sum()) for each in schedule.sizes),
         )
 
     def _works_in_place(self, hops: range, hop: Hop, count: int) -> bool:
@@ -189,28 +198,28 @@ class Cutter:
         return [RankHop(each.hops[hops[0]], each.rows) for each in self.needed]
 
     def _chunk_sources(
-        self, hops: range, cuts: Sequence[Sequence[int]], orders: Sequence[Sequence[int]] | None
+        self, hops: range, cuts: Sequence[Sequence[int]], orders: Sequence[Sequence[int]] | None = None
     ) -> ChunkSources:
-        """Return the rows that the chunks of all ranks read; the last result is cached."""
-        key = cuts, orders
-        if hops not in self._sources or self._sources[hops][0] != key:
-            self._sources.pop(hops, None)  # release it before the next one is computed
-            loops = "looped" in layouts_of(self.programs.values(), hops)
-            self._sources[hops] = (
-                key,
-                ChunkSources(self._parts(hops), cuts, loops=loops, orders=orders, ahead=self.prefetch),
+        """Return the rows that the chunks of all ranks read; the last results are cached."""
+        if hops not in self._sources or self._sources[hops].bounds != cuts:
+            for cached in (self._sources, self._reordered):
+                cached.pop(hops, None)  # release it before the next one is computed
+            self._sources[hops] = ChunkSources(
+                self._parts(hops),
+                cuts,
+                loops="looped" in layouts_of(self.programs.values(), hops),
+                ahead=self.prefetch,
+                arrays=ArrayFile(self.folder) if self.in_files else ArrayMemory(),
             )
-        return self._sources[hops][1]
-
-    def _unordered_volumes(self, hops: range, cuts: Sequence[Sequence[int]]) -> Volumes:
-        """Return the volumes that would move in the original order of chunks."""
-        if hops not in self._volumes or self._volumes[hops][0] != cuts:
-            self._volumes[hops] = cuts, self._chunk_sources(hops, cuts, None).volumes
-        return self._volumes[hops][1]
+        if orders is None:
+            return self._sources[hops]
+        if hops not in self._reordered or self._reordered[hops].orders != orders:
+            self._reordered[hops] = self._sources[hops].in_order(orders)
+        return self._reordered[hops]
 
     def _chunks(self, schedule: HopSchedule) -> tuple[tuple[ChunkShape, int], ...]:
         """Return each chunk's shape, and the bytes next to it: rows in exchange, and loads for the next chunk."""
-        shapes, rounds = schedule.shapes(), schedule.schedule.rounds
+        shapes, rounds = schedule.shapes(), schedule.schedule.sizes
         loads = [0] * len(shapes)
         if self.prefetch:
             loads = [*map(self._load_bytes, [schedule] * len(shapes), shapes, rounds), 0][1:]
@@ -219,7 +228,7 @@ class Cutter:
             for shape, load, round_ in zip(shapes, loads, rounds, strict=True)
         )
 
-    def _exchange_bytes(self, round_: Round) -> int:
+    def _exchange_bytes(self, round_: RoundSizes) -> int:
         """Return the peak bytes of rows in exchange before a round, or of gradients after it: sent and received.
 
         If several tensors are sent, they count twice, because they are copied into one message.
@@ -245,14 +254,12 @@ class Cutter:
         smallest = min((shape for shape, _ in chunks), key=lambda shape: shape.edges)
         return ((smallest._replace(targets=widest), range_bytes),)
 
-    def _load_bytes(self, schedule: HopSchedule, shape: ChunkShape, round_: Round) -> int:
+    def _load_bytes(self, schedule: HopSchedule, shape: ChunkShape, round_: RoundSizes) -> int:
         """Return the peak bytes that are loaded for a round, in addition to rows in slots."""
         itemsize = self.work.itemsize
         weight_bytes = 0 if schedule.hop.block.weight is None else self.work.dtype.itemsize
         element_bytes = schedule.hop.block.indices.itemsize, weight_bytes
-        forward_ids, backward_ids = (
-            8 * sum(len(getattr(round_, name)) for name in names) for names in (FORWARD_FIELDS, BACKWARD_FIELDS)
-        )
+        forward_ids, backward_ids = 8 * round_.num_forward_ids, 8 * round_.num_backward_ids
         peak = 0
         aggregating = [
             (training, segment)

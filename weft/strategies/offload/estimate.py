@@ -12,12 +12,15 @@ from weft.cost import Trace
 from weft.data import Graph
 from weft.parallel.chunks.cut.rank_chunks import RankChunks
 from weft.parallel.chunks.program.stages import Buffer, PassStage
-from weft.parallel.chunks.run.slots import BACKWARD_FIELDS, FORWARD_FIELDS
 from weft.runtime.streams import pinned_bytes
+from weft.storage.unnamed_files import is_mapped
 from weft.strategies.base import CHECKPOINT_COPIES, PARAMETER_COPIES
 from weft.strategies.offload.cutter import MAX_REORDERED
 from weft.strategies.offload.moves import Moves, MoveSizes
 from weft.utils.units import format_bytes
+
+PLANNED_EDGE_BYTES, PLANNED_SLOT_BYTES = 24, 48
+"""Bytes of an edge, and of a row in the buffer, of the chunk whose round is computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +69,8 @@ def estimate_offload(
         chunks=plan.num_chunks,
         device=0,
         host=host_bytes(graph, model, plan, sizes.sum_itemsize),
-        disk=row_file_bytes(plan, sizes, pinned=pinned) + array_file_bytes(graph, plan, moves),
+        disk=max(row_file_bytes(plan, sizes, pinned=pinned), planning_file_bytes(plan))
+        + array_file_bytes(graph, plan, moves),
         to_device=trace.to_device.total(),
         to_host=trace.to_host.total(),
         network=trace.bytes_sent.total(),
@@ -163,16 +167,27 @@ def array_file_bytes(graph: Graph, plan: RankChunks, moves: Moves) -> int:
     index = 4 if plan.dependencies.rows.numel() < 1 << 31 else 8
     total = 0
     for schedule in plan.schedules:
-        for round_, missing in zip(schedule.schedule.rounds, schedule.missing_loops, strict=True):
-            rows, edges = round_.targets.stop - round_.targets.start, round_.edges.stop - round_.edges.start
-            total += index * (rows + schedule.schedule.num_slots)
-            total += index * sum(len(getattr(round_, name)) for name in FORWARD_FIELDS + BACKWARD_FIELDS)
+        for round_, missing in zip(schedule.schedule.sizes, schedule.missing_loops, strict=True):
+            edges = round_.num_edges
+            total += index * (round_.num_targets + schedule.schedule.num_slots)
+            total += index * (round_.num_forward_ids + round_.num_backward_ids)
             total += 8 * edges if moves.sizes.edge_ids else 0
             for layout in schedule.layouts:
                 total += moves.edge_bytes(layout, schedule, round_, missing, "both")
                 spreads = layout == "looped" and graph.edge_features is not None
                 total += 8 * (edges + missing) if spreads else 0
     return total
+
+
+def planning_file_bytes(plan: RankChunks) -> int:
+    """Return the bytes of the files that planning needs, and that are freed before rows are allocated.
+
+    They have the source numbers of each chunk, and the next round that reads each of these rows.
+
+    Args:
+        plan: Chunks of the rank.
+    """
+    return sum((schedule.hop.block.indices.itemsize + 4) * schedule.volumes.neighbours for schedule in plan.schedules)
 
 
 def graph_bytes(graph: Graph) -> int:
@@ -201,9 +216,11 @@ def host_bytes(graph: Graph, model: nn.Module, plan: RankChunks, itemsize: int) 
     """
     arrays = graph_bytes(graph)
     by_vertex = graph.num_vertices * (8 + 3 * itemsize)
-    neighbours = sum(schedule.volumes.neighbours for schedule in plan.schedules)
-    planning = 40 * neighbours + sum(schedule.hop.block.num_edges for schedule in plan.schedules) * 16
+    blocks = {schedule.hop.block.indices.data_ptr(): schedule.hop.block for schedule in plan.schedules}
+    edges = sum(block.indices.nbytes for block in blocks.values() if not is_mapped(block.indices))
+    largest = max((shape for shapes in plan.chunks for shape, _ in shapes), key=lambda shape: shape.edges)
+    planning = 8 * max((block.num_sources for block in blocks.values()), default=0)
+    planning += PLANNED_EDGE_BYTES * largest.edges + PLANNED_SLOT_BYTES * largest.slots
     planning += 8 * plan.num_chunks**2 if plan.num_chunks <= MAX_REORDERED else 0
-    planning += sum(16 * schedule.schedule.num_slots * len(schedule.schedule.rounds) for schedule in plan.schedules)
     parameters = sum(parameter.nbytes for parameter in model.parameters()) * (PARAMETER_COPIES + CHECKPOINT_COPIES)
-    return arrays + by_vertex + planning + parameters
+    return arrays + by_vertex + edges + planning + parameters

@@ -14,7 +14,7 @@ from weft.parallel.chunks.program.segment_flops import SegmentFlops
 from weft.parallel.chunks.program.stages import AggregateStep, PassStage
 from weft.parallel.chunks.run.chunk_aggregates import layout_of
 from weft.parallel.chunks.run.chunk_halos import HaloPlan
-from weft.parallel.chunks.run.rounds import Round
+from weft.parallel.chunks.run.rounds import RoundSizes
 from weft.parallel.chunks.run.slots import SlotLayout, Way, edge_bytes
 from weft.runtime.kernel_call import KernelCall, backward_of, merged
 
@@ -181,14 +181,14 @@ class Moves:
         grad_widths = [width for width, needed in widths if needed]
         read_width, grad_width = sum(width for width, _ in widths), sum(grad_widths)
         target_width = self._width(segment, step.target_ports) + (segment.total_saved_width if step.saved else 0)
-        rounds = schedule.schedule.rounds
+        rounds = schedule.schedule.sizes
         layer_pieces = split_operation(self._dense_of_layer(segment, schedule, backward=backward), len(rounds))
         pieces = split_operation(dense, len(rounds))
         # Each round loads rows and edges, exchanges source rows, aggregates, runs dense layers, and stores their rows.
         # Backward, the dense layers come before the adjoint of the aggregate, and gradients of sources are exchanged.
         # If ranks do not share loads, each also reads the rows that it sends from the host, and adds gradients there.
         for number, (round_, missing) in enumerate(zip(rounds, schedule.missing_loops, strict=True)):
-            rows, edges = round_.targets.stop - round_.targets.start, round_.edges.stop - round_.edges.start
+            rows, edges = round_.num_targets, round_.num_edges
             ahead = self.plan.prefetch and number > 0
             self._load("rows", rows * target_width, ahead=ahead)
             num_bytes = self.edge_bytes(layout_of(segment.op), schedule, round_, missing, step.edges)
@@ -199,12 +199,12 @@ class Moves:
             if step.values:
                 for_others = 0 if self.sizes.share else sum(round_.send_row_counts)
                 columns = [width for width, _ in widths]
-                gathers = self._gather_calls(len(round_.load) + for_others, columns, LOADED, self.sizes.itemsize)
-                self._load("sources", (len(round_.load) + for_others) * read_width, ahead=ahead, calls=gathers)
+                gathers = self._gather_calls(round_.num_loads + for_others, columns, LOADED, self.sizes.itemsize)
+                self._load("sources", (round_.num_loads + for_others) * read_width, ahead=ahead, calls=gathers)
                 self._exchange_round(round_.send_row_counts, round_.recv_row_counts, read_width, self.sizes.itemsize)
             self._operations += layer_pieces[number]
             num_fresh = round(self.sizes.fresh_share * edges)
-            sizes = edges, rows, len(round_.slot_sources), num_fresh, width, segment.op.heads
+            sizes = edges, rows, schedule.schedule.num_slots, num_fresh, width, segment.op.heads
             call = KernelCall(type(segment.op).__name__, sizes)
             if step.values and not step.saved:
                 self._add_kernel(edges * width, call)
@@ -216,7 +216,7 @@ class Moves:
                 grad_counts = round_.send_grad_counts, round_.recv_grad_counts
                 self._exchange_round(*grad_counts, grad_width, self.sizes.sum_itemsize)
                 for_others = 0 if self.sizes.share else sum(round_.recv_grad_counts)
-                moved = len(round_.write_back) + for_others
+                moved = round_.num_write_backs + for_others
                 gathers = self._gather_calls(moved, grad_widths, WRITTEN_BACK, self.sizes.sum_itemsize)
                 self._store("gradients", moved * grad_width, calls=gathers)
             if backward:
@@ -231,7 +231,7 @@ class Moves:
         segment, before = self.segments[number], self.segments[number - 1] if number else None
         calls = len(self.plan.spans(self.plan.num_rows(segment.hop)))
         if before is not None and before.aggregates and not before.constant:
-            calls = len(self._schedule(before.hop + before.steps - 1).schedule.rounds)
+            calls = len(self._schedule(before.hop + before.steps - 1).schedule.sizes)
         return dense_operation(self.flops.segment(number, calls), backward=backward, retained=self.plan.in_memory)
 
     def _dense_of_layer(self, segment: Segment, schedule: HopSchedule, *, backward: bool) -> Operation | None:
@@ -240,24 +240,24 @@ class Moves:
             return None
         number = next(number for number, candidate in enumerate(self.segments) if candidate is segment)
         sources = sum(shape.targets + shape.slots for shape in schedule.shapes())
-        return dense_operation(self.flops.layer(number, sources, len(schedule.schedule.rounds)), backward=backward)
+        return dense_operation(self.flops.layer(number, sources, len(schedule.schedule.sizes)), backward=backward)
 
     def _schedule(self, hop: int) -> HopSchedule:
         """Return the schedule of an aggregate."""
         return self.plan.schedules[self.plan.schedule_of[hop]]
 
-    def edge_bytes(self, layout: SlotLayout, schedule: HopSchedule, round_: Round, missing: int, way: Way) -> int:
+    def edge_bytes(self, layout: SlotLayout, schedule: HopSchedule, round_: RoundSizes, missing: int, way: Way) -> int:
         """Return the bytes of a round's edges as they are stored for an aggregate.
 
         Args:
             layout: Layout of the edges.
             schedule: Schedule of the aggregate.
-            round_: The round.
+            round_: Sizes of the round.
             missing: Number of targets without a self-loop.
             way: Direction in which the edges are used.
         """
-        index, rows = schedule.hop.block.indices.itemsize, round_.targets.stop - round_.targets.start
-        edges = round_.edges.stop - round_.edges.start + (missing if layout == "looped" else 0)
+        index, rows = schedule.hop.block.indices.itemsize, round_.num_targets
+        edges = round_.num_edges + (missing if layout == "looped" else 0)
         sources = schedule.schedule.num_slots + (rows if layout == "whole" else 0)
         return edge_bytes(way, rows, sources, edges, index, self.sizes.weight)
 

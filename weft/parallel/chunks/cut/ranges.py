@@ -5,19 +5,20 @@ Source: HongTu, sections 4.1 and 5.3. All tensors are on the CPU.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from weft.data import Adjacency
-from weft.parallel.chunks.cut.index_sets import IndexSets, join, starts_of
 from weft.partition.dependencies import Hop, range_bounds
 from weft.runtime import native
 from weft.runtime.native import _native
 
 VERTEX_COST = 4  # cost of a target in edges, where chunks are balanced by cost
+GROUPED_VALUES = 1 << 22
+"""Number of values of which `distinct_groups` finds the distinct ones at once, if no group has more."""
 
 
 class RankHop(NamedTuple):
@@ -27,6 +28,12 @@ class RankHop(NamedTuple):
     """Block of the aggregate, with its local and its fetched sources."""
     rows: Tensor
     """Vertex of each local row, int64; the first `hop.num_inputs` rows are inputs of the aggregate."""
+
+    @property
+    def vertices(self) -> Tensor:
+        """Vertex of each source of the block, int64: the local rows, then the fetched ones."""
+        local = self.rows[: self.hop.num_inputs]
+        return torch.cat([local, self.hop.fetched]) if len(self.hop.fetched) else local
 
     def rows_of(self, vertices: Tensor) -> Tensor:
         """Return the local row of each given vertex, int64 [k]. All vertices must be on this rank."""
@@ -46,8 +53,30 @@ def even_ranges(block: Adjacency, count: int) -> tuple[int, ...]:
     return range_bounds(block, count, VERTEX_COST)
 
 
-def chunk_sources(block: Adjacency, bounds: Sequence[int], *, loops: bool) -> list[Tensor]:
-    """Return the distinct sources of each range of targets, int64, ascending.
+def distinct_groups(values: Tensor, starts: Tensor, num_numbers: int, ranges: Tensor | None = None) -> Iterator[Tensor]:
+    """Yield the distinct numbers of each group of values, ascending, in the dtype of `values`.
+
+    Args:
+        values: Numbers below `num_numbers` in any order and with duplicates, int32 or int64.
+        starts: Position in `values` of each group's first number, and the end of the last group, int64 [groups + 1].
+        num_numbers: Upper bound (exclusive) of the numbers.
+        ranges: If given, the numbers from `ranges[i]` to `ranges[i + 1]` also belong to group i, int64 [groups + 1].
+    """
+    values, room = values.contiguous(), starts.diff() if ranges is None else starts.diff() + ranges.diff()
+    ends, last = room.cumsum(0), 0
+    while last < len(room):  # a few groups at a time, because most numbers occur several times
+        first, done = last, int(ends[last - 1]) if last else 0
+        last = max(first + 1, int(torch.searchsorted(ends, done + GROUPED_VALUES, right=True)))
+        part, counts = slice(first, last + 1), torch.empty(last - first, dtype=torch.int64)
+        distinct = torch.empty(int(room[first:last].sum()), dtype=values.dtype)
+        of_ranges = None if ranges is None else ranges[part]
+        _native.distinct(values, starts[part], of_ranges, num_numbers, distinct, counts, torch.get_num_threads())
+        for group, count in zip(distinct.split(room[first:last].tolist()), counts.tolist(), strict=True):
+            yield group[:count]
+
+
+def chunk_sources(block: Adjacency, bounds: Sequence[int], *, loops: bool) -> Iterator[Tensor]:
+    """Yield the distinct sources of each range of targets, ascending, in the dtype of the block's `indices`.
 
     Args:
         block: Adjacency with the edges into the targets.
@@ -55,21 +84,7 @@ def chunk_sources(block: Adjacency, bounds: Sequence[int], *, loops: bool) -> li
         loops: Each target is also a source of its own range (self-loop).
     """
     ranges = torch.tensor(bounds, dtype=torch.int64)
-    starts = block.indptr[ranges]
-    sets = IndexSets.of_groups(block.indices, starts, block.num_sources, ranges if loops else None)
-    return list(sets.split(sets.numbers))
-
-
-def chunk_vertices(part: RankHop, bounds: Sequence[int], *, loops: bool) -> list[Tensor]:
-    """Return the vertices that each range of targets reads, int64, in the order of their source numbers.
-
-    Args:
-        part: Aggregate of one rank.
-        bounds: Boundaries of the ranges, [chunks + 1].
-        loops: Each target reads its own row too.
-    """
-    vertices = torch.cat([part.rows[: part.hop.num_inputs], part.hop.fetched])
-    return [vertices[sources] for sources in chunk_sources(part.hop.block, bounds, loops=loops)]
+    return distinct_groups(block.indices, block.indptr[ranges], block.num_sources, ranges if loops else None)
 
 
 def reorder(sets: Sequence[Sequence[Tensor]], num_vertices: int) -> list[list[int]]:
@@ -108,3 +123,18 @@ def same_count(counts: Sequence[int]) -> int:
     if len(set(counts)) != 1:
         raise ValueError(f"all ranks must have the same number of chunks, not {list(counts)}")
     return counts[0]
+
+
+def join(tensors: Sequence[Tensor], dtype: torch.dtype = torch.int64) -> Tensor:
+    """Return tensors concatenated; an empty tensor if there are none.
+
+    Args:
+        tensors: The tensors, all of one type.
+        dtype: Their type.
+    """
+    return torch.cat([torch.empty(0, dtype=dtype), *tensors])
+
+
+def starts_of(counts: Sequence[int]) -> Tensor:
+    """Return the start of each of several consecutive parts, and the total, int64 [counts + 1]."""
+    return torch.tensor([0, *counts]).cumsum(0)

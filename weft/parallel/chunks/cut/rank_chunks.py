@@ -45,14 +45,8 @@ class HopSchedule:
 
     def shapes(self) -> list[ChunkShape]:
         """Return the shape of each chunk, in the order of rounds."""
-        return [
-            ChunkShape(
-                round_.targets.stop - round_.targets.start,
-                self.schedule.num_slots,
-                round_.edges.stop - round_.edges.start,
-            )
-            for round_ in self.schedule.rounds
-        ]
+        num_slots = self.schedule.num_slots
+        return [ChunkShape(each.num_targets, num_slots, each.num_edges) for each in self.schedule.sizes]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,12 +94,12 @@ class RankChunks:
     @property
     def in_place(self) -> bool:
         """True if chunks read rows where they are stored, without slots."""
-        return any(round_.in_place for planned in self.schedules for round_ in planned.schedule.rounds)
+        return any(planned.schedule.in_place for planned in self.schedules)
 
     @property
     def num_chunks(self) -> int:
         """Number of chunks of the first aggregate."""
-        return len(self.schedules[0].schedule.rounds) if self.schedules else 1
+        return len(self.schedules[0].schedule.sizes) if self.schedules else 1
 
     def spans(self, num_rows: int) -> list[slice]:
         """Return the ranges of rows that are processed one after the other where no aggregate comes first.
@@ -114,7 +108,7 @@ class RankChunks:
         the chunks.
         """
         if self.halo is not None:
-            return [round_.targets for round_ in self.schedules[0].schedule.rounds]
+            return [each.targets for each in self.schedules[0].schedule.sizes]
         firsts = range(0, max(num_rows, 1), self.range_size)
         return [slice(first, min(first + self.range_size, num_rows)) for first in firsts]
 

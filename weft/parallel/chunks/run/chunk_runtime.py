@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from weft.comm import Group
 from weft.nn import Inputs, Topology, Workload, is_embedded, typed_rows
+from weft.parallel.chunks.cut.ranges import RankHop
 from weft.parallel.chunks.cut.rank_chunks import RankChunks
 from weft.parallel.chunks.run.activations import Activations, StoredRows
 from weft.parallel.chunks.run.slots import PlacedRound
@@ -306,10 +307,10 @@ class PlacedChunks(Runtime):
         self.only_first, self._max_rounds = only_first, 1 if only_first else None
         self._rounds: list[list[PlacedRound]] = []
         for planned in chunks.schedules:
-            hop, vertices = planned.hop, torch.cat([dependencies.rows[: planned.hop.num_inputs], planned.hop.fetched])
+            hop, vertices = planned.hop, RankHop(planned.hop, dependencies.rows).vertices
             placed = (
                 PlacedRound(round_, hop, vertices, topology, planned.layouts, self.array_file)
-                for round_ in planned.schedule.rounds
+                for round_ in planned.schedule.make_rounds()
             )
             self._rounds.append(list(placed))
 

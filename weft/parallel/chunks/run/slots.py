@@ -143,13 +143,14 @@ class PlacedRound:
         array_file: ArrayFile | ArrayMemory,
         relations: RelationIndex | None = None,
     ) -> None:
-        self.targets, self.num_edges = round_.targets, round_.edges.stop - round_.edges.start
+        sizes = round_.sizes
+        self.targets, self.num_edges = sizes.targets, sizes.num_edges
         self.results = relations.span(self.targets) if relations else self.targets
         """Range of the result's rows that the round computes."""
         self.whole, self.array_file, self.num_slots = whole, array_file, len(round_.slot_sources)
-        self.recv_row_counts, self.send_row_counts = round_.recv_row_counts, round_.send_row_counts
-        self.send_grad_counts, self.recv_grad_counts = round_.send_grad_counts, round_.recv_grad_counts
-        self.in_place = round_.in_place
+        self.recv_row_counts, self.send_row_counts = sizes.recv_row_counts, sizes.send_row_counts
+        self.send_grad_counts, self.recv_grad_counts = sizes.send_grad_counts, sizes.recv_grad_counts
+        self.in_place = sizes.in_place
         self._topologies: dict[SlotLayout, SlotTopology] = {}
         ids = vertices[round_.slot_sources.clamp(min=0)]
         dtype = id_dtype(whole.adjacency.num_sources)
@@ -158,7 +159,7 @@ class PlacedRound:
             name: array_file.put(getattr(round_, name).to(dtype)) for name in FORWARD_FIELDS + BACKWARD_FIELDS
         }
         needs_edge_ids = whole.edge_type is not None or whole.edge_features is not None
-        self._edge_ids = array_file.put(hop.edge_ids[round_.edges]) if needs_edge_ids else None
+        self._edge_ids = array_file.put(hop.edge_ids_of(self.targets)) if needs_edge_ids else None
         self._edges = {layout: self._store(layout, round_, hop, relations) for layout in layouts}
 
     @property
@@ -261,7 +262,7 @@ class PlacedRound:
         weight = (
             None
             if hop.block.weight is None or graph_weight is None
-            else hop.block.weight[round_.edges].to(graph_weight.dtype)
+            else hop.block.weight[round_.sizes.edges].to(graph_weight.dtype)
         )
         indices, num_sources, edge_positions = round_.indices, self.num_slots, None
         if layout == "whole":  # a target's own row is read among the targets' rows, every other row in its slot
@@ -281,7 +282,7 @@ class PlacedRound:
         if layout == "relations":
             assert relations is not None
             assert self.whole.edge_type is not None
-            types = self.whole.edge_type[round_.edges]
+            types = self.whole.edge_type[round_.sizes.edges]
             adjacency = relations.in_edges(adjacency, self.targets, types, self.whole.num_relations)
         back, put = adjacency.transpose, self.array_file.put
         return Edges(
