@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def limit_memory(graph: Graph, monkeypatch: pytest.MonkeyPatch, width: float = W
     """Give this process the memory in which sums of `width` columns can be computed."""
     num_bytes = graph.num_vertices * itemsize * width / streamed_columns.MEMORY_SHARE
     for module in (streamed_columns, single, rank):
-        monkeypatch.setattr(module, "memory_limit_bytes", lambda: int(num_bytes))
+        monkeypatch.setattr(module, "memory_limit_bytes", lambda: math.ceil(num_bytes))
     monkeypatch.setattr(row_ranges, "RANGE_BYTES", 1000)
 
 

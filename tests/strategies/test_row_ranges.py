@@ -50,11 +50,15 @@ CASES = [
 def ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let steps of `single` run in ranges of a few rows, but for those without `reach`, which are the reference."""
     monkeypatch.setattr(SinglePlan, "_fit_memory", lambda plan, _: not plan.work.optimisations.reach)
+    monkeypatch.setattr(SinglePlan, "_retained_share", lambda *_: 0.0)
     monkeypatch.setattr(row_ranges, "RANGE_BYTES", 1000)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_results_and_counts_are_those_of_all_rows(case: Case) -> None:
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_results_and_counts_are_those_of_all_rows(case: Case, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranges are computed twice, or their autograd graphs stay, or those of some do."""
+    monkeypatch.setattr(SinglePlan, "_retained_share", lambda *_: share)
     placed = check_case(Group(), case, "single", full=True)
     assert all(layout.in_ranges for layout in placed.plan.layouts.values())
 
@@ -76,8 +80,12 @@ def test_models_that_need_all_rows_at_once_keep_them(case: Case) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("model", ["gcn", "sage"])
-def test_memory_is_that_of_the_sums(model: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The estimate is exact to 3 %, and a fraction of that of all rows."""
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_memory_is_that_of_the_sums(
+    model: str, dtype: torch.dtype, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The estimate is exact to 3 %, and a fraction of that of all rows unless all graphs of ranges stay."""
+    monkeypatch.setattr(SinglePlan, "_retained_share", lambda *_: share)
     graph = weft.load("cites:vertices=300k,edges=1m,features=16,classes=4,labelled=1%")
     monkeypatch.setattr(row_ranges, "RANGE_BYTES", 1 << 16)
     network = make_model(model, 16, 4)
@@ -89,7 +97,7 @@ def test_memory_is_that_of_the_sums(model: str, dtype: torch.dtype, monkeypatch:
         estimated = plan.memory()
     assert abs(estimated - measured) < 0.03 * measured
     monkeypatch.setattr(SinglePlan, "_fit_memory", lambda *_: True)
-    assert estimated < SinglePlan(work).memory() / 3
+    assert estimated < SinglePlan(work).memory() * (0.33 + 0.67 * share)
 
 
 def test_small_runs_do_not_run_in_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +106,22 @@ def test_small_runs_do_not_run_in_ranges(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not any(layout.in_ranges for layout in small.layouts.values())
     limit = small.memory()
     monkeypatch.setattr(single, "memory_limit_bytes", lambda: limit)
-    assert all(layout.in_ranges for layout in SinglePlan(workload(CASES[1])).layouts.values())
+    layouts = SinglePlan(workload(CASES[1])).layouts
+    assert all(layout.in_ranges for layout in layouts.values())
+    assert layouts[True].retained_share == 0
+
+
+def test_graphs_of_ranges_stay_as_far_as_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(SinglePlan, "_fit_memory", lambda *_: False)
+    needs, shares, plan = [], [], SinglePlan(workload(CASES[1]))
+    for plan.layouts[True].retained_share in (0.0, 1.0):
+        step = plan.layouts[True].temporary_memory(0, training=True)[0]
+        needs.append(plan._lasting_memory(plan.layouts) + step)
+    for limit in (0, sum(needs) / 2 / single.RETAINED_SHARE, 1 << 40):
+        monkeypatch.setattr(single, "memory_limit_bytes", lambda limit=limit: limit)
+        shares.append(SinglePlan(workload(CASES[1])).layouts[True].retained_share)
+    assert shares == [0, pytest.approx(0.5, abs=0.01), 1]
 
 
 def test_an_error_in_a_range_shows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,9 +168,9 @@ class Adjacency(CompressedRows):
             return native.transpose(self.indptr, self.indices, self.num_sources)
         return transpose_by_sorting(self)
 
-    @cached_property
+    @property
     def degree(self) -> Tensor:
-        """In-degree of each target, int64 [n]; duplicate edges count."""
+        """In-degree of each target, int64 [n]; duplicate edges count. Computed at each access."""
         return self.indptr[1:] - self.indptr[:-1]
 
     @cached_property

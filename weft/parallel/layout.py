@@ -17,6 +17,7 @@ from weft.comm import Group, even_bounds
 from weft.cost import MemoryUse, Operation, Trace, all_reduce
 from weft.nn import (
     BlockSize,
+    DenseFlops,
     GraphOperation,
     Inputs,
     LayerSizes,
@@ -35,7 +36,7 @@ from weft.parallel.blocks.caching_costs import BACK_BYTES, EDGE_BYTES
 from weft.parallel.exchange import Exchange
 from weft.parallel.gathered_rows import GatheredRows
 from weft.parallel.operations import backward_operations, dense_operations
-from weft.parallel.row_ranges import forward_in_ranges
+from weft.parallel.row_ranges import forward_in_ranges, num_retained
 from weft.runtime.memory.tensor_peak import TensorPeak
 from weft.storage.host_rows import keeps_in_file
 
@@ -65,7 +66,8 @@ class StepInputs:
 class Layout(ABC):
     """Rows and edges of each rank in a type of step. By default, the ranks have even ranges of rows, and all edges.
 
-    Attributes: `in_ranges` is True if steps run the model by `forward_in_ranges`.
+    Attributes: `in_ranges` is True if steps run the model by `forward_in_ranges`; training steps then keep the autograd
+    graphs of `retained_share` of the rows.
 
     Args:
         work: The workload. If it has a receptive field, steps compute only its rows.
@@ -76,7 +78,7 @@ class Layout(ABC):
     def __init__(self, work: Workload, size: int, traits: ViewTraits) -> None:
         self.work, self.size = work, size
         self.traits = traits if work.receptive_field is None else traits._replace(shrinks_rows=True)
-        self.in_ranges = False
+        self.in_ranges, self.retained_share = False, 0.0
 
     @property
     def part(self) -> Tensor | None:
@@ -204,7 +206,9 @@ class Layout(ABC):
             training: True for a training step.
         """
         needs_grad = [op.backward for op in self.work.outline(self.traits, training=training)]
-        return partial(forward_in_ranges, needs_grad) if self.in_ranges else run_whole
+        if not self.in_ranges:
+            return run_whole
+        return partial(forward_in_ranges, needs_grad, self.retained_share if training else 0.0)
 
     def temporary_memory(self, rank: int, *, training: bool) -> list[int]:
         """Return the peak bytes that a step allocates, and those of its preparation.
@@ -231,8 +235,9 @@ class Layout(ABC):
         # Forward: dense layers, then operation by operation its exchange and aggregate and the dense layers after it.
         # Backward: the same in reverse order. In ranges, rows that an aggregate sums are computed again for their
         # gradient.
+        sizes = self.layer_sizes(rank)
         computed_again = [self.in_ranges and training and op.backward for op in operations[1:]] + [False]
-        first, *rest = dense_flops(work, self.traits, self.layer_sizes(rank), training=training)
+        first, *rest = dense_flops(work, self.traits, sizes, training=training)
         forward, backward = (
             dense_operations(first.forward, first.calls),
             dense_operations(first.backward, first.backward_calls),
@@ -242,10 +247,16 @@ class Layout(ABC):
             forward += operations_of_rank + dense_operations(dense.forward, dense.calls)
             adjoint = backward_operations(operations_of_rank) if op.backward else []
             backward = dense_operations(dense.backward, dense.backward_calls) + adjoint + backward
-            backward = (dense_operations(dense.forward, dense.calls) if again else []) + backward
+            backward = (self._computed_again(dense, sizes.rows[op.hop + op.steps]) if again else []) + backward
         if training and self.size > 1:
             backward.append(all_reduce("gradients", work.num_shared, work.dtype.itemsize, self.size))
         return Trace(operations=(*forward, *backward))
+
+    def _computed_again(self, dense: DenseFlops, num_rows: int) -> list[Operation]:
+        """Return the dense layers that the backward pass computes again for some of their rows."""
+        share = 1 - num_retained(num_rows, self.retained_share) / max(num_rows, 1)
+        calls = [call._replace(sizes=(round(share * call.sizes[0]), *call.sizes[1:])) for call in dense.calls]
+        return dense_operations(round(share * dense.forward), tuple(calls))
 
     def _operations_or_total(self, op: GraphOperation, rank: int) -> list[Operation]:
         """Return the forward operations of one operation of the model, totals included."""

@@ -3,18 +3,20 @@
 Forward: the rows of a range are computed, added to the sums of all their targets, and discarded. Backward: the gradient
 of a row is a sum of the gradients of its targets. The range is computed again with autograd, which carries that
 gradient on to the parameters and to the rows before (gradient checkpointing, Chen et al. 2016). Only sums and their
-gradients stay in memory; in a receptive field, these are fewer rows than those that are summed.
+gradients stay in memory; in a receptive field, these are fewer rows than those that are summed. The autograd graphs of
+some ranges may stay as well; these are not computed again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from weft.data import Adjacency, Transpose
 from weft.kernels import Scale, spmm
@@ -30,18 +32,31 @@ from weft.utils.dtypes import sum_dtype
 
 RANGE_BYTES = 1 << 25
 """Bytes of a range of rows, counted in the columns that are summed before it."""
+SUMMED = ""
+"""Name of the rows that a boundary sums, among those that it passes on."""
 
 
-def row_ranges(num_rows: int, row_bytes: int) -> Iterator[slice]:
+def row_ranges(num_rows: int, row_bytes: int, num_first: int = 0) -> Iterator[slice]:
     """Yield ranges of rows that take about RANGE_BYTES bytes; at least one range, which may be empty.
 
     Args:
         num_rows: Number of rows.
         row_bytes: Bytes of a row.
+        num_first: Number of rows after which a range ends.
     """
     step = max(1, RANGE_BYTES // max(1, row_bytes))
-    for first in range(0, max(num_rows, 1), step):
-        yield slice(first, min(first + step, num_rows))
+    for first in (*range(0, num_first, step), *range(num_first, num_rows or 1, step)):
+        yield slice(first, min(first + step, num_first if first < num_first else num_rows))
+
+
+def num_retained(num_rows: int, share: float) -> int:
+    """Return the number of rows, the first ones, whose autograd graph stays until the backward pass.
+
+    Args:
+        num_rows: Number of rows.
+        share: Share of the rows.
+    """
+    return int(share * num_rows)
 
 
 def supports_ranges(segments: Sequence[Segment]) -> bool:
@@ -54,11 +69,14 @@ def supports_ranges(segments: Sequence[Segment]) -> bool:
     return len(segments) > 2 and segments[0].constant and all(sums)
 
 
-def forward_in_ranges(needs_grad: Sequence[bool], model: nn.Module, views: Sequence[GraphView], x: Tensor) -> Tensor:
+def forward_in_ranges(
+    needs_grad: Sequence[bool], retained_share: float, model: nn.Module, views: Sequence[GraphView], x: Tensor
+) -> Tensor:
     """Return the logits [n, C] of a model; see `supports_ranges`.
 
     Args:
         needs_grad: For each aggregate, whether the rows that it sums need a gradient.
+        retained_share: Share of the rows between two aggregates whose autograd graph stays until the backward pass.
         model: The model.
         views: View of each stage, of a single rank: `PlacedView`, or `OutlineView` for an estimate of memory.
         x: Constant features [n, F].
@@ -69,7 +87,7 @@ def forward_in_ranges(needs_grad: Sequence[bool], model: nn.Module, views: Seque
     state = reached.cross(views[reached.stage])
     for needed in needs_grad[1:]:
         anchor = torch.empty(0, device=x.device, requires_grad=needed)  # so that the result needs a gradient
-        segment = RangedSegment(phased, views, state)
+        segment = RangedSegment(phased, views, state, retained_share if needed else 0)
         result, *rows = SegmentFunction.apply(segment, anchor, state.result, *state.rows.values())  # type: ignore[no-untyped-call]
         state = segment.state_after(result, rows)
     logits = phased.resume(views, state)
@@ -189,10 +207,15 @@ class RangedSegment:
         model: The model.
         views: View of each stage.
         state: State after the aggregate before it.
+        retained_share: Share of the rows whose autograd graph stays until the backward pass.
     """
 
-    def __init__(self, model: PhasedModel, views: Sequence[GraphView], state: BoundaryState) -> None:
-        self.model, self.views, self.names = model, views, list(state.rows)
+    def __init__(
+        self, model: PhasedModel, views: Sequence[GraphView], state: BoundaryState, retained_share: float
+    ) -> None:
+        self.model, self.views, self.names, self.retained_share = model, views, list(state.rows), retained_share
+        self._retained: dict[int, ComputedRange] = {}
+        """Ranges with their autograd graphs, by their first rows."""
         self._context = state.context
         self._calls = [view._calls for view in views]
         self._passed: list[str] = []
@@ -208,27 +231,52 @@ class RangedSegment:
         named = dict(zip(self._passed, rows, strict=True))
         return BoundaryState(result=result, rows=named, shared={}, context=self._next_context)
 
-    def forward(self, result: Tensor, rows: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def forward(self, result: Tensor, rows: Sequence[Tensor], needed: Sequence[bool]) -> tuple[Tensor, ...]:
         """Return the sum [n, F], and the rows [n, .] of its targets that the boundary passes on.
 
         Args:
             result: Result of the aggregate before [m, .].
             rows: Rows [m, .] that its boundary passed on.
+            needed: True for each of these tensors that needs a gradient.
         """
         sums, passed = torch.empty(0), dict[str, Tensor]()
-        for span in row_ranges(len(result), result.shape[1] * result.itemsize):
-            reached, ranged_views = self._resume(span, result[span], [each[span] for each in rows])
-            assert isinstance(reached, Boundary)
+        for span in self._spans(result):
+            retains = span.start < num_retained(len(result), self.retained_share)
+            read = leaves_of(span, [result, *rows], needed)
+            with torch.set_grad_enabled(retains):
+                reached, ranged_views = self._resume(span, read)
             x = reached.request.rows[reached.request.op.first]
             if not span.start:
                 self._prepare(reached, ranged_views)
                 sums = x.new_zeros(self._sum.num_targets, x.shape[1], dtype=sum_dtype(x.dtype))
                 passed = {name: each.new_empty(len(sums), each.shape[1]) for name, each in reached.rows.items()}
-            self._sum.add(span, x, sums)
+            self._sum.add(span, x.detach(), sums)
             for name, targets in self._targets(span, passed).items():
-                targets.copy_(reached.rows[name][: len(targets)])
+                targets.copy_(reached.rows[name][: len(targets)].detach())
+            if retains:
+                self._retained[span.start] = self._computed(span, read, reached)
         self._count(sums.shape[1])
         return (sums.to(result.dtype), *passed.values())
+
+    def _spans(self, result: Tensor) -> Iterator[slice]:
+        """Return the ranges of the rows of the aggregate before the segment."""
+        retained = num_retained(len(result), self.retained_share)
+        return row_ranges(len(result), result.shape[1] * result.itemsize, retained)
+
+    def _computed(self, span: slice, leaves: list[Tensor], reached: Boundary) -> ComputedRange:
+        """Return the autograd graph of a range of rows.
+
+        Args:
+            span: The range.
+            leaves: Rows that the segment reads.
+            reached: The boundary after it, computed with autograd.
+        """
+        num_targets = max(min(span.stop, self._sum.num_targets) - span.start, 0)
+        with torch.enable_grad():
+            outputs = {name: reached.rows[name][:num_targets] for name in self._passed} if num_targets else {}
+        outputs[SUMMED] = reached.request.rows[self._sum.op.first]
+        edges = {name: get_gradient_edge(output) for name, output in outputs.items() if output.requires_grad}
+        return ComputedRange(leaves, edges)
 
     def _prepare(self, reached: Boundary, ranged_views: Sequence[RowsView]) -> None:
         """Note what the boundary after the segment is, which is the same for all ranges."""
@@ -248,30 +296,30 @@ class RangedSegment:
         """Add the gradients of the parameters, and return those of `result` and `rows`.
 
         Args:
-            result: Result of the aggregate before [m, .].
+            result: Result of the aggregate before [m, .]. Its memory becomes that of its gradient.
             rows: Rows [m, .] that its boundary passed on.
             needed: True for each of these tensors that needs a gradient.
             grads: Gradients of what `forward` returned.
         """
         read, (grad, *grads_passed) = [result, *rows], grads
-        grads_read = [torch.zeros_like(each) if wanted else None for each, wanted in zip(read, needed, strict=True)]
+        grads_read = [torch.zeros_like(each) if wanted else None for each, wanted in zip(rows, needed[1:], strict=True)]
+        # Only this segment reads the result, and each range a last time before its gradient is written. `data` has no
+        # part in autograd's check that saved tensors do not change.
+        grads_read.insert(0, result.data if needed[0] else None)
         passed = {name: each for name, each in zip(self._passed, grads_passed, strict=True) if each is not None}
-        for span in row_ranges(len(result), result.shape[1] * result.itemsize):
-            leaves = [each[span].detach().requires_grad_(wanted) for each, wanted in zip(read, needed, strict=True)]
-            with torch.enable_grad():
-                reached = self._resume(span, leaves[0], leaves[1:])[0]
-                assert isinstance(reached, Boundary)
-                summed = reached.request.rows[self._sum.op.first]
-                outputs = [] if grad is None else [(summed, self._sum.gradient(span, grad))]
-                outputs += [
-                    (reached.rows[name][: len(targets)], targets)
-                    for name, targets in self._targets(span, passed).items()
-                ]
-            outputs = [(output, each) for output, each in outputs if output.requires_grad]
-            torch.autograd.backward([output for output, _ in outputs], [each for _, each in outputs])
-            for leaf, whole in zip(leaves, grads_read, strict=True):
-                if whole is not None and leaf.grad is not None:
-                    whole[span] = leaf.grad
+        for span in self._spans(result):
+            computed = self._retained.pop(span.start, None)
+            if computed is None:
+                leaves = leaves_of(span, read, needed)
+                with torch.enable_grad():
+                    computed = self._computed(span, leaves, self._resume(span, leaves)[0])
+            grads_of = self._targets(span, passed) | ({} if grad is None else {SUMMED: self._sum.gradient(span, grad)})
+            outputs = [(edge, grads_of[name]) for name, edge in computed.edges.items() if name in grads_of]
+            torch.autograd.backward([edge for edge, _ in outputs], [each for _, each in outputs])
+            for leaf, whole in zip(computed.leaves, grads_read, strict=True):
+                if whole is not None:
+                    whole[span] = 0 if leaf.grad is None else leaf.grad
+            del computed, grads_of, outputs  # before the next range is computed
         if grad is not None:
             self._count(grad.shape[1])
         return grads_read
@@ -282,12 +330,29 @@ class RangedSegment:
             return {}
         return {name: table[span.start : span.stop] for name, table in tables.items()}
 
-    def _resume(self, span: slice, result: Tensor, rows: Sequence[Tensor]) -> tuple[Boundary | Tensor, list[RowsView]]:
-        """Run the segment on a range of rows; return the next boundary or the logits, and the views."""
+    def _resume(self, span: slice, read: Sequence[Tensor]) -> tuple[Boundary, list[RowsView]]:
+        """Run the segment on a range of rows; return the next boundary, and the views.
+
+        Args:
+            span: The range.
+            read: Result of the aggregate before, and the rows that its boundary passed on, in this range.
+        """
+        result, *rows = read
         views = [range_view(view, span, calls) for view, calls in zip(self.views, self._calls, strict=True)]
         named = dict(zip(self.names, rows, strict=True))
         state = BoundaryState(result=result, rows=named, shared={}, context=self._context)
-        return self.model.resume(views, state), views
+        reached = self.model.resume(views, state)
+        assert isinstance(reached, Boundary)
+        return reached, views
+
+
+class ComputedRange(NamedTuple):
+    """The autograd graph of a range of rows, without its results, which nobody reads again."""
+
+    leaves: list[Tensor]
+    """Rows that the segment reads; those that need gradients are leaves of the graph."""
+    edges: dict[str, GradientEdge]
+    """Begin of the graph of each row that the next boundary passes on, by name, and of those that it sums (SUMMED)."""
 
 
 class SegmentFunction(torch.autograd.Function):
@@ -299,13 +364,24 @@ class SegmentFunction(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.segment = segment
         ctx.save_for_backward(result, *rows)
-        return segment.forward(result, rows)
+        return segment.forward(result, rows, ctx.needs_input_grad[2:])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         result, *rows = ctx.saved_tensors
         return None, None, *ctx.segment.backward(result, rows, ctx.needs_input_grad[2:], grads)
+
+
+def leaves_of(span: slice, read: Sequence[Tensor], needed: Sequence[bool]) -> list[Tensor]:
+    """Return a range of rows of some tensors, as leaves of an autograd graph.
+
+    Args:
+        span: The range.
+        read: The tensors [m, .].
+        needed: True for each of them that needs a gradient.
+    """
+    return [each[span].detach().requires_grad_(wanted) for each, wanted in zip(read, needed, strict=True)]
 
 
 def topology_of(view: GraphView) -> Topology:

@@ -81,6 +81,15 @@ class Hop:
             first_edges=self.first_edges[:num_targets],
         )
 
+    def sources(self, rows: Tensor) -> Tensor:
+        """Return the vertex of each source of the block, int64 [s]: the inputs, then the fetched rows.
+
+        Args:
+            rows: Vertices of the part's rows, int64; the first ones are the inputs.
+        """
+        inputs = rows[: self.num_inputs]
+        return torch.cat([inputs, self.fetched]) if len(self.fetched) else inputs
+
     @cached_property
     def edge_ids(self) -> Tensor:
         """Position of each edge of the block in the whole graph, int64 [E]."""

@@ -13,6 +13,7 @@ from weft.comm import Group
 from weft.cost import MemoryUse, Operation
 from weft.nn import ONE_DEVICE, GraphOperation, MetaTopology, ReceptiveField
 from weft.nn.layers.phases import Boundary
+from weft.parallel.blocks.caching_costs import EDGE_BYTES
 from weft.parallel.blocks.vertex_layout import VertexLayout, VertexStepInputs
 from weft.parallel.chunks.program.chunk_program import Segment
 from weft.parallel.columns.streamed_columns import (
@@ -23,19 +24,24 @@ from weft.parallel.columns.streamed_columns import (
     rows_at_once,
 )
 from weft.parallel.exchange import Identity
-from weft.parallel.layout import Layout
+from weft.parallel.layout import ROW_BYTES, Layout
 from weft.parallel.operations import AggregateSize, aggregate
 from weft.parallel.row_ranges import supports_ranges
 from weft.runtime.memory.heap import release_freed_memory
 from weft.runtime.memory.limit import memory_limit_bytes
 from weft.storage.host_rows import rows_in_file
+from weft.storage.unnamed_files import empty_in_file
 from weft.strategies.base import CHECKED_SHARE, Step
 from weft.strategies.resident import VERTEX_BYTES, ResidentPlaced, ResidentPlan
 
+SOURCE_BYTES = 16
+"""Bytes of a row that only the first aggregate reads, instead of ROW_BYTES: vertex and factor by degree."""
 POSITION_BYTES = 4
 """Bytes of every vertex for its position among the rows, while features are read column by column."""
 ROWS_SHARE = 0.75
 """Share of the memory that rows may fill. The rest is for the process, freed memory, and files that it reads."""
+RETAINED_SHARE = 0.6
+"""Share of the memory that rows may fill with autograd graphs of ranges, which are worth less than files in memory."""
 
 
 class FieldLayout(VertexLayout):
@@ -55,8 +61,13 @@ class FieldLayout(VertexLayout):
 
     def resident_memory(self, rank: int, *, trains: bool = True) -> MemoryUse:
         use, width = super().resident_memory(rank, trains=trains), self.work.stats.num_features
-        aggregated = len(self.layer_rows(rank)[1]) * width * self.work.itemsize if self.by_columns else 0
-        return use._replace(in_file=use.in_file + aggregated)
+        num_sources, num_targets = map(len, self.layer_rows(rank)[:2])
+        in_file = num_targets * width * self.work.itemsize if self.by_columns else 0
+        device = use.device - (ROW_BYTES - SOURCE_BYTES) * (num_sources - num_targets)
+        if self.blocks.allocate:  # the edges of all aggregates are the beginning of the same file
+            first, *others = (num_edges for num_edges, _ in self.resident_edges(rank))
+            in_file, device = in_file + EDGE_BYTES * first, device - EDGE_BYTES * sum(others)
+        return use._replace(device=device, in_file=use.in_file + in_file)
 
     def temporary_memory(self, rank: int, *, training: bool) -> list[int]:
         step, preparation = super().temporary_memory(rank, training=training)
@@ -72,7 +83,9 @@ class WholeLayout(Layout):
     """Every row, column and edge on one rank."""
 
     def restrict(self, field: ReceptiveField) -> FieldLayout:
-        return FieldLayout.of_receptive_field(self.work.restrict(field), self.traits)
+        work = self.work.restrict(field)
+        allocate = empty_in_file if work.keeps_features_in_file(field.rows[0]) else None
+        return FieldLayout.of_receptive_field(work, self.traits, allocate)
 
     def meta_exchanges(self, rank: int, *, training: bool) -> Sequence[Identity]:
         del training
@@ -154,7 +167,21 @@ class SinglePlan(ResidentPlan):
         if not self._fit_memory(layouts) and all(each and supports_ranges(each) for each in self.segments.values()):
             for layout in layouts.values():
                 layout.in_ranges = True
+            layouts[True].retained_share = self._retained_share(layouts)
         return layouts
+
+    def _retained_share(self, layouts: dict[bool, Layout]) -> float:
+        """Return the share of the rows of ranges whose autograd graphs fit in the memory.
+
+        Args:
+            layouts: Layout of training steps (True) and evaluations (False).
+        """
+        layout, steps = layouts[True], []
+        for layout.retained_share in (0.0, 1.0):
+            steps.append(layout.temporary_memory(0, training=True)[0])
+        least, most = steps
+        free = RETAINED_SHARE * memory_limit_bytes() - self._lasting_memory(layouts) - least
+        return min(max(free / max(most - least, 1), 0.0), 1.0)
 
     @cached_property
     def segments(self) -> dict[bool, Sequence[Segment] | None]:
@@ -182,12 +209,20 @@ class SinglePlan(ResidentPlan):
         Args:
             layouts: Layout of training steps (True) and evaluations (False).
         """
-        stats, limit = self.work.stats, memory_limit_bytes()
-        if not self.work.has_graph or stats.num_bytes < CHECKED_SHARE * limit:
+        limit = memory_limit_bytes()
+        if not self.work.has_graph or self.work.stats.num_bytes < CHECKED_SHARE * limit:
             return True
+        temporary = (layout.temporary_memory(0, training=training) for training, layout in layouts.items())
+        return self._lasting_memory(layouts) + max(map(max, temporary)) <= ROWS_SHARE * limit
+
+    def _lasting_memory(self, layouts: dict[bool, Layout]) -> int:
+        """Return the bytes of memory that stay between steps with given layouts.
+
+        Args:
+            layouts: Layout of training steps (True) and evaluations (False).
+        """
+        stats = self.work.stats
         trains = {layout: training for training, layout in sorted(layouts.items())}
         uses = [layout.resident_memory(0, trains=training) for layout, training in trains.items()]
         rows = sum(use.device - use.shared - use.in_file for use in uses)
-        temporary = (layout.temporary_memory(0, training=training) for training, layout in layouts.items())
-        graph = VERTEX_BYTES * stats.num_vertices + (0 if self.work.graph.path else stats.num_bytes)
-        return rows + max(map(max, temporary)) + graph <= ROWS_SHARE * limit
+        return rows + VERTEX_BYTES * stats.num_vertices + (0 if self.work.graph.path else stats.num_bytes)

@@ -52,18 +52,22 @@ class Topology:
         """Bounds of the parts of the targets by which relation rows are sorted, and the number of the local part.
         Without bounds, all targets are local."""
 
-    def scale(self, norm: Norm, weighted: bool, dtype: torch.dtype) -> Scale:
+    def scale(self, norm: Norm, weighted: bool, dtype: torch.dtype, *, keep: bool = True) -> Scale:
         """Return the vertex scalings of a normalized sum, computed once; they replace a coefficient for each edge.
 
         Args:
             norm: The normalization.
             weighted: True if degrees are sums of edge weights.
             dtype: Type of the rows that are summed.
+            keep: False to compute them again at the next call.
         """
         name = norm, weighted, sum_dtype(dtype)
-        if name not in self._scales:
-            self._scales[name] = self._scale(*name)
-        return self._scales[name]
+        if name in self._scales:
+            return self._scales[name]
+        result = self._scale(*name)
+        if keep:
+            self._scales[name] = result
+        return result
 
     @property
     def has_weight(self) -> bool:
@@ -233,6 +237,9 @@ class Topology:
 class SubTopology(Topology):
     """Block of a larger graph, with scalings by the degrees of the larger graph.
 
+    Attributes: `keeps_whole_scale` is True if many blocks of the larger graph follow, so that its scalings are worth
+    their memory.
+
     Args:
         adjacency: The edges of the block, on the device on which they are used.
         sources: Vertex of each source in `whole`, int64, on its device.
@@ -240,6 +247,8 @@ class SubTopology(Topology):
         whole: Topology of the larger graph.
         edges: Range of the block's edges among those of `whole`.
     """
+
+    keeps_whole_scale = True
 
     def __init__(
         self,
@@ -275,7 +284,7 @@ class SubTopology(Topology):
         return self.whole.lacks_loop[self.targets].to(self.adjacency.device)
 
     def _scale(self, norm: Norm, weighted: bool, dtype: torch.dtype) -> Scale:
-        scale = self.whole.scale(norm, weighted, dtype)
+        scale = self.whole.scale(norm, weighted, dtype, keep=self.keeps_whole_scale)
         vectors = zip(scale, (self.sources, self.targets, self.targets), strict=True)
         return Scale(*(None if vector is None else vector[rows].to(self.adjacency.device) for vector, rows in vectors))
 

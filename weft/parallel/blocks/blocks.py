@@ -59,6 +59,7 @@ class Block(SubTopology):
         least_halo: Exchange of the fewest rows that can replace the halo of sums; None if sums do without.
     """
 
+    keeps_whole_scale = False
     sources: Tensor
     targets: Tensor
 
@@ -66,7 +67,7 @@ class Block(SubTopology):
         self, hop: Hop, rows: Tensor, placed: PlacedRows, halo: Halo | None, least_halo: Halo | None = None
     ) -> None:
         self.device = placed.group.device
-        sources = torch.cat([rows[: hop.num_inputs], hop.fetched])  # on the host
+        sources = hop.sources(rows)  # on the host
         adjacency = hop.block.cast(placed.work.dtype).to(self.device)
         super().__init__(adjacency, sources, sources[: adjacency.num_targets], placed.topology)
         self.num_relations = len(placed.graph.relations)

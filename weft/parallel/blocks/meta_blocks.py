@@ -212,9 +212,9 @@ def sizes_by_sender(block: Adjacency, num_inputs: int, received: Sequence[int]) 
     """
     num_senders = 1 + len(received)  # the first are the inputs
     firsts = num_inputs + torch.tensor([0, *received]).cumsum(0)[:-1]  # first source of each sender but the inputs
-    sizes = torch.zeros(2, num_senders, dtype=torch.int64)
+    sizes, degree = torch.zeros(2, num_senders, dtype=torch.int64), block.degree
     for first in range(0, block.num_targets, PIECE_TARGETS):
-        degrees = block.degree[first : first + PIECE_TARGETS]
+        degrees = degree[first : first + PIECE_TARGETS]
         begin, end = int(block.indptr[first]), int(block.indptr[first + len(degrees)])
         sender = torch.bucketize(block.indices[begin:end], firsts.to(block.indices.dtype), right=True)
         reached = torch.zeros(len(degrees), num_senders, dtype=torch.bool)

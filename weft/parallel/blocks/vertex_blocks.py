@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from weft.data import Adjacency
@@ -80,10 +81,18 @@ class VertexBlocks:
         blocks._choices = self._choices
         return blocks
 
-    @cached_property
+    @property
     def part(self) -> Tensor:
         """Rank of every vertex, int32 [N]."""
-        return range_parts(self.work.graph.in_edges, self.size) if self._partition is None else self._partition
+        if self._partition is not None:
+            return self._partition
+        if self.size == 1:  # of a large graph, better computed twice than stored
+            return torch.zeros(self.work.stats.num_vertices, dtype=torch.int32)
+        return self._ranges
+
+    @cached_property
+    def _ranges(self) -> Tensor:
+        return range_parts(self.work.graph.in_edges, self.size)
 
     def dependencies(self, rank: int) -> Dependencies:
         """Return the vertices that a rank computes itself and those that it fetches, for each layer."""

@@ -27,6 +27,7 @@ from weft.parallel.blocks.meta_blocks import MetaRank, meta_blocks, meta_embedde
 from weft.parallel.blocks.vertex_blocks import VertexBlocks
 from weft.parallel.layout import Layout, StepInputs
 from weft.partition import Dependencies
+from weft.runtime.native import Allocate
 
 
 class VertexLayout(Layout):
@@ -41,17 +42,18 @@ class VertexLayout(Layout):
         self.blocks = blocks
 
     @classmethod
-    def of_receptive_field(cls, work: Workload, traits: ViewTraits) -> Self:
+    def of_receptive_field(cls, work: Workload, traits: ViewTraits, allocate: Allocate | None = None) -> Self:
         """Return the layout of a receptive field on a single rank: each aggregate has a block with its own rows.
 
         Args:
             work: The workload with the receptive field.
             traits: Properties of views on all rows.
+            allocate: Allocates the sources of edges, see `make_dependencies`.
         """
         assert work.receptive_field is not None
         traits = traits._replace(shrinks_rows=True)
         caching = caching_costs(work, work.outline(traits, training=True), ratio=0.0)
-        return cls(VertexBlocks(work, 1, None, caching, traits))
+        return cls(VertexBlocks(work, 1, None, caching, traits, allocate=allocate))
 
     def restrict(self, field: ReceptiveField) -> VertexLayout:
         """Return the layout of the same ranks, with the same cached sources, on a receptive field."""

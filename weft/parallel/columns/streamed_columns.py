@@ -27,7 +27,7 @@ from weft.storage.unnamed_files import release
 from weft.utils.errors import InputError
 from weft.utils.units import format_bytes
 
-MEMORY_SHARE = 0.5
+MEMORY_SHARE = 0.35
 """Share of the memory for the columns that a sum reads and writes at once."""
 ALIGNED_COLUMNS = 16
 """Blocks have a multiple of this number of columns, if they have more."""

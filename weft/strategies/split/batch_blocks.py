@@ -22,6 +22,7 @@ class SampledBlock(Block):
     It is scaled by the degrees in the whole graph, as in an evaluation, and by the inverse sampling probability.
     """
 
+    keeps_whole_scale = True
     hop: SampledHop
 
     def _scale(self, norm: Norm, weighted: bool, dtype: torch.dtype) -> Scale:

@@ -101,7 +101,7 @@ class NodeTask:
         self.labelled = {split: mask for split in SPLITS if (mask := graph.labelled(split)) is not None}
         self.num_labelled = {split: int(mask.sum()) for split, mask in self.labelled.items()}
         self.labelled_rows = {split: mask[rows].nonzero().view(-1).to(device) for split, mask in self.labelled.items()}
-        self.vertices = torch.arange(graph.num_vertices)[rows]
+        self.rows = rows
         self.graph_y, self.y = graph.y, graph.y[rows].to(device)
         self._examples: tuple[Tensor | None, Examples] | None = None
 
@@ -148,7 +148,7 @@ class NodeTask:
             logits: Logits of this rank's rows, [n, C].
             step: The step, which for mini-batch strategies says which vertices the rows are.
         """
-        row_ids_of, y, vertices = self.labelled_rows, self.y, self.vertices
+        row_ids_of, y, vertices = self.labelled_rows, self.y, self.rows
         if step.vertices is not None:
             y, vertices = self.graph_y[step.vertices].to(logits.device), step.vertices
             row_ids_of = {
@@ -171,7 +171,9 @@ class NodeTask:
                         sums = metric.sums(block_logits, cast_labels(y[row_ids[part]], block_logits)).double().cpu()
                         results[split][metric.name] = results[split].get(metric.name, 0) + sums
                 if gathers:
-                    position = torch.searchsorted(vertex_ids[split], vertices[row_ids[part].cpu()])
+                    ids = row_ids[part].cpu()
+                    ids = ids + (vertices.start or 0) if isinstance(vertices, slice) else vertices[ids]
+                    position = torch.searchsorted(vertex_ids[split], ids)
                     scored[split][position.to(logits.device)] = block_logits
         for split in scored if gathers else ():
             results[split] |= self._of_all(split, scored[split])

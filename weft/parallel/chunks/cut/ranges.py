@@ -32,8 +32,7 @@ class RankHop(NamedTuple):
     @property
     def vertices(self) -> Tensor:
         """Vertex of each source of the block, int64: the local rows, then the fetched ones."""
-        local = self.rows[: self.hop.num_inputs]
-        return torch.cat([local, self.hop.fetched]) if len(self.hop.fetched) else local
+        return self.hop.sources(self.rows)
 
     def rows_of(self, vertices: Tensor) -> Tensor:
         """Return the local row of each given vertex, int64 [k]. All vertices must be on this rank."""

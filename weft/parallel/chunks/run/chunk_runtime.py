@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from weft.comm import Group
 from weft.nn import Inputs, Topology, Workload, is_embedded, typed_rows
-from weft.parallel.chunks.cut.ranges import RankHop
 from weft.parallel.chunks.cut.rank_chunks import RankChunks
 from weft.parallel.chunks.run.activations import Activations, StoredRows
 from weft.parallel.chunks.run.slots import PlacedRound
@@ -307,7 +306,7 @@ class PlacedChunks(Runtime):
         self.only_first, self._max_rounds = only_first, 1 if only_first else None
         self._rounds: list[list[PlacedRound]] = []
         for planned in chunks.schedules:
-            hop, vertices = planned.hop, RankHop(planned.hop, dependencies.rows).vertices
+            hop, vertices = planned.hop, planned.hop.sources(dependencies.rows)
             placed = (
                 PlacedRound(round_, hop, vertices, topology, planned.layouts, self.array_file)
                 for round_ in planned.schedule.make_rounds()
