@@ -252,13 +252,14 @@ class ChunkSources:
         one_rank, before = self._ranks[rank], None
         buffer = Kept(one_rank.local(None), torch.empty(0, dtype=torch.int32), *torch.empty(2, 0, dtype=torch.bool))
         remote, needs = one_rank.remote(None), self._needs_of(rank, share=share) if keep else None
+        num_slots = max(needs.used_slots, default=0) if needs else 0
         for round_ in range(self.num_rounds):
             remote_before, remote, loads = remote, one_rank.remote(round_), self._loads(rank, round_, share=share)
             if needs is None:
                 rows = torch.cat([loads, remote])
                 yield Buffered(rows, len(loads), *torch.ones(2, len(rows), dtype=torch.bool))
                 continue
-            room = max(needs.used_slots) - needs.used_slots[round_]
+            room = num_slots - needs.used_slots[round_]
             buffer = keep_rows(buffer, loads, self.arrays.get(needs.next_uses[round_]), round_, room, ahead=self.ahead)
             if before is not None:
                 yield before._replace(leaving=torch.cat([buffer.leaving, missing(remote_before, remote)]))
