@@ -19,8 +19,8 @@ from weft.parallel.chunks.program.chunk_program import Segment
 from weft.parallel.columns.streamed_columns import (
     StreamedColumns,
     aggregated_features,
-    block_widths,
     column_segments,
+    feature_widths,
     rows_at_once,
 )
 from weft.parallel.exchange import Identity
@@ -74,7 +74,7 @@ class FieldLayout(VertexLayout):
         if self.by_columns:
             work, (num_sources, num_targets) = self.work, map(len, self.layer_rows(rank)[:2])
             num_rows = rows_at_once(cast(Segment, self.constant_segment).op, 1, num_sources, num_targets)
-            widths = block_widths(work.stats.num_features, num_rows, work.itemsize, work.graph.name)
+            widths = feature_widths(work, num_rows)
             preparation = max(widths) * num_rows * work.itemsize + POSITION_BYTES * work.stats.num_vertices
         return [step, preparation]
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import inspect
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from weft.nn.layers.edge_tiles import TiledConv
 from weft.nn.view import View
 from weft.utils.errors import InputError
 
@@ -31,10 +33,13 @@ class PyGConv(nn.Module):
 
     conv: Any
     """The convolution."""
+    tiled: TiledConv
+    """Runs its message functions in tiles."""
 
     def __init__(self, conv: Any, out_width: int, *, reads_edge_attr: bool = False) -> None:
         super().__init__()
         self.__dict__["conv"] = conv
+        self.tiled = TiledConv(conv)
         share_tensors(self, conv)
         self.out_width = out_width
         self.needs_edge_attr = reads_edge_attr or requires_edge_attr(conv)
@@ -52,11 +57,12 @@ class PyGConv(nn.Module):
         if sources.device.type == "meta":  # many convolutions read ids of edges, which meta tensors do not have
             weight = sources.new_empty(sources.shape[1], self.out_width)
             return sources[:num_targets] @ weight + sum(t.sum() for t in (sources, *self.parameters()))
-        if self.takes_pair:
-            y: Tensor = self.conv((sources, sources[:num_targets]), edge_index, **edge_arguments)
-            return y
-        whole: Tensor = self.conv(sources, edge_index, **edge_arguments)
-        return whole[:num_targets]
+        with self.tiled.replacing() if sources.device.type == "cpu" else nullcontext():
+            if self.takes_pair:
+                y: Tensor = self.conv((sources, sources[:num_targets]), edge_index, **edge_arguments)
+                return y
+            whole: Tensor = self.conv(sources, edge_index, **edge_arguments)
+            return whole[:num_targets]
 
     def _edge_arguments(self, view: View, in_width: int) -> dict[str, Tensor]:
         """Return the convolution's arguments with edge weights and features."""

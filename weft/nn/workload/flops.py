@@ -186,7 +186,8 @@ class BlockCost(NamedTuple):
 class BlockCostModel(NamedTuple):
     """Cost of a PyG convolution as a linear function of the size of the block.
 
-    The bytes in use are linear at each moment, so their peak is the largest of many linear functions.
+    The bytes in use are linear at each moment, so their peak is the largest of many linear functions. If the messages
+    are computed in tiles, a tile adds what it needs to the bytes that are in use outside of tiles.
     """
 
     counts: np.ndarray[Any, Any]
@@ -198,6 +199,10 @@ class BlockCostModel(NamedTuple):
     """Bytes in use after each operation of the forward pass, int64 [moments, 5]."""
     backward_moments: np.ndarray[Any, Any]
     """Bytes in use after each operation of the backward pass, int64 [moments, 5]."""
+    outside: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
+    """The moments of both passes, if tiles need no memory."""
+    edges_per_tile: int
+    """Number of edges of a tile; 0: there are no tiles."""
 
     @classmethod
     def of(
@@ -216,7 +221,8 @@ class BlockCostModel(NamedTuple):
         conv = copy.deepcopy(conv).to("cpu").train(training)
         dtype = next((parameter.dtype for parameter in conv.parameters()), torch.float32)
 
-        def run(size: BlockSize) -> tuple[list[int], list[int], list[int]]:
+        def run(size: BlockSize, *, skips: bool) -> tuple[list[int], list[int], list[int]]:
+            conv.tiled.skips = skips
             counter = FlopCounter()
             with torch.device("cpu"):
                 x = torch.ones(size.sources, width, dtype=dtype, requires_grad=gradient)
@@ -233,13 +239,28 @@ class BlockCostModel(NamedTuple):
             return counts, peak.moments[:moments], backward_moments or [0]
 
         sizes = [SMALL_SIZE._replace(**{name: getattr(SMALL_SIZE, name) + 1}) for name in SMALL_SIZE._fields]
-        return cls(*(_linear(values) for values in zip(*(run(size) for size in (SMALL_SIZE, *sizes)), strict=True)))
+        whole, skipped = (
+            [_linear(values) for values in zip(*(run(size, skips=skips) for size in (SMALL_SIZE, *sizes)), strict=True)]
+            for skips in (False, True)
+        )
+        return cls(*whole, (skipped[1], skipped[2]), conv.tiled.edges_per_tile)
 
     def on(self, size: BlockSize) -> BlockCost:
         """Return the cost on a block of the given size, extrapolated linearly from small blocks; at least 0."""
-        factors = np.array([1, *(actual - small for actual, small in zip(size, SMALL_SIZE, strict=True))])
-        peaks = ((moments @ factors).max() for moments in (self.forward_moments, self.backward_moments))
-        return BlockCost(*(max(0, int(value)) for value in (*(self.counts @ factors), *peaks)))
+        peaks = []
+        for moments, outside in zip((self.forward_moments, self.backward_moments), self.outside, strict=True):
+            if self.edges_per_tile:
+                rest = {name: min(getattr(size, name), self.edges_per_tile) for name in ("targets", "edges", "loops")}
+                tile = size._replace(**rest)
+                peaks.append(_at(outside, size).max() + _at(moments, tile).max() - _at(outside, tile).max())
+            else:
+                peaks.append(_at(moments, size).max())
+        return BlockCost(*(max(0, int(value)) for value in (*_at(self.counts, size), *peaks)))
+
+
+def _at(functions: np.ndarray[Any, Any], size: BlockSize) -> Any:
+    """Return the values of linear functions [k, 5], see `_linear`, on a block of a size: [k]."""
+    return functions @ np.array([1, *(actual - small for actual, small in zip(size, SMALL_SIZE, strict=True))])
 
 
 def _linear(values: Sequence[Sequence[int]]) -> np.ndarray[Any, Any]:

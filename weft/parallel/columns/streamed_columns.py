@@ -27,8 +27,10 @@ from weft.storage.unnamed_files import release
 from weft.utils.errors import InputError
 from weft.utils.units import format_bytes
 
-MEMORY_SHARE = 0.35
-"""Share of the memory for the columns that a sum reads and writes at once."""
+MEMORY_SHARE = 0.5
+"""Share of the memory for the columns that a sum reads and writes at once, in a prediction."""
+FEATURE_SHARE = 0.4
+"""The same before training, when the rows and edges of steps are in memory too."""
 ALIGNED_COLUMNS = 16
 """Blocks have a multiple of this number of columns, if they have more."""
 
@@ -100,7 +102,7 @@ class Passed:
     """Result of the aggregate."""
 
 
-def block_widths(width: int, num_rows: int, itemsize: int, what: str) -> list[int]:
+def block_widths(width: int, num_rows: int, itemsize: int, what: str, share: float = MEMORY_SHARE) -> list[int]:
     """Return the number of columns of each block into which rows are divided: few blocks, about as wide.
 
     Args:
@@ -108,14 +110,15 @@ def block_widths(width: int, num_rows: int, itemsize: int, what: str) -> list[in
         num_rows: Number of rows of a block that are in memory at once.
         itemsize: Bytes of a number.
         what: Subject of the error message.
+        share: Share of the memory that a block may fill.
 
     Raises:
         InputError: Less than one column fits in the memory.
     """
-    column_bytes, memory = num_rows * itemsize, MEMORY_SHARE * memory_limit_bytes()
+    column_bytes, memory = num_rows * itemsize, share * memory_limit_bytes()
     most = int(memory // max(column_bytes, 1))
     if not most:
-        needed = format_bytes(int(column_bytes / MEMORY_SHARE))
+        needed = format_bytes(int(column_bytes / share))
         raise InputError(f"{what}: the sums of one column need {needed} of memory: use a larger machine")
     if most > ALIGNED_COLUMNS:
         most -= most % ALIGNED_COLUMNS
@@ -177,6 +180,16 @@ def write_aggregates(
         first += block.width
 
 
+def feature_widths(work: Workload, num_rows: int) -> list[int]:
+    """Return the number of columns of each block in which features are aggregated before training.
+
+    Args:
+        work: The model and the graph.
+        num_rows: Number of rows of a block that are in memory at once.
+    """
+    return block_widths(work.stats.num_features, num_rows, work.itemsize, work.graph.name, FEATURE_SHARE)
+
+
 def aggregated_features(work: Workload, op: Aggregate, topology: Topology, vertices: Tensor) -> Tensor:
     """Return a sum or maximum [n, F] of the features of many vertices in a mapped file, computed column by column.
 
@@ -194,7 +207,7 @@ def aggregated_features(work: Workload, op: Aggregate, topology: Topology, verti
     """
     table, num_targets, itemsize = cast(Tensor, work.graph.x), topology.adjacency.num_targets, work.itemsize
     num_rows = rows_at_once(op, 1, len(vertices), num_targets)
-    files = ColumnFiles(num_targets, block_widths(table.shape[1], num_rows, itemsize, work.graph.name), work.row_dtype)
+    files = ColumnFiles(num_targets, feature_widths(work, num_rows), work.row_dtype)
     position = torch.full((len(table),), -1, dtype=torch.int32)
     position[vertices] = torch.arange(len(vertices), dtype=torch.int32)
 
