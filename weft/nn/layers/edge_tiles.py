@@ -331,7 +331,7 @@ class TiledConv:
         self, edge_index: Any, size: Any, kwargs: dict[str, Any], *, by_edge: bool
     ) -> tuple[MessageFunction, list[Tensor]] | None:
         """Return the message function of a call and the tensors that it reads; None if it cannot run in tiles."""
-        conv = self.conv
+        conv: Any = self.conv
         if type(edge_index) is not Tensor or is_observed(conv) or conv.flow != "source_to_target":
             return None
         functions = ["edge_update"] if by_edge else ["message", "aggregate", "update"]
@@ -353,8 +353,8 @@ class TiledConv:
                     return None
                 others[name] = value
                 continue
-            by_edge_or_target = (num_edges, "edge") if name in by_message else (num_rows[1], "target")
-            role = role_of(name, value, *by_edge_or_target)
+            per_edge = name in by_message
+            role = role_of(name, value, num_edges if per_edge else num_rows[1], "edge" if per_edge else "target")
             if lifted and conv.node_dim % value.dim() != 0:
                 return None
             reads.append(Read(name, role))
@@ -364,10 +364,10 @@ class TiledConv:
 
     def _sort(self, edge_index: Tensor, num_targets: int) -> SortedEdges:
         """Return edges in the order of their targets; the last results are cached."""
-        for known in self._sorted:
-            same = known.edge_index is edge_index or torch.equal(known.edge_index, edge_index)
-            if same and len(known.indptr) == num_targets + 1:
-                return known
+        for edges in self._sorted:
+            same = edges.edge_index is edge_index or torch.equal(edges.edge_index, edge_index)
+            if same and len(edges.indptr) == num_targets + 1:
+                return edges
         self._sorted = [*self._sorted[-1:], SortedEdges.of(edge_index, num_targets)]
         return self._sorted[-1]
 

@@ -243,7 +243,9 @@ class BlockCostModel(NamedTuple):
             [_linear(values) for values in zip(*(run(size, skips=skips) for size in (SMALL_SIZE, *sizes)), strict=True)]
             for skips in (False, True)
         )
-        return cls(*whole, (skipped[1], skipped[2]), conv.tiled.edges_per_tile)
+        counts, forward_moments, backward_moments = whole
+        outside = skipped[1], skipped[2]
+        return cls(counts, forward_moments, backward_moments, outside, conv.tiled.edges_per_tile)
 
     def on(self, size: BlockSize) -> BlockCost:
         """Return the cost on a block of the given size, extrapolated linearly from small blocks; at least 0."""
