@@ -43,7 +43,7 @@ class Tile(NamedTuple):
     targets: slice
     """The targets."""
     edges: slice
-    """Their edges, in the order of `SortedEdges`."""
+    """Edges into these, in the order of `SortedEdges`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -114,7 +114,7 @@ class MessageFunction(NamedTuple):
     reads: tuple[Read, ...]
     """The tensors that it reads."""
     others: dict[str, Any]
-    """Its other arguments."""
+    """Other arguments by name."""
 
     def on_tile(self, tile: Tile, values: Sequence[Tensor]) -> Tensor:
         """Return the result on a tile.
