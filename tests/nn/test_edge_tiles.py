@@ -148,7 +148,7 @@ def difference(conv: Any, edge_index: Tensor, *, with_edge_rows: bool) -> float:
 
 
 @pytest.fixture
-def num_tiled(monkeypatch: pytest.MonkeyPatch) -> list[MessageFunction]:
+def tiled_functions(monkeypatch: pytest.MonkeyPatch) -> list[MessageFunction]:
     """Return a list of the message functions that run in tiles."""
     functions, original = list[MessageFunction](), MessageFunction.on_tile
 
@@ -163,12 +163,12 @@ def num_tiled(monkeypatch: pytest.MonkeyPatch) -> list[MessageFunction]:
 @pytest.mark.parametrize(("make", "with_edge_rows"), CASES, ids=NAMES)
 @pytest.mark.parametrize("in_order", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["shuffled", "in order"])
 def test_results_and_gradients_are_those_of_pyg(
-    make: Callable[[], Any], with_edge_rows: bool, in_order: bool, num_tiled: list[MessageFunction]
+    make: Callable[[], Any], with_edge_rows: bool, in_order: bool, tiled_functions: list[MessageFunction]
 ) -> None:
     torch.manual_seed(0)
     conv = make().double().eval()
     assert difference(conv, edges(in_order=in_order), with_edge_rows=with_edge_rows) < 1e-9
-    assert len(num_tiled) > 10
+    assert len(tiled_functions) > 10
     assert "propagate" not in conv.__dict__
 
 
@@ -211,11 +211,11 @@ def test_tiles_contain_whole_targets() -> None:
             assert of_tile.stop - of_tile.start <= size or targets.stop - targets.start == 1
 
 
-def test_what_reads_the_whole_graph_runs_as_it_is(num_tiled: list[MessageFunction]) -> None:
+def test_what_reads_the_whole_graph_runs_as_it_is(tiled_functions: list[MessageFunction]) -> None:
     conv = EdgeMLP().double()
     conv.register_message_forward_hook(lambda *_: None)
     assert difference(conv, edges(), with_edge_rows=True) == 0
-    assert not num_tiled
+    assert not tiled_functions
 
 
 def plant(error: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,11 +29,6 @@ class RankHop(NamedTuple):
     rows: Tensor
     """Vertex of each local row, int64; the first `hop.num_inputs` rows are inputs of the aggregate."""
 
-    @property
-    def vertices(self) -> Tensor:
-        """Vertex of each source of the block, int64: the local rows, then the fetched ones."""
-        return self.hop.sources(self.rows)
-
     def rows_of(self, vertices: Tensor) -> Tensor:
         """Return the local row of each given vertex, int64 [k]. All vertices must be on this rank."""
         if not len(vertices):  # as on a single rank: no need to sort all rows

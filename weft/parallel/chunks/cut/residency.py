@@ -178,7 +178,7 @@ class ChunkSources:
 
     def chunk_vertices(self, rank: int) -> Iterator[Tensor]:
         """Yield the vertices that each chunk of a rank reads, int64, in the order of their source numbers."""
-        vertices = self.parts[rank].vertices
+        vertices = self.parts[rank].hop.sources(self.parts[rank].rows)
         return (vertices[self.arrays.get(ref)] for ref in self.chunks[rank])
 
     @cached_property
@@ -216,15 +216,18 @@ class ChunkSources:
             make_rounds=lambda: self._rounds(rank, num_slots, share=share, keep=keep),
         )
 
-    def _loads(self, rank: int, round_: int, *, share: bool) -> Tensor:
-        """Return the local rows that a rank needs in a round: for its chunk, and if shared for other chunks of it."""
-        local = self._ranks[rank].local(round_)
+    def _needed(self, rank: int, round_: int, *, share: bool) -> tuple[Tensor, Tensor]:
+        """Return the local rows that a rank needs in a round, and the source numbers of other ranks' rows.
+
+        Shared local rows are those that its own chunk or another chunk of the round reads.
+        """
+        local, remote = self._ranks[rank].split(round_)
         if not share or len(self._ranks) == 1:
-            return local
-        wanted = [local, *(reader.pieces(reader.remote(round_))[rank].to(local.dtype) for reader in self._ranks)]
+            return local, remote
+        wanted = [local, *(reader.pieces(reader.split(round_)[1])[rank].to(local.dtype) for reader in self._ranks)]
         starts = torch.tensor([0, sum(map(len, wanted))])
         (rows,) = distinct_groups(join(wanted, local.dtype), starts, self._ranks[rank].part.hop.num_inputs)
-        return rows
+        return rows, remote
 
     def _needs_of(self, rank: int, *, share: bool) -> Needs:
         """Return the rows that a rank loads for each round; computed from the last round to the first, and cached."""
@@ -232,9 +235,9 @@ class ChunkSources:
             return self._needs[rank, share]
         one_rank = self._ranks[rank]
         next_use = torch.full((one_rank.part.hop.num_inputs,), NEVER, dtype=torch.int32)
-        result, following = Needs([], [], [], []), (one_rank.local(None), one_rank.remote(None))
+        result, following = Needs([], [], [], []), one_rank.split(None)
         for round_ in reversed(range(self.num_rounds)):
-            now = self._loads(rank, round_, share=share), one_rank.remote(round_)
+            now = self._needed(rank, round_, share=share)
             result.counts.append(len(now[0]))
             result.all_counts.append(sum(map(len, now)))
             result.next_uses.append(self.arrays.put(next_use[now[0]]))
@@ -250,11 +253,13 @@ class ChunkSources:
     def _buffered(self, rank: int, *, share: bool, keep: bool) -> Iterator[Buffered]:
         """Yield the rows in the buffer of a rank in each round; rows that wait for a later round add no slot."""
         one_rank, before = self._ranks[rank], None
-        buffer = Kept(one_rank.local(None), torch.empty(0, dtype=torch.int32), *torch.empty(2, 0, dtype=torch.bool))
-        remote, needs = one_rank.remote(None), self._needs_of(rank, share=share) if keep else None
+        no_rows, remote = one_rank.split(None)
+        buffer = Kept(no_rows, torch.empty(0, dtype=torch.int32), *torch.empty(2, 0, dtype=torch.bool))
+        needs = self._needs_of(rank, share=share) if keep else None
         num_slots = max(needs.used_slots, default=0) if needs else 0
         for round_ in range(self.num_rounds):
-            remote_before, remote, loads = remote, one_rank.remote(round_), self._loads(rank, round_, share=share)
+            remote_before = remote
+            loads, remote = self._needed(rank, round_, share=share)
             if needs is None:
                 rows = torch.cat([loads, remote])
                 yield Buffered(rows, len(loads), *torch.ones(2, len(rows), dtype=torch.bool))
@@ -349,15 +354,11 @@ class _RankSources(NamedTuple):
     order: Sequence[int]
     """Number of the chunk that runs j-th."""
 
-    def local(self, round_: int | None) -> Tensor:
-        """Return the local rows that a round reads, ascending; none for None."""
-        return self._split(round_)[0]
+    def split(self, round_: int | None) -> tuple[Tensor, Tensor]:
+        """Return the local rows that a round reads, and the source numbers of other ranks' rows; none for None.
 
-    def remote(self, round_: int | None) -> Tensor:
-        """Return the source numbers of other ranks' rows that a round reads, ascending; none for None."""
-        return self._split(round_)[1]
-
-    def _split(self, round_: int | None) -> Sequence[Tensor]:
+        Both ascend.
+        """
         if round_ is None:
             no_rows = torch.empty(0, dtype=self.part.hop.block.indices.dtype)
             return no_rows, no_rows
@@ -381,9 +382,9 @@ class _RankSources(NamedTuple):
         Args:
             keep: Rows that the round before read too are not received again; gradients leave with the last round.
         """
-        before, now = self.remote(None), self.remote(0 if self.order else None)
+        before, now = self.split(None)[1], self.split(0 if self.order else None)[1]
         for round_ in range(len(self.order)):
-            after = self.remote(round_ + 1 if round_ + 1 < len(self.order) else None)
+            after = self.split(round_ + 1 if round_ + 1 < len(self.order) else None)[1]
             if keep:
                 yield self.pieces(now[missing(now, before)]), self.pieces(now[missing(now, after)])
             else:
