@@ -19,7 +19,18 @@ from pathlib import Path
 
 from trees import BadInputError, RunFailedError, install
 
-STRATEGIES = ("single", "communicated", "cached", "hybrid", "tensor", "stale", "offload", "pipeline", "split", "sampled")
+STRATEGIES = (
+    "single",
+    "communicated",
+    "cached",
+    "hybrid",
+    "tensor",
+    "stale",
+    "offload",
+    "pipeline",
+    "split",
+    "sampled",
+)
 IN_CHUNKS = ("offload", "pipeline")
 MODELS = ("gcn", "gat", "gatv2", "rgcn", "pyg")
 RUN = """

@@ -30,6 +30,7 @@ void bind_citations(nb::module_& module);
 void bind_graph(nb::module_& module);
 void bind_host(nb::module_& module);
 void bind_kernels(nb::module_& module);
+void bind_messages(nb::module_& module);
 void bind_partition(nb::module_& module);
 void bind_sampling(nb::module_& module);
 void bind_schedule(nb::module_& module);

@@ -3,6 +3,7 @@
 
 #include "attend.h"
 #include "dropout.h"
+#include "messages.h"
 #include "pairs.h"
 #include "spmm.h"
 
@@ -33,6 +34,8 @@ const Kernels kernels{sum_table<float, int32_t>(),
                       row_table<float>(),
                       row_table<double>(),
                       row_table<BFloat16>(),
+                      {&run_messages<float>},
+                      {&run_messages<double>},
                       graph_table<float, int32_t>(),
                       graph_table<float, int64_t>(),
                       graph_table<double, int32_t>(),

@@ -298,6 +298,75 @@ struct ReluDropoutBackward {
   int num_threads;
 };
 
+// An operation of a program over messages (csrc/messages.h). Values are in the slots `a`, `b`, `c` and `out` of a thread's
+// memory, or in the tensors of these numbers.
+//
+//   kLoad..., kStore...  out = tensor a of the rows' sources, edges or targets; tensor out = a
+//   kSpread              out_e = a_t for each edge e into target t
+//   kReduce              out_t = function over a_e
+//   kCombine             out = function(a, b); p = mode, columns of a block. Functions of one argument ignore b
+//   kChoose              out = b where a is not 0, else c; p = whether b, or c, is the constant
+//   kReduceColumns       out = function over the middle one of the dimensions p of a row
+//   kCopy                a block of a row; p = width of rows before and after, first columns, three sizes, three strides,
+//                        whether `a` is a tensor
+//   kFill                out = constant
+//   kMatmul              out = a b with the tensor b; p = columns of a
+//   kMultiplyEach        out = a b for matrices in each row; p = their sizes
+//   kTotalProduct        total at out += a^T b; p = columns of a and of b
+//   kTotal               total at out += sum of the rows of a
+enum MessageKind : int64_t {
+  kLoadSource, kLoadEdge, kLoadTarget, kStoreSource, kStoreEdge, kStoreTarget, kSpread, kReduce, kCombine, kChoose,
+  kReduceColumns, kCopy, kFill, kMatmul, kMultiplyEach, kTotalProduct, kTotal
+};
+enum MessageFunction : int64_t {
+  kAdd, kSubtract, kSubtractFrom, kMultiply, kDivide, kDivideInto, kMaximum, kMinimum, kEqual, kUnequal, kLess,
+  kLessEqual, kGreater, kGreaterEqual, kExp, kLog, kRoot, kSigmoid, kTanh, kAbsolute
+};
+// The second argument of kCombine: a number for each number of a, the constant, a number for each block of columns, or a
+// row of the tensor b for all rows.
+enum MessageMode : int64_t { kWhole, kConstant, kPerBlock, kPerRow };
+
+struct MessageOperation {
+  int64_t kind, function;
+  int64_t level;     // number of reductions before it
+  int64_t once;      // runs only at its level, because it adds to a result or writes one
+  int64_t of_edges;  // its rows are edges; otherwise targets
+  int64_t width;     // columns of its result
+  int64_t out, a, b, c;
+  int64_t p[11];
+};
+
+struct MessageTile {
+  int64_t first_target, end_target, first_edge, end_edge;
+};
+
+// Runs a program on all edges, which are sorted by target. All tensors have rows of the type T.
+template <class T>
+struct MessageRun {
+  const MessageOperation* operations;
+  const double* constants;  // one for each operation
+  int64_t num_operations;
+  const int64_t* slot_offset;
+  T* memory;  // of all threads
+  int64_t memory_per_thread;
+  T* const* tensors;
+  const int64_t *indptr, *sources, *order;  // order: original positions of the edges, or null
+  int64_t capacity;                         // edges that fit in the memory of a thread
+  int64_t num_levels;
+  const bool* levels;  // whether an operation of edges has this level
+  const MessageTile* tiles;
+  const int64_t* supers;  // first tile of each super-tile
+  int64_t num_supers, num_groups;
+  T* const* staging;  // for each tensor that is added to by source: a row for each edge of a super-tile
+  int64_t num_staged;
+  const int64_t *staged_width, *staged_tensor;
+  T *totals, *group_totals;
+  int64_t num_totals;
+  int num_threads;
+
+  int64_t edge(int64_t position) const { return order ? order[position] : position; }
+};
+
 // Kernels that also exist for low-precision rows (bfloat16), which they sum in float32.
 template <class R, class I>
 struct SumKernels {
@@ -313,6 +382,11 @@ struct RowKernels {
   void (*attend_stats)(const AttendStats<R>&);
   void (*dropout)(const Dropout<R>&);
   void (*relu_dropout_backward)(const ReluDropoutBackward<R>&);
+};
+
+template <class T>
+struct MessageKernels {
+  void (*run_messages)(const MessageRun<T>&);
 };
 
 template <class T, class I>
@@ -337,6 +411,8 @@ struct Kernels : SumKernels<float, int32_t>,
                  RowKernels<float>,
                  RowKernels<double>,
                  RowKernels<BFloat16>,
+                 MessageKernels<float>,
+                 MessageKernels<double>,
                  GraphKernels<float, int32_t>,
                  GraphKernels<float, int64_t>,
                  GraphKernels<double, int32_t>,

@@ -6,11 +6,12 @@
 
 NB_MODULE(_native, module) {
   module.doc() = "The C++ layer of weft: graph building and the kernels, independent of the version of PyTorch.";
-  module.attr("INTERFACE") = 19;  // must equal the number in weft/runtime/native.py
+  module.attr("INTERFACE") = 20;  // must equal the number in weft/runtime/native.py
   weft::bind_citations(module);
   weft::bind_graph(module);
   weft::bind_host(module);
   weft::bind_kernels(module);
+  weft::bind_messages(module);
   weft::bind_partition(module);
   weft::bind_sampling(module);
   weft::bind_schedule(module);

@@ -344,3 +344,20 @@ def place_ids(
     fresh: Tensor,
     num_threads: int,
 ) -> None: ...
+def run_messages(
+    operations: Tensor,
+    constants: Tensor,
+    slot_offset: Tensor,
+    memory_per_thread: int,
+    tensors: list[Tensor],
+    indptr: Tensor,
+    sources: Tensor,
+    order: Tensor | None,
+    tile_edges: int,
+    capacity: int,
+    levels: Tensor,
+    staged_width: Tensor,
+    staged_tensor: Tensor,
+    totals: Tensor,
+    num_threads: int,
+) -> None: ...

@@ -29,6 +29,7 @@ from weft.data import Graph
 from weft.nn import DenseFlops, GraphOperation, Inputs, Workload, embeddings
 from weft.nn.workload.workload import DenseFlopsKey, OutlineKey
 from weft.partition import make_book
+from weft.runtime.kernel_call import work_counters
 from weft.runtime.meter import Counts
 from weft.strategies import Placed, ResidentPlaced, get_strategy
 from weft.strategies.offload.chunked_plan import ChunkedPlan
@@ -333,6 +334,19 @@ class Flops(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.total = 0
+
+    def __enter__(self) -> Flops:
+        work_counters.append(self)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        work_counters.remove(self)
+        super().__exit__(*error)
+
+    def add_call(self, flops: int, num_bytes: int) -> None:
+        del num_bytes
+        self.total += flops
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

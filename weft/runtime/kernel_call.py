@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 
 class KernelCall(NamedTuple):
@@ -50,3 +50,19 @@ def merged(calls: Iterable[KernelCall]) -> tuple[KernelCall, ...]:
 def backward_of(call: KernelCall) -> KernelCall:
     """Return the call of the backward pass. Kernels that move rows move as many bytes backward."""
     return call if call.kernel in ("pass", "gather", "round") else call._replace(kernel=f"{call.kernel}_backward")
+
+
+class WorkCounter(Protocol):
+    """Counter of work that PyTorch's dispatcher does not see."""
+
+    def add_call(self, flops: int, num_bytes: int) -> None:
+        """Count a call.
+
+        Args:
+            flops: FLOPs of products.
+            num_bytes: Bytes that other operations read and write.
+        """
+
+
+work_counters: list[WorkCounter] = []
+"""The counters that are active now."""

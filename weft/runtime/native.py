@@ -13,7 +13,7 @@ except ImportError as error:
     remedy = "reinstall weft, or build it in a checkout: pip install -e ."
     raise ImportError(f"weft's C++ extension did not load ({error}); {remedy}") from error
 
-INTERFACE = 19
+INTERFACE = 20
 """Version of the extension's functions, which grows with every change; csrc/module.cpp has the same number."""
 
 if INTERFACE != _native.INTERFACE:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from weft.nn.layers.edge_tiles import TiledConv
+from weft.nn.messages import TiledConv
 from weft.nn.view import View
 from weft.utils.errors import InputError
 

@@ -15,7 +15,7 @@ from weft.nn.layers.pyg_conv import PyGConv
 from weft.nn.workload.layer_sizes import BlockSize
 from weft.nn.workload.meta_shapes import meta_result
 from weft.runtime.dispatch import DispatchMode
-from weft.runtime.kernel_call import KernelCall
+from weft.runtime.kernel_call import KernelCall, work_counters
 from weft.runtime.memory.tensor_peak import TensorPeak, blank
 
 aten = torch.ops.aten
@@ -52,6 +52,15 @@ class FlopCounter(DispatchMode):
         """Position at which operations are counted now; None: they are not counted."""
         self.flops: Counter[FlopPosition] = Counter()
         self.calls: defaultdict[FlopPosition, list[KernelCall]] = defaultdict(list)
+
+    def __enter__(self) -> FlopCounter:
+        work_counters.append(self)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        work_counters.remove(self)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     @property
     def total(self) -> int:
@@ -186,8 +195,7 @@ class BlockCost(NamedTuple):
 class BlockCostModel(NamedTuple):
     """Cost of a PyG convolution as a linear function of the size of the block.
 
-    The bytes in use are linear at each moment, so their peak is the largest of many linear functions. If the messages
-    are computed in tiles, a tile adds what it needs to the bytes that are in use outside of tiles.
+    The bytes in use are linear at each moment, so their peak is the largest of many linear functions.
     """
 
     counts: np.ndarray[Any, Any]
@@ -199,10 +207,6 @@ class BlockCostModel(NamedTuple):
     """Bytes in use after each operation of the forward pass, int64 [moments, 5]."""
     backward_moments: np.ndarray[Any, Any]
     """Bytes in use after each operation of the backward pass, int64 [moments, 5]."""
-    outside: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
-    """The moments of both passes, if tiles need no memory."""
-    edges_per_tile: int
-    """Number of edges of a tile; 0: there are no tiles."""
 
     @classmethod
     def of(
@@ -221,14 +225,13 @@ class BlockCostModel(NamedTuple):
         conv = copy.deepcopy(conv).to("cpu").train(training)
         dtype = next((parameter.dtype for parameter in conv.parameters()), torch.float32)
 
-        def run(size: BlockSize, *, skips: bool) -> tuple[list[int], list[int], list[int]]:
-            conv.tiled.skips = skips
+        def run(size: BlockSize) -> tuple[list[int], list[int], list[int]]:
             counter = FlopCounter()
             with torch.device("cpu"):
                 x = torch.ones(size.sources, width, dtype=dtype, requires_grad=gradient)
                 block = SmallBlock(x, size, num_edge_features, weighted=weighted)
             conv.zero_grad()
-            with torch.device("cpu"), torch.no_grad():
+            with torch.device("cpu"), torch.set_grad_enabled(training):
                 conv(block, x)  # what a first call keeps for all others is not part of a step
             with torch.device("cpu"), torch.set_grad_enabled(training), counter, TensorPeak() as peak:
                 y = conv(block, x)
@@ -241,24 +244,11 @@ class BlockCostModel(NamedTuple):
             return counts, peak.moments[:moments], backward_moments or [0]
 
         sizes = [SMALL_SIZE._replace(**{name: getattr(SMALL_SIZE, name) + 1}) for name in SMALL_SIZE._fields]
-        whole, skipped = (
-            [_linear(values) for values in zip(*(run(size, skips=skips) for size in (SMALL_SIZE, *sizes)), strict=True)]
-            for skips in (False, True)
-        )
-        counts, forward_moments, backward_moments = whole
-        outside = skipped[1], skipped[2]
-        return cls(counts, forward_moments, backward_moments, outside, conv.tiled.edges_per_tile)
+        return cls(*(_linear(values) for values in zip(*map(run, (SMALL_SIZE, *sizes)), strict=True)))
 
     def on(self, size: BlockSize) -> BlockCost:
         """Return the cost on a block of the given size, extrapolated linearly from small blocks; at least 0."""
-        peaks = []
-        for moments, outside in zip((self.forward_moments, self.backward_moments), self.outside, strict=True):
-            if self.edges_per_tile:
-                rest = {name: min(getattr(size, name), self.edges_per_tile) for name in ("targets", "edges", "loops")}
-                tile = size._replace(**rest)
-                peaks.append(_at(outside, size).max() + _at(moments, tile).max() - _at(outside, tile).max())
-            else:
-                peaks.append(_at(moments, size).max())
+        peaks = (_at(moments, size).max() for moments in (self.forward_moments, self.backward_moments))
         return BlockCost(*(max(0, int(value)) for value in (*_at(self.counts, size), *peaks)))
 
 

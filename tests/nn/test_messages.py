@@ -1,16 +1,18 @@
-"""Message functions of PyG's and custom convolutions in tiles of edges: PyG's results, for any tiles and threads."""
+"""Message functions of PyG's and custom convolutions as programs: PyG's results, for any tiles and threads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from weft.nn.layers import edge_tiles
-from weft.nn.layers.edge_tiles import MessageFunction, SortedEdges, Tile, TiledConv
+from weft.nn.messages import TiledConv, program
+from weft.nn.messages.edges import SortedEdges
+from weft.nn.messages.program import EdgeProgram
 
 pyg = pytest.importorskip("torch_geometric.nn")
 
@@ -106,8 +108,8 @@ NAMES = [*PLAIN, *(f"{name} with edge rows" for name in WITH_EDGE_ROWS)]
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a tile have a few edges: fewer than the in-edges of some vertices."""
-    monkeypatch.setattr(edge_tiles, "TILE_BYTES", 8 * 8 * WIDTH)
-    monkeypatch.setattr(edge_tiles, "MIN_TILE", 4)
+    monkeypatch.setattr(program, "TILE_BYTES", 0)
+    monkeypatch.setattr(program, "MIN_TILE", 4)
 
 
 def edges(*, in_order: bool = False) -> Tensor:
@@ -148,27 +150,27 @@ def difference(conv: Any, edge_index: Tensor, *, with_edge_rows: bool) -> float:
 
 
 @pytest.fixture
-def tiled_functions(monkeypatch: pytest.MonkeyPatch) -> list[MessageFunction]:
-    """Return a list of the message functions that run in tiles."""
-    functions, original = list[MessageFunction](), MessageFunction.on_tile
+def programs(monkeypatch: pytest.MonkeyPatch) -> list[EdgeProgram]:
+    """Return a list of the programs that run."""
+    ran, original = list[EdgeProgram](), EdgeProgram.run
 
-    def note(function: MessageFunction, *arguments: Any) -> Tensor:
-        functions.append(function)
-        return original(function, *arguments)
+    def note(each: EdgeProgram, *arguments: Any) -> Any:
+        ran.append(each)
+        return original(each, *arguments)
 
-    monkeypatch.setattr(MessageFunction, "on_tile", note)
-    return functions
+    monkeypatch.setattr(EdgeProgram, "run", note)
+    return ran
 
 
 @pytest.mark.parametrize(("make", "with_edge_rows"), CASES, ids=NAMES)
 @pytest.mark.parametrize("in_order", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["shuffled", "in order"])
 def test_results_and_gradients_are_those_of_pyg(
-    make: Callable[[], Any], with_edge_rows: bool, in_order: bool, tiled_functions: list[MessageFunction]
+    make: Callable[[], Any], with_edge_rows: bool, in_order: bool, programs: list[EdgeProgram]
 ) -> None:
     torch.manual_seed(0)
     conv = make().double().eval()
     assert difference(conv, edges(in_order=in_order), with_edge_rows=with_edge_rows) < 1e-9
-    assert len(tiled_functions) > 10
+    assert len(programs) >= 2  # forward and backward
     assert "propagate" not in conv.__dict__
 
 
@@ -200,41 +202,37 @@ def test_gradients_are_those_of_finite_differences() -> None:
     assert torch.autograd.gradcheck(run, (x.requires_grad_(), features.requires_grad_()))
 
 
-def test_tiles_contain_whole_targets() -> None:
-    sorted_edges = SortedEdges.of(edges(), NUM_VERTICES)
-    for size in (1, 4, 50, 1000):
-        tiles = list(sorted_edges.tiles(size))
-        assert [tile.targets.start for tile in tiles[1:]] == [tile.targets.stop for tile in tiles[:-1]]
-        assert (tiles[0].targets.start, tiles[-1].targets.stop) == (0, NUM_VERTICES)
-        for targets, of_tile in tiles:
-            assert of_tile == slice(*sorted_edges.indptr[[targets.start, targets.stop]].tolist())
-            assert of_tile.stop - of_tile.start <= size or targets.stop - targets.start == 1
-
-
-def test_what_reads_the_whole_graph_runs_as_it_is(tiled_functions: list[MessageFunction]) -> None:
+def test_what_reads_the_whole_graph_runs_as_it_is(programs: list[EdgeProgram]) -> None:
     conv = EdgeMLP().double()
     conv.register_message_forward_hook(lambda *_: None)
     assert difference(conv, edges(), with_edge_rows=True) == 0
-    assert not tiled_functions
+    assert not programs
 
 
 def plant(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let tiles be wrong: a boundary, the endpoint that gets a gradient, or a vertex of many edges that runs twice."""
-    tiles, add, rows_of = SortedEdges.tiles, edge_tiles.add_to_sources, MessageFunction.rows_of
+    """Let programs be wrong: a tile's boundary, the endpoint that gets a gradient, or parts of a target."""
+    run, of = EdgeProgram.run, SortedEdges.of
     if error == "boundary":
-        monkeypatch.setattr(MessageFunction, "rows_of", lambda *each: [rows.roll(1, 0) for rows in rows_of(*each)])
+
+        def shifted(edge_index: Tensor, num_targets: int) -> SortedEdges:
+            edges = of(edge_index, num_targets)
+            edges.indptr[9] += 1
+            return edges
+
+        monkeypatch.setattr(SortedEdges, "of", shifted)
     elif error == "endpoint":
-        monkeypatch.setattr(edge_tiles, "add_to_sources", lambda whole, ids, grad: add(whole, ids.flip(0), grad))
-    else:
 
-        def twice(sorted_edges: SortedEdges, number: int) -> Iterator[Tile]:
-            for tile in tiles(sorted_edges, number):
-                yield from [tile] * (1 + (tile.edges.stop - tile.edges.start > number))
+        def flipped(each: EdgeProgram, edges: SortedEdges, *arguments: Any) -> Any:
+            is_backward = len(each.staged_width) > 0
+            return run(each, replace(edges, sources=edges.sources.flip(0)) if is_backward else edges, *arguments)
 
-        monkeypatch.setattr(SortedEdges, "tiles", twice)
+        monkeypatch.setattr(EdgeProgram, "run", flipped)
+    else:  # sums of an earlier level are added up again
+        monkeypatch.setattr(program, "ONCE", [kind for kind in program.ONCE if kind != "reduce"])
 
 
 @pytest.mark.parametrize("error", ["boundary", "endpoint", "twice"])
 def test_planted_errors_show(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(error, monkeypatch)
-    assert difference(GatedMax().double(), edges(), with_edge_rows=False) > 1e-3
+    torch.manual_seed(0)
+    assert difference(pyg.TransformerConv(WIDTH, 4, heads=2).double(), edges(), with_edge_rows=False) > 1e-3

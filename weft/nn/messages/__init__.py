@@ -1,0 +1,10 @@
+"""Message functions of PyG convolutions as programs that run in tiles of edges, without a row for each edge in memory.
+
+Reading order: tiled_conv (which calls of a convolution are replaced), trace (a message function as a graph of ATen
+operations), parts (what runs on vertices before and after the edges), operations (the graph as a program), program (its
+run on all edges).
+"""
+
+from weft.nn.messages.tiled_conv import TiledConv
+
+__all__ = ["TiledConv"]

@@ -1,0 +1,101 @@
+"""A message function as a program on edges, between what runs on sources and targets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.utils._python_dispatch import _disable_current_modes
+
+from weft.nn.messages.edges import SortedEdges
+from weft.nn.messages.function import MessageFunction, Role
+from weft.nn.messages.parts import Evaluation, divide, rows_of
+from weft.nn.messages.program import EdgeProgram
+from weft.nn.messages.trace import FAILURES, Trace, trace, trace_gradients
+
+
+def make_messages(function: MessageFunction, tensors: Sequence[Tensor]) -> Messages | str:
+    """Return a message function as a program, or why it cannot be one.
+
+    Args:
+        function: The function.
+        tensors: Tensors that it reads.
+    """
+    try:
+        with _disable_current_modes():  # of those who count operations: a trace is none
+            return Messages(trace(function, tensors))
+    except (*FAILURES, NotImplementedError) as error:
+        return str(error).partition("\n")[0]
+
+
+class Messages:
+    """A message function as a program, with what runs on sources and targets before and after.
+
+    Args:
+        trace: Trace of the function.
+
+    Raises:
+        NotImplementedError: It cannot run edge by edge, or there is no operation for a part of it.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace, self.parts = trace, divide(trace)
+        self.roles: list[Role] = [each.role for each in self.parts.inputs]
+        self.results: list[Role] = ["edge" if rows_of(node) == "edge" else "target" for node in self.parts.results]
+        self.forward = EdgeProgram(self.parts.program, self.roles, self.results)
+        self._gradients: dict[tuple[bool, ...], EdgeProgram] = {}
+        self.gradients(tuple(True for _ in self.roles))
+
+    def gradients(self, needed: tuple[bool, ...]) -> EdgeProgram:
+        """Return the program of the gradients of some inputs."""
+        if needed not in self._gradients:
+            with _disable_current_modes():
+                graph = trace_gradients(self.parts.program, list(needed), self.trace.mode)
+            roles = [role for role, wanted in zip(self.roles, needed, strict=True) if wanted]
+            self._gradients[needed] = EdgeProgram(graph, [*self.results, *self.roles], roles)
+        return self._gradients[needed]
+
+    def run(self, edges: SortedEdges, num_sources: int, tensors: Sequence[Tensor], shared: Sequence[Tensor]) -> Tensor:
+        """Return the result of the function.
+
+        Args:
+            edges: The edges.
+            num_sources: Number of sources.
+            tensors: The tensors that it reads, with rows of sources, targets or edges.
+            shared: The convolution's parameters and buffers.
+        """
+        parts = self.parts
+        evaluation = Evaluation(parts, num_sources, edges.num_targets)
+        placeholders = [node for node in parts.before if node.op == "placeholder"]
+        evaluation.values |= dict(zip(placeholders, [*tensors, *shared], strict=True))
+        evaluation.run(parts.before)
+        inputs = [evaluation.values[each.value] for each in parts.inputs]
+        results = RunProgram.apply(self, edges, num_sources, *inputs)  # type: ignore[no-untyped-call]
+        evaluation.values |= dict(zip(parts.results, results, strict=True))
+        evaluation.run(parts.after)
+        result: Tensor = evaluation.values[parts.result]
+        return result
+
+
+class RunProgram(torch.autograd.Function):
+    """The program of a message function on all edges."""
+
+    @staticmethod
+    def forward(ctx: Any, messages: Messages, edges: SortedEdges, num_sources: int, *inputs: Tensor) -> Any:
+        ctx.messages, ctx.edges, ctx.num_sources = messages, edges, num_sources
+        ctx.save_for_backward(*inputs)
+        if any(ctx.needs_input_grad):
+            messages.gradients(ctx.needs_input_grad[3:])  # translated now, not in the backward pass
+        return tuple(messages.forward.run(edges, num_sources, inputs))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        needed = ctx.needs_input_grad[3:]
+        program = ctx.messages.gradients(needed)
+        inputs = [*(grad.contiguous() for grad in grads), *ctx.saved_tensors]
+        computed = iter(program.run(ctx.edges, ctx.num_sources, inputs))
+        return None, None, None, *(next(computed) if wanted else None for wanted in needed)

@@ -1,0 +1,180 @@
+"""Runs the message functions of a PyG convolution as programs in tiles of edges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from inspect import Parameter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from weft.nn.messages.edges import SortedEdges
+from weft.nn.messages.function import MessageFunction, Read, Role
+
+if TYPE_CHECKING:
+    from weft.nn.messages.messages import Messages
+
+LOCAL = frozenset({"index", "edge_index_i", "ptr", "size_i", "dim_size"})
+"""Arguments of a message function that a tile has too."""
+GLOBAL = frozenset({"edge_index", "adj_t", "edge_index_j", "size", "size_j"})
+"""Arguments of a message function that only the whole graph has."""
+
+
+class TiledConv:
+    """Runs the message functions of a convolution in tiles, and keeps the edges that it has sorted.
+
+    Args:
+        conv: The convolution.
+    """
+
+    def __init__(self, conv: nn.Module) -> None:
+        self.conv = conv
+        self.messages: dict[Any, Messages | str] = {}
+        """Programs by the types and widths of a call; for calls that PyG runs, the reason."""
+        self._sorted: list[SortedEdges] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what copies of the convolution need; they make their own programs."""
+        return TiledConv(self.conv).__dict__
+
+    @contextmanager
+    def replacing(self) -> Iterator[None]:
+        """Let `propagate` and `edge_updater` of the convolution run in tiles inside the `with` block."""
+        replaced = {
+            name: partial(self._call, getattr(self.conv, name), by_edge=name == "edge_updater")
+            for name in ("propagate", "edge_updater")
+            if hasattr(self.conv, name)
+        }
+        self.conv.__dict__.update(replaced)
+        try:
+            yield
+        finally:
+            for name in replaced:
+                del self.conv.__dict__[name]
+
+    def _call(self, original: Any, edge_index: Any, size: Any = None, *, by_edge: bool, **kwargs: Any) -> Tensor:
+        call = self._prepare(edge_index, size, kwargs, by_edge=by_edge)
+        messages = self._messages_of(call) if call else "it reads more than the endpoints of an edge"
+        if call is None or isinstance(messages, str):
+            whole: Tensor = original(edge_index, size=size, **kwargs)
+            return whole
+        shared = [*self.conv.parameters(), *self.conv.buffers()]
+        edges = self._sort(edge_index, call.num_targets)
+        return messages.run(edges, call.num_sources, call.tensors, shared)
+
+    def _prepare(self, edge_index: Any, size: Any, kwargs: dict[str, Any], *, by_edge: bool) -> Call | None:
+        """Return a call of `propagate` or `edge_updater`; None if its function cannot run in tiles."""
+        conv: Any = self.conv
+        if type(edge_index) is not Tensor or is_observed(conv) or conv.flow != "source_to_target":
+            return None
+        functions = ["edge_update"] if by_edge else ["message", "aggregate", "update"]
+        names = frozenset(conv.inspector.get_flat_param_names(functions))
+        by_message = frozenset(conv.inspector.get_flat_param_names(functions[:1]))
+        num_rows = rows_of_endpoints(names, kwargs, size)
+        if GLOBAL & names or not edge_index.shape[1] or num_rows is None:
+            return None
+        reads, tensors, others = list[Read](), list[Tensor](), list[tuple[str, Any]]()
+        for name in sorted(names - LOCAL):
+            lifted = name.endswith(("_i", "_j"))
+            value = kwargs.get(name[:-2] if lifted else name, Parameter.empty)
+            if lifted and isinstance(value, tuple | list):
+                value = value[name.endswith("_i")]
+            if not isinstance(value, Tensor):
+                if isinstance(value, tuple | list | dict):
+                    return None
+                others.append((name, value))
+                continue
+            of_edges = name in by_message
+            role = role_of(
+                name, value, edge_index.shape[1] if of_edges else num_rows[1], "edge" if of_edges else "target"
+            )
+            if lifted and conv.node_dim % value.dim() != 0:
+                return None
+            reads.append(Read(name, role))
+            tensors.append(value)
+        return Call(MessageFunction(conv, by_edge, tuple(reads), tuple(others)), tensors, *num_rows)
+
+    def _messages_of(self, call: Call) -> Messages | str:
+        """Return the program of a call, which calls with tensors of the same types and widths share."""
+        from weft.nn.messages.messages import make_messages  # imports torch.fx, which most runs do not need
+
+        function = call.function
+        dtypes = {tensor.dtype for tensor in call.tensors}
+        if len(dtypes) != 1 or not dtypes <= {torch.float32, torch.float64}:
+            return "its rows are neither float32 nor float64"
+        shapes = tuple(
+            (tensor.dtype, tensor.shape[role != "shared" :])
+            for (_, role), tensor in zip(function.reads, call.tensors, strict=True)
+        )
+        key = function.by_edge, function.reads, shapes, self.conv.training, repr(function.others)
+        if key not in self.messages:
+            self.messages[key] = make_messages(function, call.tensors)
+        return self.messages[key]
+
+    def _sort(self, edge_index: Tensor, num_targets: int) -> SortedEdges:
+        """Return edges in the order of their targets; the last results are cached."""
+        for edges in self._sorted:
+            same = edges.edge_index is edge_index or torch.equal(edges.edge_index, edge_index)
+            if same and edges.num_targets == num_targets:
+                return edges
+        self._sorted = [*self._sorted[-1:], SortedEdges.of(edge_index, num_targets)]
+        return self._sorted[-1]
+
+
+class Call(NamedTuple):
+    """A call of a message function."""
+
+    function: MessageFunction
+    """The function."""
+    tensors: list[Tensor]
+    """The tensors that it reads."""
+    num_sources: int
+    """Number of sources."""
+    num_targets: int
+    """Number of targets."""
+
+
+def is_observed(conv: Any) -> bool:
+    """Return whether hooks, or an explainer, look at the messages of a convolution, or it divides its columns."""
+    hooks = (value for module in conv.modules() for name, value in vars(module).items() if name.endswith("_hooks"))
+    return any(hooks) or bool(conv.explain) or conv.decomposed_layers > 1
+
+
+def rows_of_endpoints(names: frozenset[str], kwargs: dict[str, Any], size: Any) -> tuple[int, int] | None:
+    """Return the number of sources and of targets of a call of `propagate`; None if the call does not say.
+
+    Args:
+        names: Arguments of the message function.
+        kwargs: Arguments of the call.
+        size: The numbers, if the call states them.
+    """
+    numbers = list(size) if size is not None else [None, None]
+    for name in sorted(names):
+        if name.endswith(("_i", "_j")):
+            value, end = kwargs.get(name[:-2]), int(name.endswith("_i"))
+            pair = value if isinstance(value, tuple | list) else [(None, value), (value, None)][1 - end]
+            numbers = [
+                len(each) if number is None and isinstance(each, Tensor) else number
+                for number, each in zip(numbers, pair, strict=True)
+            ]
+    sources, targets = (each if each is not None else other for each, other in zip(numbers, numbers[::-1], strict=True))
+    return None if sources is None or targets is None else (sources, targets)
+
+
+def role_of(name: str, value: Tensor, num_rows: int, of_rows: Role) -> Role:
+    """Return the role of a tensor that a message function reads.
+
+    Args:
+        name: Argument of the function.
+        value: The tensor.
+        num_rows: Number of its rows if it is not shared.
+        of_rows: Its role then, unless the name says that it is read at an endpoint of edges.
+    """
+    if name.endswith("_j"):
+        return "source"
+    if name.endswith("_i"):
+        return "target"
+    return of_rows if value.dim() and len(value) == num_rows else "shared"

@@ -1,0 +1,157 @@
+"""Trace of a message function: what a PyG convolution computes on edges, as a graph of ATen operations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from weft.nn.messages.function import MessageFunction, Read, Role
+
+aten = torch.ops.aten
+
+NUM_EDGES, NUM_TARGETS = 1_000_003, 999_983
+"""Sizes of the trace: prime numbers that are no width of a row, so that a size in the graph shows what it counts."""
+FAILURES = (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError, LookupError, AssertionError)
+"""Errors of functions that cannot be traced: they read numbers of a tensor, or do what fake tensors cannot."""
+
+
+@cache
+def decompositions() -> dict[Any, Any]:
+    """Return decompositions of operations into the ones that `operations` translates."""
+    extra = [aten.leaky_relu, aten.elu, aten.hardtanh, aten._softmax, aten._log_softmax]
+    extra += [aten.native_layer_norm, aten.linalg_vector_norm, aten.index_copy, aten.gelu]
+    table = dict(core_aten_decompositions().items()) | get_decompositions(extra)
+    table[aten.addmm.default] = _addmm
+    return {op: function for op, function in table.items() if op is not aten.detach.default}
+
+
+def _addmm(bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """Return the sum of a bias and a product; PyTorch's decomposition multiplies by 1."""
+    product = torch.mm(left, right)
+    return (product if alpha == 1 else product * alpha) + (bias if beta == 1 else bias * beta)
+
+
+class Trace(NamedTuple):
+    """A graph of ATen operations on fake tensors."""
+
+    module: GraphModule
+    """The graph. Its inputs are the tensors in `reads`, then the parameters and buffers, then the target of each edge.
+
+    A tensor that is read by edge has NUM_EDGES rows.
+    """
+    roles: list[Role]
+    """Role of each tensor input."""
+    mode: FakeTensorMode
+    """Mode in which the graph was traced."""
+
+
+class _Messages(nn.Module):
+    """The message function as a module, whose parameters can be replaced.
+
+    Args:
+        function: The message function.
+    """
+
+    def __init__(self, function: MessageFunction) -> None:
+        super().__init__()
+        self.conv, self.function = function.conv, function
+
+    def forward(self, values: list[Tensor], index: Tensor) -> Tensor:
+        function, conv = self.function, self.conv
+        arguments = dict(function.others) | {"index": index, "edge_index_i": index, "ptr": None}
+        arguments |= {"size_i": NUM_TARGETS, "dim_size": NUM_TARGETS}
+        arguments |= {read.name: value for read, value in zip(function.reads, values, strict=True)}
+        collect = conv.inspector.collect_param_data
+        if function.by_edge:
+            result: Tensor = conv.edge_update(**collect("edge_update", arguments))
+            return result
+        messages = conv.message(**collect("message", arguments))
+        rows = conv.aggregate(messages, **collect("aggregate", arguments))
+        updated: Tensor = conv.update(rows, **collect("update", arguments))
+        return updated
+
+
+def trace(function: MessageFunction, tensors: Sequence[Tensor]) -> Trace:
+    """Trace a message function.
+
+    Args:
+        function: The function.
+        tensors: The tensors in `reads`.
+
+    Raises:
+        RuntimeError: The function depends on numbers in a tensor; another of FAILURES for what cannot be traced.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    module = _Messages(function)
+    shared = {name: tensor.detach() for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+
+    def run(*inputs: Tensor) -> Tensor:
+        *values, index = inputs
+        replaced = dict(zip(shared, values[len(function.reads) :], strict=True))
+        arguments = list(values[: len(function.reads)]), index
+        result: Tensor = torch.func.functional_call(module, replaced, arguments)
+        return result
+
+    with mode, torch.no_grad():
+        samples = [_sample(read, tensor) for read, tensor in zip(function.reads, tensors, strict=True)]
+        samples += [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in shared.values()]
+        samples.append(torch.empty(NUM_EDGES, dtype=torch.int64))
+        graph = make_fx(torch.func.functionalize(run), decomposition_table=decompositions())(*samples)
+    graph.graph.eliminate_dead_code()
+    roles: list[Role] = [read.role for read in function.reads]
+    roles += ["shared" for _ in shared]
+    return Trace(graph, roles, mode)
+
+
+def trace_gradients(forward: GraphModule, needed: list[bool], mode: FakeTensorMode) -> GraphModule:
+    """Return the graph of the gradients of a graph's inputs.
+
+    Args:
+        forward: The graph, whose last input is the target of each edge.
+        needed: For each other input, whether its gradient is needed.
+        mode: Mode in which the graph was traced.
+
+    Returns:
+        A graph of the gradients that are needed. Its inputs are the gradients of the outputs, then the inputs.
+    """
+    values = [node.meta["val"] for node in forward.graph.nodes if node.op == "placeholder"]
+    results = [node.meta["val"] for node in outputs_of(forward)]
+
+    def run(grads: list[Tensor], inputs: list[Tensor]) -> list[Tensor]:
+        with torch.enable_grad():
+            outputs = torch.fx.Interpreter(forward).run(*inputs)
+        pairs = [(output, grad) for output, grad in zip(outputs, grads, strict=True) if output.requires_grad]
+        of = [each for each, wanted in zip(inputs, [*needed, False], strict=True) if wanted]
+        results, grads_of = ([pair[number] for pair in pairs] for number in (0, 1))
+        return list(torch.autograd.grad(results, of, grads_of, allow_unused=True))
+
+    with mode:
+        inputs = [
+            torch.empty_like(value).requires_grad_(wanted)
+            for value, wanted in zip(values, [*needed, False], strict=True)
+        ]
+        grads = [torch.empty_like(value) for value in results]
+        graph = make_fx(run, decomposition_table=decompositions())(grads, inputs)
+    graph.graph.eliminate_dead_code()
+    return graph
+
+
+def outputs_of(module: GraphModule) -> list[Node]:
+    """Return the nodes that a graph returns."""
+    (result,) = next(node for node in reversed(module.graph.nodes) if node.op == "output").args
+    return [result] if isinstance(result, Node) else list(result)
+
+
+def _sample(read: Read, tensor: Tensor) -> Tensor:
+    """Return a tensor with the number of rows of the trace."""
+    if read.role == "shared":
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
+    return torch.empty(NUM_EDGES if read.by_edge else NUM_TARGETS, *tensor.shape[1:], dtype=tensor.dtype)
