@@ -46,6 +46,7 @@ class Messages:
         self.roles: list[Role] = [each.role for each in self.parts.inputs]
         self.results: list[Role] = ["edge" if rows_of(node) == "edge" else "target" for node in self.parts.results]
         self.forward = EdgeProgram(self.parts.program, self.roles, self.results)
+        self.read_after = self.parts.read_after
         self._gradients: dict[tuple[bool, ...], EdgeProgram] = {}
         self.gradients(tuple(True for _ in self.roles))
 
@@ -71,11 +72,13 @@ class Messages:
         evaluation = Evaluation(parts, num_sources, edges.num_targets)
         placeholders = [node for node in parts.before if node.op == "placeholder"]
         evaluation.values |= dict(zip(placeholders, [*tensors, *shared], strict=True))
-        evaluation.run(parts.before)
+        evaluation.run(parts.before, {*self.read_after, *(each.value for each in parts.inputs)})
         inputs = [evaluation.values[each.value] for each in parts.inputs]
+        evaluation.values = {node: value for node, value in evaluation.values.items() if node in self.read_after}
         results = RunProgram.apply(self, edges, num_sources, *inputs)  # type: ignore[no-untyped-call]
         evaluation.values |= dict(zip(parts.results, results, strict=True))
-        evaluation.run(parts.after)
+        del inputs, results  # they live as long as autograd needs them
+        evaluation.run(parts.after, {parts.result})
         result: Tensor = evaluation.values[parts.result]
         return result
 

@@ -7,7 +7,7 @@ after the sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -61,6 +61,11 @@ class Parts(NamedTuple):
     """Origin of each node."""
     module: GraphModule
     """The trace."""
+
+    @property
+    def read_after(self) -> set[Node]:
+        """Nodes that are read after the program."""
+        return {self.result, *(read for node in self.after for read in node.all_input_nodes)}
 
 
 def rows_of(node: Node) -> Literal["edge", "target", ""]:
@@ -356,12 +361,14 @@ class Evaluation:
         self.values: dict[Node, Any] = {}
         """Values by node."""
 
-    def run(self, nodes: Sequence[Node]) -> None:
-        """Compute the values of nodes, whose inputs have values.
+    def run(self, nodes: Sequence[Node], needed: Collection[Node]) -> None:
+        """Compute the values of nodes, whose inputs have values, and drop each one after its last reader.
 
         Args:
             nodes: The nodes in their order.
+            needed: Nodes whose values stay.
         """
+        last = {read: node for node in nodes for read in node.all_input_nodes}
         for node in nodes:
             if node in self.values or self.parts.origins[node] == "constant":
                 continue
@@ -371,6 +378,9 @@ class Evaluation:
                 self.values[node] = getattr(self.parts.module, str(node.target))
             else:
                 self.values[node] = self._call(node, self.parts.origins[node])
+            for read in node.all_input_nodes:
+                if last[read] is node and read not in needed:
+                    self.values.pop(read, None)
 
     def _call(self, node: Node, origin: Origin) -> Any:
         """Return the value of a node, computed for rows of an origin."""
