@@ -43,17 +43,18 @@ VERTICES, EDGES, COLUMNS, CLASSES = 600, 5000, 24, 5
 def random_graph(typed):
     random = torch.Generator().manual_seed(0)
     skewed = (torch.rand(EDGES, generator=random) ** 2 * VERTICES).long()
-    types = dict(edge_type=torch.randint(3, (EDGES,), generator=random), relations=("a", "b", "c")) if typed else {}
+    relations = {"edge_type": torch.randint(3, (EDGES,), generator=random), "relations": ("v|a|v", "v|b|v", "v|c|v"),
+                 "vertex_types": ("v",), "type_offsets": (0, VERTICES)} if typed else {}
     return weft.Graph.from_edges(
         skewed, torch.randint(VERTICES, (EDGES,), generator=random), num_vertices=VERTICES,
         x=torch.randn(VERTICES, COLUMNS, generator=random), y=torch.randint(CLASSES, (VERTICES,), generator=random),
-        train_mask=torch.rand(VERTICES, generator=random) < 0.5, **types)
+        train_mask=torch.rand(VERTICES, generator=random) < 0.5, **relations)
 
 def converted():
     torch.manual_seed(0)
     mlp = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
     layers = [(SAGEConv(COLUMNS, 16), "x, e -> x"), nn.ReLU(), (GINConv(mlp), "x, e -> x"), nn.ReLU()]
-    return Sequential("x, e", [*layers, (GATConv(16, CLASSES, heads=2, concat=False), "x, e -> x")])
+    return Sequential("x, e", [*layers, (GATConv(16, CLASSES, heads=2, concat=False), "x, e -> x")]).double()
 
 if __name__ == "__main__":
     for strategy, model, ranks, options in json.loads(sys.argv[1]):
@@ -68,21 +69,30 @@ if __name__ == "__main__":
 """
 
 
-def cells() -> list[tuple[str, str, int, dict[str, int]]]:
-    """Return the cells: strategy, model, number of ranks and further options."""
+def cells(models: list[str]) -> list[tuple[str, str, int, dict[str, int]]]:
+    """Return the cells: strategy, model, number of ranks and further options.
+
+    Args:
+        models: Names of the models.
+    """
     return [
         (strategy, model, ranks, {"chunks": 3} if strategy in IN_CHUNKS else {})
-        for strategy, model, ranks in itertools.product(STRATEGIES, MODELS, (1, 2, 3))
+        for strategy, model, ranks in itertools.product(STRATEGIES, models, (1, 2, 3))
         if not (strategy == "single" and ranks > 1)
     ]
 
 
-def losses(tree: str) -> dict[str, list[str] | str]:
-    """Return the losses of each cell in a tree, as hexadecimal numbers, or the message with which it refuses it."""
+def losses(tree: str, models: list[str]) -> dict[str, list[str] | str]:
+    """Return the losses of each cell in a tree, as hexadecimal numbers, or the message with which it refuses it.
+
+    Args:
+        tree: The tree.
+        models: Names of the models.
+    """
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "run.py"
         script.write_text(RUN)
-        output = install(tree).run([str(script), json.dumps(cells()), folder], 2, Path(folder))
+        output = install(tree).run([str(script), json.dumps(cells(models)), folder], 2, Path(folder))
     lines = [json.loads(line.removeprefix("cell ")) for line in output.splitlines() if line.startswith("cell ")]
     return {" ".join(map(str, cell)): result for cell, result in lines}
 
@@ -90,9 +100,11 @@ def losses(tree: str) -> dict[str, list[str] | str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tree", help="a commit, or the path of a checkout")
+    parser.add_argument("--models", default=",".join(MODELS), help="names of models, separated by commas")
     arguments = parser.parse_args()
+    models = arguments.models.split(",")
     try:
-        before, now = losses(arguments.tree), losses(str(Path(__file__).resolve().parent.parent))
+        before, now = (losses(tree, models) for tree in (arguments.tree, str(Path(__file__).resolve().parent.parent)))
     except (BadInputError, RunFailedError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -116,7 +116,7 @@ class TiledConv:
 
     def _sort(self, edge_index: Tensor, num_targets: int) -> SortedEdges:
         """Return edges in the order of their targets; the last results are cached."""
-        for edges in self._sorted:
+        for edges in reversed(self._sorted):  # the last ones are usually the same tensor
             same = edges.edge_index is edge_index or torch.equal(edges.edge_index, edge_index)
             if same and edges.num_targets == num_targets:
                 return edges

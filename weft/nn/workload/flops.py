@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from weft.nn.layers.pyg_conv import PyGConv
 from weft.nn.workload.layer_sizes import BlockSize
@@ -189,7 +191,11 @@ class BlockCost(NamedTuple):
     forward_peak: int
     """Peak bytes of tensors in the forward pass, with the result."""
     backward_peak: int
-    """Peak bytes of tensors in the backward pass, with those that are saved, without the result."""
+    """Peak bytes of tensors in the backward pass, with those that are saved, without the result and the sources."""
+    backward_peak_alone: int
+    """The same with the rows of the sources, for as long as the convolution needs them."""
+    keeps_sources: bool
+    """True if the rows of the sources are saved for the backward pass."""
 
 
 class BlockCostModel(NamedTuple):
@@ -207,6 +213,10 @@ class BlockCostModel(NamedTuple):
     """Bytes in use after each operation of the forward pass, int64 [moments, 5]."""
     backward_moments: np.ndarray[Any, Any]
     """Bytes in use after each operation of the backward pass, int64 [moments, 5]."""
+    backward_moments_alone: np.ndarray[Any, Any]
+    """The same with the rows of the sources, for as long as the convolution needs them."""
+    keeps_sources: bool
+    """True if the rows of the sources are saved for the backward pass."""
 
     @classmethod
     def of(
@@ -225,31 +235,47 @@ class BlockCostModel(NamedTuple):
         conv = copy.deepcopy(conv).to("cpu").train(training)
         dtype = next((parameter.dtype for parameter in conv.parameters()), torch.float32)
 
-        def run(size: BlockSize) -> tuple[list[int], list[int], list[int]]:
-            counter = FlopCounter()
+        def run(size: BlockSize, *, counts_sources: bool) -> tuple[list[int], list[int], list[int]]:
+            counter, peak = FlopCounter(), TensorPeak()
             with torch.device("cpu"):
-                x = torch.ones(size.sources, width, dtype=dtype, requires_grad=gradient)
-                block = SmallBlock(x, size, num_edge_features, weighted=weighted)
+                block = SmallBlock(size, num_edge_features, weighted=weighted, dtype=dtype)
+                leaf = torch.ones(size.sources, width, dtype=dtype, requires_grad=gradient)
+                with torch.set_grad_enabled(training):
+                    conv(block, leaf)  # what a first call keeps for all others is not part of a step
             conv.zero_grad()
-            with torch.device("cpu"), torch.set_grad_enabled(training):
-                conv(block, x)  # what a first call keeps for all others is not part of a step
-            with torch.device("cpu"), torch.set_grad_enabled(training), counter, TensorPeak() as peak:
-                y = conv(block, x)
-                forward, moved, moments, saved = counter.total, counter.num_bytes, len(peak.moments), peak.alive
+            with torch.set_grad_enabled(training), peak if counts_sources else nullcontext():
+                sources = leaf * 1
+            with torch.device("cpu"), torch.set_grad_enabled(training), counter, peak:
+                first, own = len(peak.moments), peak.alive
+                y = conv(block, sources)
+                forward, moved, moments = counter.total, counter.num_bytes, len(peak.moments)
+                if counts_sources:
+                    del sources
+                saved = peak.alive
                 if y.requires_grad:
                     y.backward(torch.ones_like(y))
-            counts = [forward, counter.total - forward, moved, counter.num_bytes - moved, saved - y.nbytes]
+            counts = [forward, counter.total - forward, moved, counter.num_bytes - moved, saved - own - y.nbytes]
             # Both the result and its gradient belong to the caller.
             backward_moments = [alive - 2 * y.nbytes for alive in peak.moments[moments:]]
-            return counts, peak.moments[:moments], backward_moments or [0]
+            return counts, [alive - own for alive in peak.moments[first:moments]], backward_moments or [0]
 
         sizes = [SMALL_SIZE._replace(**{name: getattr(SMALL_SIZE, name) + 1}) for name in SMALL_SIZE._fields]
-        return cls(*(_linear(values) for values in zip(*map(run, (SMALL_SIZE, *sizes)), strict=True)))
+        without, alone = (
+            [
+                _linear(values)
+                for values in zip(*(run(size, counts_sources=counts) for size in (SMALL_SIZE, *sizes)), strict=True)
+            ]
+            for counts in (False, True)
+        )
+        keeps_sources = bool((without[0] == alone[0]).all())
+        counts, forward_moments, backward_moments = without
+        return cls(counts, forward_moments, backward_moments, alone[-1], keeps_sources)
 
     def on(self, size: BlockSize) -> BlockCost:
         """Return the cost on a block of the given size, extrapolated linearly from small blocks; at least 0."""
-        peaks = (_at(moments, size).max() for moments in (self.forward_moments, self.backward_moments))
-        return BlockCost(*(max(0, int(value)) for value in (*_at(self.counts, size), *peaks)))
+        moments = (self.forward_moments, self.backward_moments, self.backward_moments_alone)
+        numbers = *_at(self.counts, size), *(_at(each, size).max() for each in moments)
+        return BlockCost._make([*(max(0, int(number)) for number in numbers), self.keeps_sources])
 
 
 def _at(functions: np.ndarray[Any, Any], size: BlockSize) -> Any:
@@ -276,20 +302,20 @@ class SmallBlock:
     """Minimal view for a PyG convolution: rows, and edges between the first sources.
 
     Args:
-        x: Rows of the sources.
         size: Size of the block.
         num_edge_features: Number of edge features.
         weighted: True if edges have weights.
+        dtype: Type of the features and weights.
     """
 
-    def __init__(self, x: Tensor, size: BlockSize, num_edge_features: int, *, weighted: bool) -> None:
-        self.x, self.size = x, size
+    def __init__(self, size: BlockSize, num_edge_features: int, *, weighted: bool, dtype: torch.dtype) -> None:
+        self.size = size
         loops = torch.arange(size.loops) % size.targets
         others = torch.arange(size.edges - size.loops) % size.targets
         edge_index = torch.stack([torch.cat([loops, (others + 1) % size.targets]), torch.cat([loops, others])])
         self.edge_index = edge_index[:, edge_index[1].argsort(stable=True)]  # by target, as in a graph
-        self.edge_features = x.new_ones(size.edges, num_edge_features) if num_edge_features else None
-        self.edge_weight = x.new_ones(size.edges) if weighted else None
+        self.edge_features = torch.ones(size.edges, num_edge_features, dtype=dtype) if num_edge_features else None
+        self.edge_weight = torch.ones(size.edges, dtype=dtype) if weighted else None
 
     def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
         """Return (source rows, edge_index, number of targets)."""
@@ -309,13 +335,16 @@ class CountedConv(torch.autograd.Function):
         result = read[0].new_empty(shape)
         blank(cost.forward_peak - result.nbytes)
         ctx.saved = [blank(cost.saved)]
+        ctx.sources = read[0] if cost.keeps_sources else None
         return result
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> Any:
         ctx.counter.add_call(ctx.cost.backward, ctx.cost.backward_bytes)
         ctx.saved.clear()
-        blank(ctx.cost.backward_peak)
+        storage = ctx.sources is not None and StorageWeakRef(ctx.sources.untyped_storage())
+        ctx.sources = None
+        blank(ctx.cost.backward_peak_alone if storage and storage.expired() else ctx.cost.backward_peak)
         needed = zip(ctx.like, ctx.needs_input_grad[3:], strict=True)
         grads = [torch.empty(shape, dtype=dtype, device="meta") if needs else None for (shape, dtype), needs in needed]
         return None, None, None, *grads

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from weft.data import Adjacency
 
-
 TARGETS_AT_ONCE = 1 << 17
 """Number of vertices whose self-loops are counted at once."""
 
