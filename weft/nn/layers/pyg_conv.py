@@ -145,7 +145,8 @@ def from_pyg(conv: Any, *, reads_edge_attr: bool = False) -> PyGConv:
         raise InputError(
             f"{name} contains a batch norm, which would normalize over one rank's rows: move it between layers"
         )
-    width = out_width_of(conv) or (tried.out_width if tried else 0)
+    has_matrix = any(parameter.dim() > 1 for parameter in conv.parameters())  # else any width may run in a trial
+    width = out_width_of(conv) or (tried.out_width if tried and has_matrix else 0)
     if not width:
         raise InputError(f"{name} has no attribute out_channels: use weft.nn.PyGConv(conv, out_width)")
     return PyGConv(conv, width, reads_edge_attr=reads_edge_attr)

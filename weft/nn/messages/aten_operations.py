@@ -275,19 +275,42 @@ def _split(to: Translator, _: Node, x: Node, sizes: list[int], dimension: int = 
 def _cat(to: Translator, node: Node, tensors: list[Node], dimension: int = 0) -> Rows:
     rows, sizes = result_of(node)
     axis, slot, first = _axis(dimension, Constant(0.0, sizes)), to.new_slot(prod(sizes)), 0
-    outer, whole = prod(sizes[:axis]), prod(sizes[axis:])
     for tensor in tensors:
         part_sizes = tuple(tensor.meta["val"].shape[1:])
-        part = to.in_slot(to.value_of(tensor), rows, part_sizes)
-        inner = prod(part_sizes[axis:])
-        for number in range(outer):
-            head = part.width, prod(sizes), number * inner, number * whole + first
-            parameters = *head, 1, 1, inner, 0, 0, 1, 0
-            to.translation.operations.append(
-                Operation("copy", rows, prod(sizes), slot, a=part.slot, parameters=parameters)
-            )
-        first += inner
+        _write(to, to.in_slot(to.value_of(tensor), rows, part_sizes), slot, sizes, axis, first)
+        first += part_sizes[axis]
     return Rows(rows, slot, sizes, contiguous_strides(sizes))
+
+
+def _slice_scatter(
+    to: Translator, node: Node, x: Node, part: Node, dimension: int = 0, start: int | None = None, *_: Any
+) -> Rows:
+    rows, sizes = result_of(node)
+    if part.meta["val"].shape == x.meta["val"].shape:
+        return to.in_slot(to.value_of(part), rows, sizes)
+    axis, slot = _axis(dimension, Constant(0.0, sizes)), to.new_slot(prod(sizes))
+    first = (start or 0) + (sizes[axis] if (start or 0) < 0 else 0)
+    _write(to, to.in_slot(to.value_of(x), rows, sizes), slot, sizes, axis, 0)
+    _write(to, to.in_slot(to.value_of(part), rows, tuple(part.meta["val"].shape[1:])), slot, sizes, axis, first)
+    return Rows(rows, slot, sizes, contiguous_strides(sizes))
+
+
+def _write(to: Translator, part: Rows, slot: int, sizes: tuple[int, ...], axis: int, first: int) -> None:
+    """Copy a value into a slot of rows of other sizes, from an item of a dimension on.
+
+    Args:
+        to: The translator.
+        part: The value, in a slot of its own.
+        slot: The slot.
+        sizes: Sizes of its rows.
+        axis: The dimension.
+        first: Number of the item.
+    """
+    inner, width = prod(part.sizes[axis:]), prod(sizes)
+    for number in range(prod(sizes[:axis])):
+        after = number * prod(sizes[axis:]) + first * prod(sizes[axis + 1 :])
+        parameters = part.width, width, number * inner, after, 1, 1, inner, 0, 0, 1, 0
+        to.translation.operations.append(Operation("copy", part.kind, width, slot, a=part.slot, parameters=parameters))
 
 
 def _reduce(
@@ -313,6 +336,21 @@ def _mean(to: Translator, node: Node, x: Node, dims: Any = None, keep: bool = Fa
     rows, sizes = result_of(node)
     share = prod(sizes) / prod(x.meta["val"].shape[1:])
     return to.combine("multiply", _reduce("add", to, node, x, dims, keep), Constant(share), rows, sizes)
+
+
+def _var_mean(
+    to: Translator, node: Node, x: Node, dims: Any = None, *, correction: float = 1, keepdim: bool = False
+) -> list[Any]:
+    rows, sizes = result_of(x)
+    if keepdim is False:
+        raise NotImplementedError("a variance without its dimensions")
+    count = prod(sizes) / prod(node.meta["val"][0].shape[1:])
+    left = tuple(node.meta["val"][0].shape[1:])
+    mean = to.combine("multiply", _reduce("add", to, node, x, dims, True), Constant(1 / count), rows, left)
+    away = to.combine("subtract", to.value_of(x), mean, rows, sizes)
+    axes = sorted(_axis(each, Constant(0.0, sizes)) for each in dims)
+    squares = to.reduce_axes("add", to.combine("multiply", away, away, rows, sizes), axes)
+    return [to.combine("multiply", squares, Constant(1 / (count - correction)), rows, left), mean]
 
 
 def _matmul(to: Translator, node: Node, left: Node, right: Node) -> Rows | Node:
@@ -358,9 +396,11 @@ HANDLERS: dict[Any, Callable[..., Any]] = {
     aten.split_with_sizes: _split,
     operator.getitem: lambda to, _, parts, number: to.value_of(parts)[number],
     aten.cat: _cat,
+    aten.slice_scatter: _slice_scatter,
     aten.sum: partial(_reduce, "add"),
     aten.amax: partial(_reduce, "maximum"),
     aten.mean: _mean,
+    aten.var_mean: _var_mean,
     aten.mm: _matmul,
     aten.bmm: _matmul_each,
     aten.full: partial(_fill, None),

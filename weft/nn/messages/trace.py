@@ -91,18 +91,27 @@ def trace(function: MessageFunction, tensors: Sequence[Tensor]) -> Trace:
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     module = _Messages(function)
-    shared = {name: tensor.detach() for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+    shared = [*function.conv.parameters(), *function.conv.buffers()]
+    position = {id(tensor): number for number, tensor in enumerate(shared)}
+    # Each part once, though it may have several names, and a tensor in each part that has it: PyTorch's search for tied
+    # weights would leave fake ones in a part with two names.
+    names = {
+        f"conv.{path}.{name}".replace("..", "."): position[id(tensor)]
+        for path, part in function.conv.named_modules()
+        for name, tensor in (*part._parameters.items(), *part._buffers.items())
+        if tensor is not None
+    }
 
     def run(*inputs: Tensor) -> Tensor:
         *values, index = inputs
-        replaced = dict(zip(shared, values[len(function.reads) :], strict=True))
+        replaced = {name: values[len(function.reads) + number] for name, number in names.items()}
         arguments = list(values[: len(function.reads)]), index
-        result: Tensor = torch.func.functional_call(module, replaced, arguments)
+        result: Tensor = torch.func.functional_call(module, replaced, arguments, tie_weights=False)
         return result
 
     with mode, torch.no_grad():
         samples = [_sample(read, tensor) for read, tensor in zip(function.reads, tensors, strict=True)]
-        samples += [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in shared.values()]
+        samples += [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in shared]
         samples.append(torch.empty(NUM_EDGES, dtype=torch.int64))
         graph = make_fx(torch.func.functionalize(run), decomposition_table=decompositions())(*samples)
     graph.graph.eliminate_dead_code()

@@ -252,11 +252,15 @@ class BlockCostModel(NamedTuple):
                 if counts_sources:
                     del sources
                 saved = peak.alive
+            with torch.device("cpu"), torch.set_grad_enabled(training), counter, peak:
+                scaled = y * 1  # so that the gradient of y is freed as soon as it has been read
+                begun, before = len(peak.moments), counter.num_bytes
                 if y.requires_grad:
-                    y.backward(torch.ones_like(y))
-            counts = [forward, counter.total - forward, moved, counter.num_bytes - moved, saved - own - y.nbytes]
-            # Both the result and its gradient belong to the caller.
-            backward_moments = [alive - 2 * y.nbytes for alive in peak.moments[moments:]]
+                    scaled.backward(torch.ones_like(scaled))
+            backward_moved = max(counter.num_bytes - before - 3 * y.nbytes, 0)  # without those of `scaled`
+            counts = [forward, counter.total - forward, moved, backward_moved, saved - own - y.nbytes]
+            # The result and its gradient belong to the caller; next to them are `scaled` and its gradient.
+            backward_moments = [alive - 4 * y.nbytes for alive in peak.moments[begun:]]
             return counts, [alive - own for alive in peak.moments[first:moments]], backward_moments or [0]
 
         sizes = [SMALL_SIZE._replace(**{name: getattr(SMALL_SIZE, name) + 1}) for name in SMALL_SIZE._fields]
