@@ -224,7 +224,14 @@ def normalized_sum(conv: Any, weight: Any) -> Sum | None:
 def _gcn(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
     """Convert GCNConv (Kipf and Welling 2017, eq. 2)."""
     op = normalized_sum(conv, edge_weight)
-    return op and scope.over_graph(TransformedSum(scope.path, op, "lin"), x)
+    if op is not None:
+        return scope.over_graph(TransformedSum(scope.path, op, "lin"), x)
+    if conv.improved or conv.add_self_loops or conv.aggr not in ("add", "sum"):
+        return None
+    h = conv.lin(x)
+    step = without_loops(scope, conv, h, edge_weight)
+    assert step is not None
+    return step(h) if conv.bias is None else step(h) + conv.bias
 
 
 def _sage(scope: LayerScope, conv: Any, *, x: Any) -> Any:
@@ -374,6 +381,83 @@ def _sgc(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
     return op and conv.lin(aggregated(scope, op, x, steps=conv.K))
 
 
+def _ssg(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
+    """Convert SSGConv (Zhu and Koniusz 2021, eq. 8)."""
+    op, y, power = normalized_sum(conv, edge_weight), conv.alpha * x, x
+    if op is None or conv.cached:
+        return None
+    for _ in range(conv.K):
+        power = aggregated(scope, op, power)
+        y = y + (1 - conv.alpha) / conv.K * power
+    return conv.lin(y)
+
+
+def _mix_hop(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
+    """Convert MixHopConv (Abu-El-Haija et al. 2019, eq. 2)."""
+    op, power = normalized_sum(conv, edge_weight), x
+    if op is None:
+        return None
+    results = {0: conv.lins[0](x) if 0 in conv.powers else x}
+    for number in range(1, len(conv.lins)):
+        power = aggregated(scope, op, power)
+        results[number] = conv.lins[number](power) if number in conv.powers else power
+    y = torch.cat([results[number] for number in conv.powers], dim=-1)
+    return y if conv.bias is None else y + conv.bias
+
+
+def _gated_graph(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
+    """Convert GatedGraphConv (Li et al. 2016, eqs. 2-6)."""
+    op = reduction(conv, weighted=edge_weight is not None)
+    if op is None:
+        return None
+    y = functional.pad(x, (0, conv.out_channels - x.shape[-1]))
+    for number in range(conv.num_layers):
+        y = conv.rnn(aggregated(scope, op, y @ conv.weight[number]), y)
+    return y
+
+
+def without_loops(scope: LayerScope, conv: Any, x: Any, weight: Any) -> Callable[[Any], Any] | None:
+    """Return a function that applies D^-1/2 A D^-1/2, or A if the convolution does not normalize.
+
+    The degrees are sums of ones, so each rank has those of its own vertices.
+
+    Args:
+        scope: Records the steps.
+        conv: The convolution, which adds no self-loops.
+        x: Proxy of rows [n, F].
+        weight: Edge weights of the call, or None.
+
+    Returns:
+        A function of rows; None if the convolution does not sum.
+    """
+    op = reduction(conv, weighted=weight is not None)
+    if conv.aggr not in ("add", "sum") or op is None:
+        return None
+    if not conv.normalize:
+        return partial(aggregated, scope, op)
+    degree = aggregated(scope, op, torch.ones_like(x[:, :1]))
+    scale = degree.pow(-0.5).masked_fill(degree == 0, 0.0)
+    return lambda rows: scale * aggregated(scope, op, scale * rows)
+
+
+def _tag(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
+    """Convert TAGConv (Du et al. 2017, eq. 3)."""
+    step = without_loops(scope, conv, x, edge_weight)
+    if step is None:
+        return None
+    y, power = conv.lins[0](x), x
+    for lin in conv.lins[1:]:
+        power = step(power)
+        y = y + lin(power)
+    return y if conv.bias is None else y + conv.bias
+
+
+def _light_gcn(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
+    """Convert LGConv (He et al. 2020, eq. 3)."""
+    step = without_loops(scope, conv, x, edge_weight)
+    return step and step(x)
+
+
 def _gcn2(scope: LayerScope, conv: Any, *, x: Any, x_0: Any, edge_weight: Any) -> Any:
     """Convert GCN2Conv (Chen et al. 2020, eq. 5)."""
     op = normalized_sum(conv, edge_weight)
@@ -418,15 +502,20 @@ def _simple(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
 RULES: dict[str, Callable[..., Any]] = {
     "APPNP": _appnp,
     "FastRGCNConv": _rgcn,
+    "GatedGraphConv": _gated_graph,
     "GATConv": _gat,
     "GATv2Conv": _gatv2,
     "GCN2Conv": _gcn2,
     "GCNConv": _gcn,
     "GINConv": _gin,
     "GraphConv": _graph,
+    "LGConv": _light_gcn,
+    "MixHopConv": _mix_hop,
     "RGCNConv": _rgcn,
     "SAGEConv": _sage,
     "SGConv": _sgc,
+    "SSGConv": _ssg,
     "SimpleConv": _simple,
+    "TAGConv": _tag,
 }
 """Rule of each convolution, by the name of PyG's class."""

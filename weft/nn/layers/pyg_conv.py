@@ -58,11 +58,10 @@ class PyGConv(nn.Module):
             weight = sources.new_empty(sources.shape[1], self.out_width)
             return sources[:num_targets] @ weight + sum(t.sum() for t in (sources, *self.parameters()))
         with self.tiled.replacing() if sources.device.type == "cpu" else nullcontext():
-            if self.takes_pair:
-                y: Tensor = self.conv((sources, sources[:num_targets]), edge_index, **edge_arguments)
-                return y
-            whole: Tensor = self.conv(sources, edge_index, **edge_arguments)
-            return whole[:num_targets]
+            rows = (sources, sources[:num_targets]) if self.takes_pair else sources
+            y: Tensor = self.conv(rows, edge_index, **edge_arguments)
+        drop_results(self.conv)
+        return y if self.takes_pair else y[:num_targets]
 
     def _edge_arguments(self, view: View, in_width: int) -> dict[str, Tensor]:
         """Return the convolution's arguments with edge weights and features."""
@@ -88,6 +87,17 @@ class PyGConv(nn.Module):
             if wanted and features is not None:
                 arguments["edge_attr"] = features
         return arguments
+
+
+def drop_results(conv: nn.Module) -> None:
+    """Drop tensors that a convolution keeps from a call, such as SuperGATConv's attention, with their autograd graph.
+
+    Args:
+        conv: The convolution.
+    """
+    for name, value in vars(conv).items():
+        if isinstance(value, Tensor) and value.grad_fn is not None:
+            setattr(conv, name, None)
 
 
 def share_tensors(wrapper: nn.Module, module: nn.Module) -> None:
