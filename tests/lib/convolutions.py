@@ -226,21 +226,21 @@ class Plain(nn.Module):
 
 
 class WithEdgeRows(Plain):
-    """The same with edge features."""
+    """A convolution that gets edge features, and a linear layer."""
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:  # type: ignore[override]
         return self.out(self.conv(x, edge_index, edge_attr).relu())
 
 
 class WithFirstRows(Plain):
-    """The same with the rows of the first layer."""
+    """A convolution that gets the rows of the first layer, and a linear layer."""
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.out(self.conv(x, x, edge_index).relu())
 
 
 class WithRelations(Plain):
-    """The same with the relation of each edge."""
+    """A convolution that gets the relation of each edge, and a linear layer."""
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor:  # type: ignore[override]
         return self.out(self.conv(x, edge_index, edge_type).relu())
@@ -296,7 +296,7 @@ class How(NamedTuple):
     native: bool | None
     """True: with its own kernels; False: as the convolution itself; None: only under `single`, as in PyG."""
     words: str
-    """The same in words, or why not."""
+    """Words for it, or why not."""
 
 
 def case_of(name: str) -> ConvolutionCase:

@@ -12,7 +12,7 @@ from typing import Any
 from torch.fx import GraphModule, Node
 
 from weft.nn.messages.function import Role
-from weft.nn.messages.operations import Operation, SharedRow, Translation, Translator
+from weft.nn.messages.operations import SharedRow, TileOperation, Translation, Translator
 from weft.nn.messages.parts import LIFTS, REDUCTIONS, rows_of
 from weft.nn.messages.trace import aten, outputs_of
 from weft.nn.messages.values import Constant, Index, RowKind, Rows, Transposed, contiguous_strides
@@ -310,7 +310,9 @@ def _write(to: Translator, part: Rows, slot: int, sizes: tuple[int, ...], axis: 
     for number in range(prod(sizes[:axis])):
         after = number * prod(sizes[axis:]) + first * prod(sizes[axis + 1 :])
         parameters = part.width, width, number * inner, after, 1, 1, inner, 0, 0, 1, 0
-        to.translation.operations.append(Operation("copy", part.kind, width, slot, a=part.slot, parameters=parameters))
+        to.translation.operations.append(
+            TileOperation("copy", part.kind, width, slot, a=part.slot, parameters=parameters)
+        )
 
 
 def _reduce(

@@ -14,10 +14,10 @@ from weft.nn.messages.edges import SortedEdges
 from weft.nn.messages.function import MessageFunction, Role
 from weft.nn.messages.parts import Evaluation, divide, rows_of
 from weft.nn.messages.program import EdgeProgram
-from weft.nn.messages.trace import FAILURES, Trace, trace, trace_gradients
+from weft.nn.messages.trace import FAILURES, MessageTrace, trace, trace_gradients
 
 
-def make_messages(function: MessageFunction, tensors: Sequence[Tensor]) -> Messages | str:
+def make_program(function: MessageFunction, tensors: Sequence[Tensor]) -> MessageProgram | str:
     """Return a message function as a program, or why it cannot be one.
 
     Args:
@@ -26,22 +26,22 @@ def make_messages(function: MessageFunction, tensors: Sequence[Tensor]) -> Messa
     """
     try:
         with _disable_current_modes():  # of those who count operations: a trace is none
-            return Messages(trace(function, tensors))
+            return MessageProgram(trace(function, tensors))
     except (*FAILURES, NotImplementedError) as error:
         return str(error).partition("\n")[0]
 
 
-class Messages:
+class MessageProgram:
     """A message function as a program, with what runs on sources and targets before and after.
 
     Args:
-        trace: Trace of the function.
+        trace: MessageTrace of the function.
 
     Raises:
         NotImplementedError: It cannot run edge by edge, or there is no operation for a part of it.
     """
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: MessageTrace) -> None:
         self.trace, self.parts = trace, divide(trace)
         self.roles: list[Role] = [each.role for each in self.parts.inputs]
         self.results: list[Role] = ["edge" if rows_of(node) == "edge" else "target" for node in self.parts.results]
@@ -87,7 +87,7 @@ class RunProgram(torch.autograd.Function):
     """The program of a message function on all edges."""
 
     @staticmethod
-    def forward(ctx: Any, messages: Messages, edges: SortedEdges, num_sources: int, *inputs: Tensor) -> Any:
+    def forward(ctx: Any, messages: MessageProgram, edges: SortedEdges, num_sources: int, *inputs: Tensor) -> Any:
         ctx.messages, ctx.edges, ctx.num_sources = messages, edges, num_sources
         ctx.save_for_backward(*inputs)
         if any(ctx.needs_input_grad):

@@ -51,13 +51,13 @@ class SharedRow(NamedTuple):
     """Sizes of the row to which it is expanded; None: as it is."""
 
 
-class Operation(NamedTuple):
+class TileOperation(NamedTuple):
     """An operation, see MessageOperation in csrc/kernels.h."""
 
     kind: str
-    """Its kind."""
+    """Kind of the operation, see KINDS."""
     rows: RowKind
-    """What its rows are for."""
+    """Whether the rows of the result are for edges or for targets."""
     width: int
     """Columns of its result."""
     out: int
@@ -105,7 +105,7 @@ class Operation(NamedTuple):
         return 2 * prod(factors[0]) * factors[1] if factors else 0
 
 
-class Total(NamedTuple):
+class RowTotal(NamedTuple):
     """A sum over all rows."""
 
     node: Node
@@ -120,7 +120,7 @@ class Output(NamedTuple):
     """A tensor that a program writes."""
 
     role: Role
-    """Its rows; 'shared': it is computed from totals."""
+    """Rows of the tensor; 'shared': it is computed from totals."""
     sizes: tuple[int, ...]
     """Sizes of a row."""
 
@@ -129,13 +129,13 @@ class Output(NamedTuple):
 class Translation:
     """A graph as operations."""
 
-    operations: list[Operation] = field(default_factory=list)
+    operations: list[TileOperation] = field(default_factory=list)
     """The operations in their order."""
     widths: list[int] = field(default_factory=list)
     """Columns of each slot."""
     tensors: list[Node | SharedRow | int] = field(default_factory=list)
     """The tensors: an input, a tensor without rows, or the number of an output."""
-    totals: list[Total] = field(default_factory=list)
+    totals: list[RowTotal] = field(default_factory=list)
     """Sums over all rows."""
     before: list[Node] = field(default_factory=list)
     """Nodes without rows that are computed before, from inputs."""
@@ -157,7 +157,7 @@ class Translator:
         self.translation = Translation()
         self.values: dict[Node, Any] = {}
         """Value of each node so far: Rows, Constant, Index, or for one without rows the node itself."""
-        self._slots: dict[Operation, int] = {}
+        self._slots: dict[TileOperation, int] = {}
 
     def load(self, node: Node, role: Role) -> Rows | Node:
         """Return the value of an input.
@@ -192,7 +192,7 @@ class Translator:
         value = self.in_slot(self.values[node], kind, sizes)
         self.translation.tensors.append(number)
         tensor = len(self.translation.tensors) - 1
-        self.translation.operations.append(Operation(f"store_{role}", kind, value.width, tensor, a=value.slot))
+        self.translation.operations.append(TileOperation(f"store_{role}", kind, value.width, tensor, a=value.slot))
         self.translation.outputs.append(Output(role, sizes))
 
     def value_of(self, argument: Any) -> Any:
@@ -247,9 +247,9 @@ class Translator:
             kind: Kind of the operation.
             rows: What its rows are for.
             sizes: Sizes of a row of the result.
-            **fields: Other fields of `Operation`.
+            **fields: Other fields of `TileOperation`.
         """
-        operation = Operation(kind, rows, prod(sizes), -1, **fields)
+        operation = TileOperation(kind, rows, prod(sizes), -1, **fields)
         if operation not in self._slots:
             self._slots[operation] = self.new_slot(operation.width)
             self.translation.operations.append(operation._replace(out=self._slots[operation]))
@@ -359,9 +359,9 @@ class Translator:
             kind: Kind of the operation.
             rows: What the rows are for.
             width: Columns of the sum.
-            **fields: Other fields of `Operation`.
+            **fields: Other fields of `TileOperation`.
         """
         first = self.translation.num_totals
-        self.translation.totals.append(Total(node, first, tuple(node.meta["val"].shape)))
-        self.translation.operations.append(Operation(kind, rows, width, first, **fields))
+        self.translation.totals.append(RowTotal(node, first, tuple(node.meta["val"].shape)))
+        self.translation.operations.append(TileOperation(kind, rows, width, first, **fields))
         return node

@@ -16,10 +16,10 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from weft.nn.messages.function import Role
-from weft.nn.messages.trace import NUM_EDGES, NUM_TARGETS, Trace, aten, outputs_of
+from weft.nn.messages.trace import NUM_EDGES, NUM_TARGETS, MessageTrace, aten, outputs_of
 
 Origin = Literal["constant", "index", "shared", "source", "target", "edge", "mixed", "reduced"]
-"""What a value depends on: nothing, the targets of edges, tensors without rows, rows of one role, rows of several
+"""Dependence of a value: on nothing, the targets of edges, tensors without rows, rows of one role, rows of several
 roles, or sums over edges."""
 
 LIFTS = (aten.index_select.default, aten.gather.default, aten.index.Tensor)
@@ -37,12 +37,12 @@ class Input(NamedTuple):
     """An input of the program on edges."""
 
     role: Role
-    """Its rows."""
+    """Rows of the input."""
     value: Node
     """Node of the trace that computes it."""
 
 
-class Parts(NamedTuple):
+class MessageParts(NamedTuple):
     """The parts of a message function, in the order in which they run."""
 
     before: list[Node]
@@ -88,7 +88,7 @@ def rows_of(node: Node) -> Literal["edge", "target", ""]:
     return ""
 
 
-def origins_of(trace: Trace) -> dict[Node, Origin]:
+def origins_of(trace: MessageTrace) -> dict[Node, Origin]:
     """Return the origin of each node of a trace.
 
     Raises:
@@ -130,7 +130,7 @@ def _origin_of_call(node: Node, origins: dict[Node, Origin]) -> Origin:
     return next(iter(read)) if len(read) == 1 and "reduced" not in read else "mixed"
 
 
-def divide(trace: Trace) -> Parts:
+def divide(trace: MessageTrace) -> MessageParts:
     """Divide a trace into parts.
 
     Args:
@@ -162,11 +162,11 @@ def divide(trace: Trace) -> Parts:
         or (node.op == "placeholder" and node is not index)
     ]
     program = _make_program(trace, inputs, index, [node for node in nodes if node in runs], results)
-    return Parts(before, inputs, program, results, after, result, origins, trace.module)
+    return MessageParts(before, inputs, program, results, after, result, origins, trace.module)
 
 
 def _make_program(
-    trace: Trace, inputs: Sequence[Input], index: Node, nodes: Sequence[Node], results: Sequence[Node]
+    trace: MessageTrace, inputs: Sequence[Input], index: Node, nodes: Sequence[Node], results: Sequence[Node]
 ) -> GraphModule:
     """Return a graph of some nodes of a trace.
 
@@ -226,7 +226,7 @@ def _ancestors(nodes: Sequence[Node], include: Callable[[Node], bool]) -> set[No
     return reached
 
 
-def move_linear(trace: Trace) -> None:
+def move_linear(trace: MessageTrace) -> None:
     """Move linear transforms from edges to vertices in a graph, where results stay the same but for rounding.
 
     Args:
@@ -243,7 +243,7 @@ def move_linear(trace: Trace) -> None:
     graph.eliminate_dead_code()
 
 
-def _split(trace: Trace, product: Node) -> None:
+def _split(trace: MessageTrace, product: Node) -> None:
     """Replace the product of concatenated or added rows and a matrix by the sum of the products of the rows."""
     rows, matrix = product.args
     assert isinstance(rows, Node)
@@ -273,7 +273,7 @@ def _split(trace: Trace, product: Node) -> None:
         _split(trace, term)
 
 
-def _is_split_worthwhile(trace: Trace, total: Node) -> bool:
+def _is_split_worthwhile(trace: MessageTrace, total: Node) -> bool:
     """Return whether both terms of a sum depend on rows of one endpoint of an edge alone."""
     if any(not isinstance(each, Node) or each.meta["val"].shape != total.meta["val"].shape for each in total.args):
         return False
@@ -281,7 +281,7 @@ def _is_split_worthwhile(trace: Trace, total: Node) -> bool:
     return not total.kwargs and all(origins[each] in ("source", "target") for each in total.args)  # type: ignore[index]
 
 
-def _transform_after_sum(trace: Trace, reduction: Node, origins: dict[Node, Origin]) -> None:
+def _transform_after_sum(trace: MessageTrace, reduction: Node, origins: dict[Node, Origin]) -> None:
     """Transform the sums of messages in place of the messages, if nothing else reads the transformed ones."""
     start, dimension, index, messages = reduction.args
     assert isinstance(messages, Node)
@@ -334,7 +334,7 @@ def _index_of(node: Any) -> Node | None:
 class _Inserter:
     """Inserts nodes before another one, with the shapes of their results."""
 
-    def __init__(self, trace: Trace, before: Node) -> None:
+    def __init__(self, trace: MessageTrace, before: Node) -> None:
         self.trace, self.before = trace, before
 
     def __call__(self, target: Any, *args: Any, **kwargs: Any) -> Node:
@@ -356,7 +356,7 @@ class Evaluation:
         num_targets: Number of targets.
     """
 
-    def __init__(self, parts: Parts, num_sources: int, num_targets: int) -> None:
+    def __init__(self, parts: MessageParts, num_sources: int, num_targets: int) -> None:
         self.parts, self.num_sources, self.num_targets = parts, num_sources, num_targets
         self.values: dict[Node, Any] = {}
         """Values by node."""

@@ -14,7 +14,7 @@ from torch.fx.node import map_arg
 from weft.nn.messages.aten_operations import translate
 from weft.nn.messages.edges import SortedEdges
 from weft.nn.messages.function import Role
-from weft.nn.messages.operations import FUNCTIONS, KINDS, NUM_PARAMETERS, Operation, SharedRow, Translation
+from weft.nn.messages.operations import FUNCTIONS, KINDS, NUM_PARAMETERS, SharedRow, TileOperation, Translation
 from weft.nn.messages.trace import outputs_of
 from weft.runtime.kernel_call import work_counters
 from weft.runtime.native import _native
@@ -206,7 +206,7 @@ def _ids(numbers: Sequence[Any]) -> Tensor:
     return torch.tensor(numbers, dtype=torch.int64)
 
 
-def _encode(op: Operation, level: int, staged: list[Operation]) -> list[int]:
+def _encode(op: TileOperation, level: int, staged: list[TileOperation]) -> list[int]:
     """Return the numbers of a MessageOperation in csrc/kernels.h."""
     out = staged.index(op) if op.kind == "store_source" else op.out
     function = FUNCTIONS.index(op.function) if op.function else 0
@@ -215,7 +215,7 @@ def _encode(op: Operation, level: int, staged: list[Operation]) -> list[int]:
     return [*kind, op.width, out, op.a, op.b, op.c, *parameters]
 
 
-def _levels(operations: Sequence[Operation]) -> list[int]:
+def _levels(operations: Sequence[TileOperation]) -> list[int]:
     """Return for each operation the largest number of reductions, one after the other, before it."""
     of_slot: dict[int, int] = {}
     levels = []

@@ -15,7 +15,7 @@ from weft.nn.messages.edges import SortedEdges
 from weft.nn.messages.function import MessageFunction, Read, Role
 
 if TYPE_CHECKING:
-    from weft.nn.messages.messages import Messages
+    from weft.nn.messages.messages import MessageProgram
 
 LOCAL = frozenset({"index", "edge_index_i", "ptr", "size_i", "dim_size"})
 """Arguments of a message function that a tile has too."""
@@ -32,7 +32,7 @@ class TiledConv:
 
     def __init__(self, conv: nn.Module) -> None:
         self.conv = conv
-        self.messages: dict[Any, Messages | str] = {}
+        self.messages: dict[Any, MessageProgram | str] = {}
         """Programs by the types and widths of a call; for calls that PyG runs, the reason."""
         self._sorted: list[SortedEdges] = []
 
@@ -65,7 +65,7 @@ class TiledConv:
         edges = self._sort(edge_index, call.num_targets)
         return messages.run(edges, call.num_sources, call.tensors, shared)
 
-    def _prepare(self, edge_index: Any, size: Any, kwargs: dict[str, Any], *, by_edge: bool) -> Call | None:
+    def _prepare(self, edge_index: Any, size: Any, kwargs: dict[str, Any], *, by_edge: bool) -> MessageCall | None:
         """Return a call of `propagate` or `edge_updater`; None if its function cannot run in tiles."""
         conv: Any = self.conv
         if type(edge_index) is not Tensor or is_observed(conv) or conv.flow != "source_to_target":
@@ -95,11 +95,11 @@ class TiledConv:
                 return None
             reads.append(Read(name, role))
             tensors.append(value)
-        return Call(MessageFunction(conv, by_edge, tuple(reads), tuple(others)), tensors, *num_rows)
+        return MessageCall(MessageFunction(conv, by_edge, tuple(reads), tuple(others)), tensors, *num_rows)
 
-    def _messages_of(self, call: Call) -> Messages | str:
+    def _messages_of(self, call: MessageCall) -> MessageProgram | str:
         """Return the program of a call, which calls with tensors of the same types and widths share."""
-        from weft.nn.messages.messages import make_messages  # imports torch.fx, which most runs do not need
+        from weft.nn.messages.messages import make_program  # imports torch.fx, which most runs do not need
 
         function = call.function
         dtypes = {tensor.dtype for tensor in call.tensors}
@@ -111,7 +111,7 @@ class TiledConv:
         )
         key = function.by_edge, function.reads, shapes, self.conv.training, repr(function.others)
         if key not in self.messages:
-            self.messages[key] = make_messages(function, call.tensors)
+            self.messages[key] = make_program(function, call.tensors)
         return self.messages[key]
 
     def _sort(self, edge_index: Tensor, num_targets: int) -> SortedEdges:
@@ -124,7 +124,7 @@ class TiledConv:
         return self._sorted[-1]
 
 
-class Call(NamedTuple):
+class MessageCall(NamedTuple):
     """A call of a message function."""
 
     function: MessageFunction

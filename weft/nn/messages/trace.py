@@ -1,4 +1,4 @@
-"""Trace of a message function: what a PyG convolution computes on edges, as a graph of ATen operations."""
+"""MessageTrace of a message function: what a PyG convolution computes on edges, as a graph of ATen operations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _addmm(bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha:
     return (product if alpha == 1 else product * alpha) + (bias if beta == 1 else bias * beta)
 
 
-class Trace(NamedTuple):
+class MessageTrace(NamedTuple):
     """A graph of ATen operations on fake tensors."""
 
     module: GraphModule
@@ -79,8 +79,8 @@ class _Messages(nn.Module):
         return updated
 
 
-def trace(function: MessageFunction, tensors: Sequence[Tensor]) -> Trace:
-    """Trace a message function.
+def trace(function: MessageFunction, tensors: Sequence[Tensor]) -> MessageTrace:
+    """MessageTrace a message function.
 
     Args:
         function: The function.
@@ -117,7 +117,7 @@ def trace(function: MessageFunction, tensors: Sequence[Tensor]) -> Trace:
     graph.graph.eliminate_dead_code()
     roles: list[Role] = [read.role for read in function.reads]
     roles += ["shared" for _ in shared]
-    return Trace(graph, roles, mode)
+    return MessageTrace(graph, roles, mode)
 
 
 def trace_gradients(forward: GraphModule, needed: list[bool], mode: FakeTensorMode) -> GraphModule:

@@ -7,7 +7,7 @@ from math import prod
 from typing import Literal, NamedTuple
 
 RowKind = Literal["edge", "target"]
-"""What the rows of a value are for."""
+"""Things for which a value has a row each."""
 
 
 class Index(NamedTuple):
@@ -28,7 +28,7 @@ class Rows:
     """A view of a slot, which is a matrix with a row for each edge or target of a tile."""
 
     kind: RowKind
-    """What its rows are for."""
+    """Things for which it has a row each."""
     slot: int
     """The slot."""
     sizes: tuple[int, ...]

@@ -193,7 +193,7 @@ class BlockCost(NamedTuple):
     backward_peak: int
     """Peak bytes of tensors in the backward pass, with those that are saved, without the result and the sources."""
     backward_peak_alone: int
-    """The same with the rows of the sources, for as long as the convolution needs them."""
+    """Peak bytes with the rows of the sources as well, for as long as the convolution needs them."""
     keeps_sources: bool
     """True if the rows of the sources are saved for the backward pass."""
 
@@ -214,7 +214,7 @@ class BlockCostModel(NamedTuple):
     backward_moments: np.ndarray[Any, Any]
     """Bytes in use after each operation of the backward pass, int64 [moments, 5]."""
     backward_moments_alone: np.ndarray[Any, Any]
-    """The same with the rows of the sources, for as long as the convolution needs them."""
+    """Bytes with the rows of the sources as well, for as long as the convolution needs them."""
     keeps_sources: bool
     """True if the rows of the sources are saved for the backward pass."""
 
@@ -246,7 +246,7 @@ class BlockCostModel(NamedTuple):
             with torch.set_grad_enabled(training), peak if counts_sources else nullcontext():
                 sources = leaf * 1
             with torch.device("cpu"), torch.set_grad_enabled(training), counter, peak:
-                first, own = len(peak.moments), peak.alive
+                first, of_sources = len(peak.moments), peak.alive
                 y = conv(block, sources)
                 forward, moved, moments = counter.total, counter.num_bytes, len(peak.moments)
                 if counts_sources:
@@ -258,10 +258,10 @@ class BlockCostModel(NamedTuple):
                 if y.requires_grad:
                     scaled.backward(torch.ones_like(scaled))
             backward_moved = max(counter.num_bytes - before - 3 * y.nbytes, 0)  # without those of `scaled`
-            counts = [forward, counter.total - forward, moved, backward_moved, saved - own - y.nbytes]
+            counts = [forward, counter.total - forward, moved, backward_moved, saved - of_sources - y.nbytes]
             # The result and its gradient belong to the caller; next to them are `scaled` and its gradient.
             backward_moments = [alive - 4 * y.nbytes for alive in peak.moments[begun:]]
-            return counts, [alive - own for alive in peak.moments[first:moments]], backward_moments or [0]
+            return counts, [alive - of_sources for alive in peak.moments[first:moments]], backward_moments or [0]
 
         sizes = [SMALL_SIZE._replace(**{name: getattr(SMALL_SIZE, name) + 1}) for name in SMALL_SIZE._fields]
         without, alone = (
