@@ -328,7 +328,7 @@ enum MessageMode : int64_t { kWhole, kConstant, kPerBlock, kPerRow };
 
 struct MessageOperation {
   int64_t kind, function;
-  int64_t level;     // number of reductions before it
+  int64_t level;     // length of the longest chain of reductions before it
   int64_t once;      // runs only at its level, because it adds to a result or writes one
   int64_t of_edges;  // its rows are edges; otherwise targets
   int64_t width;     // columns of its result
@@ -340,7 +340,7 @@ struct MessageTile {
   int64_t first_target, end_target, first_edge, end_edge;
 };
 
-// Runs a program on all edges, which are sorted by target. All tensors have rows of the type T.
+// Runs a program on all edges, which are sorted by target. All tensors have numbers of the type T.
 template <class T>
 struct MessageRun {
   const MessageOperation* operations;

@@ -2,7 +2,7 @@
 //
 // A tile is a range of targets with all of their in-edges. Each value of a program is a matrix in the memory of a
 // thread with a row for each edge, or each target, of the tile. So the passes of a program over its values stay in the
-// cache, and the memory does not depend on the number of edges.
+// cache, and the memory does not depend on the number of edges, but for gradients of sources (`staging`).
 #pragma once
 
 #include <omp.h>
@@ -50,11 +50,22 @@ WEFT_INLINE Vector<T, L> root_of(Vector<T, L> x) {
   return y;
 }
 
+// Near 0, where 1 - 2 / (1 + e^2x) loses digits, three terms of the series.
+template <class T, int L>
+WEFT_INLINE Vector<T, L> tanh_vector(Vector<T, L> x) {
+  using V = Vector<T, L>;
+  const V zero{}, limit = zero + T{0.01}, square = x * x;
+  const V far = T{1} - T{2} / (T{1} + exponential<T, L>(x + x));
+  const V near = x * (T{1} - square * (T{1} / T{3} - square * (T{2} / T{15})));
+  return (x < limit) & (x > -limit) ? near : far;
+}
+
 // The rows of a tile, or of a part of a target that has too many edges for one.
 struct TileRows {
   const int64_t* indptr;
   int64_t first_target, num_targets, first_edge, num_edges;
   bool adds;  // whether reductions add to the result of the parts before
+  bool last;  // whether no part follows
 
   int64_t begin(int64_t target) const {
     const int64_t edge = indptr[first_target + target] - first_edge;
@@ -108,8 +119,8 @@ void combine_rows(int64_t function, int64_t mode, const T* a, const T* b, T cons
     WEFT_CASE(kMultiply, x* y)
     WEFT_CASE(kDivide, x / y)
     WEFT_CASE(kDivideInto, y / x)
-    WEFT_CASE(kMaximum, x > y ? x : y)
-    WEFT_CASE(kMinimum, x < y ? x : y)
+    WEFT_CASE(kMaximum, y > x ? y : x)  // NaN in x stays NaN
+    WEFT_CASE(kMinimum, y < x ? y : x)
     WEFT_CASE(kEqual, x == y ? zero + T{1} : zero)
     WEFT_CASE(kUnequal, x != y ? zero + T{1} : zero)
     WEFT_CASE(kLess, x < y ? zero + T{1} : zero)
@@ -120,7 +131,7 @@ void combine_rows(int64_t function, int64_t mode, const T* a, const T* b, T cons
     WEFT_CASE(kLog, log_vector<T, L>(x))
     WEFT_CASE(kRoot, root_of<T, L>(x))
     WEFT_CASE(kSigmoid, T{1} / (T{1} + exponential<T, L>(-x)))
-    WEFT_CASE(kTanh, T{1} - T{2} / (T{1} + exponential<T, L>(x + x)))
+    WEFT_CASE(kTanh, tanh_vector<T, L>(x))
     WEFT_CASE(kAbsolute, x < zero ? -x : x)
     default:
       break;
@@ -212,12 +223,12 @@ void reduce_edges(int64_t function, const TileRows& tile, const T* rows, int64_t
       } else if (function == kMaximum) {
         for (; edge < end; ++edge) {
           const V value = load<L>(rows + edge * width + j);
-          result = value > result ? value : result;
+          result = (value > result) | (value != value) ? value : result;
         }
       } else {
         for (; edge < end; ++edge) {
           const V value = load<L>(rows + edge * width + j);
-          result = value < result ? value : result;
+          result = (value < result) | (value != value) ? value : result;
         }
       }
       store_first<L>(out + j, result, count);
@@ -288,6 +299,8 @@ struct Executor {
     for (int64_t number = 0; number < run.num_operations; ++number) {
       const MessageOperation& op = run.operations[number];
       if (level >= 0 && (op.once ? op.level != level : op.level > level)) continue;
+      const bool is_total = op.kind == kTotal || op.kind == kTotalProduct;
+      if (is_total && !op.of_edges && !tile.last) continue;  // a target's row counts once
       step(op, tile, static_cast<T>(run.constants[number]));
     }
   }
@@ -393,7 +406,8 @@ struct Executor {
       for (int64_t edge = tile.first_edge; edge < end; edge += run.capacity) {
         const int64_t left = tile.end_edge - edge;
         const int64_t num_edges = !of_edges ? 0 : left < run.capacity ? left : run.capacity;
-        execute({run.indptr, tile.first_target, 1, edge, num_edges, edge > tile.first_edge}, level);
+        const bool last = edge + run.capacity >= end;
+        execute({run.indptr, tile.first_target, 1, edge, num_edges, edge > tile.first_edge, last}, level);
       }
     }
   }
@@ -401,7 +415,7 @@ struct Executor {
   void execute_tile(const MessageTile& tile) const {
     const int64_t num_edges = tile.end_edge - tile.first_edge;
     if (num_edges > run.capacity) return execute_parts(tile);
-    execute({run.indptr, tile.first_target, tile.end_target - tile.first_target, tile.first_edge, num_edges, false}, -1);
+    execute({run.indptr, tile.first_target, tile.end_target - tile.first_target, tile.first_edge, num_edges, false, true}, -1);
   }
 };
 

@@ -1,5 +1,7 @@
 """Message functions of PyG's and custom convolutions as programs: PyG's results, for any tiles and threads."""
 
+# ruff: noqa: ARG001, ARG005 (a message function takes the rows of both endpoints and of the edge)
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -207,6 +209,120 @@ def test_what_reads_the_whole_graph_runs_as_it_is(programs: list[EdgeProgram]) -
     conv.register_message_forward_hook(lambda *_: None)
     assert difference(conv, edges(), with_edge_rows=True) == 0
     assert not programs
+
+
+class Unusual(pyg.MessagePassing):
+    """A convolution with a given message function, and a parameter."""
+
+    def __init__(self, message: Callable[..., Tensor], update: Callable[..., Tensor] | None = None) -> None:
+        super().__init__("add")
+        self.body, self.after = message, update
+        self.a, self.linear = nn.Parameter(torch.rand(WIDTH)), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, original=edge_attr)
+
+    def message(self, x_i: Tensor, x_j: Tensor, original: Tensor, index: Tensor, size_i: int) -> Tensor:
+        return self.body(self, x_i, x_j, original[:, :1], index, size_i)
+
+    def update(self, inputs: Tensor) -> Tensor:
+        return inputs if self.after is None else self.after(self, inputs)
+
+
+def without_grad(s: Any, i: Tensor, j: Tensor, e: Tensor, index: Tensor, n: int) -> Tensor:
+    with torch.no_grad():
+        gate = torch.sigmoid(e)
+    return gate * j
+
+
+def total_of_targets(s: Any, i: Tensor, j: Tensor, e: Tensor, index: Tensor, n: int) -> Tensor:
+    return j * (pyg_scatter(j, index, n, "sum") * s.a)[index]
+
+
+def pyg_scatter(rows: Tensor, index: Tensor, count: int, reduce: str) -> Tensor:
+    from torch_geometric.utils import scatter
+
+    return scatter(rows, index, 0, count, reduce)
+
+
+def onto(start: float, s: Any, i: Tensor, j: Tensor, e: Tensor, index: Tensor, n: int) -> Tensor:
+    rows = s.linear(j * e)
+    return rows.new_full((n, WIDTH), start).scatter_add(0, index[:, None].expand_as(rows), rows)[index]
+
+
+def extremum_onto(s: Any, i: Tensor, j: Tensor, e: Tensor, index: Tensor, n: int) -> Tensor:
+    start = j.new_full((n, WIDTH), -5.0)
+    return start.scatter_reduce(0, index[:, None].expand_as(j), j * e, "amax", include_self=False)[index]
+
+
+UNUSUAL: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor] | None]] = {
+    "parameter of targets": (total_of_targets, None),
+    "no_grad": (without_grad, None),
+    "stepped slice": (lambda s, i, j, e, index, n: (j * e + i)[:, ::2], None),
+    "slice from before the start": (lambda s, i, j, e, index, n: (j * e)[:, -7:2], None),
+    "sum that begins with ones": (lambda *all_: onto(1.0, *all_), None),
+    "maximum that begins elsewhere": (extremum_onto, None),
+    "truncated": (lambda s, i, j, e, index, n: j * (3 * e).long(), None),
+    "or of numbers": (lambda s, i, j, e, index, n: j * torch.logical_or(e - 1, e * 0), None),
+    "bias of all targets": (lambda s, i, j, e, index, n: j * e, lambda s, y: y + s.a.expand_as(y)),
+    "bias with a factor": (lambda s, i, j, e, index, n: torch.add(j * e, s.a, alpha=2), None),
+    "variance of one column": (lambda s, i, j, e, index, n: j * e.var(1, keepdim=True, correction=0), None),
+    "number of rows": (lambda s, i, j, e, index, n: j * e / j.shape[0], None),
+    "sum along rows": (lambda s, i, j, e, index, n: j.cumsum(0) * e, None),
+    "computed index": (lambda s, i, j, e, index, n: j * e * pyg_scatter(j, index * 0, n, "sum")[index], None),
+    "small numbers": (lambda s, i, j, e, index, n: torch.tanh(1e-6 * j * e) * 1e6, None),
+}
+"""Message functions that run as in PyG, or as programs with its numbers."""
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual_functions_have_pygs_numbers(name: str) -> None:
+    torch.manual_seed(0)
+    conv = Unusual(*UNUSUAL[name]).double()
+    assert difference(conv, edges(in_order=name in ("sum along rows", "computed index")), with_edge_rows=True) < 1e-9
+
+
+def test_random_numbers_are_drawn_for_each_edge() -> None:
+    """As in PyG: not once for each source."""
+    conv = Unusual(lambda s, i, j, e, index, n: nn.functional.dropout(j, 0.5))
+    edge_index, x = torch.stack([torch.zeros(64), torch.zeros(64)]).long(), torch.ones(1, WIDTH)
+    with TiledConv(conv).replacing():
+        y = conv(x, edge_index, torch.ones(64, NUM_EDGE_FEATURES))
+    assert ((y > 0) & (y < 128)).all()
+
+
+def test_changes_of_the_convolution_and_its_edges_count() -> None:
+    conv, random = Unusual(lambda s, i, j, e, index, n: j * e * s.factor), torch.Generator().manual_seed(0)
+    tiled, edge_index = TiledConv(conv), edges()
+    x, features = torch.randn(NUM_VERTICES, WIDTH, generator=random), torch.rand(NUM_EDGES, NUM_EDGE_FEATURES)
+    for conv.factor in (1.0, 3.0):
+        edge_index[0, :50] = int(conv.factor)
+        with tiled.replacing():
+            y = conv(x, edge_index, features)
+        torch.testing.assert_close(y, conv(x, edge_index, features))
+
+
+def test_nan_stays() -> None:
+    conv = Unusual(lambda s, i, j, e, index, n: torch.relu(j * e))
+    with TiledConv(conv).replacing():
+        y = conv(torch.full((NUM_VERTICES, WIDTH), torch.nan), edges(), torch.ones(NUM_EDGES, NUM_EDGE_FEATURES))
+    assert y[7].isnan().all()
+
+
+def test_edges_of_rows_that_do_not_exist_are_refused() -> None:
+    conv, edge_index = Unusual(lambda s, i, j, e, index, n: j * e), edges()
+    edge_index[0, 3] = -1
+    with TiledConv(conv).replacing(), pytest.raises(IndexError, match="beyond"):
+        conv(torch.ones(NUM_VERTICES, WIDTH), edge_index, torch.ones(NUM_EDGES, NUM_EDGE_FEATURES))
+
+
+def test_parameters_of_a_part_with_two_names_stay() -> None:
+    conv = Unusual(lambda s, i, j, e, index, n: s.linear(j) * e)
+    conv.again = conv.linear
+    weight = conv.linear.weight
+    with TiledConv(conv).replacing():
+        conv(torch.ones(NUM_VERTICES, WIDTH), edges(), torch.ones(NUM_EDGES, NUM_EDGE_FEATURES))
+    assert conv.linear.weight is weight
 
 
 def plant(error: str, monkeypatch: pytest.MonkeyPatch) -> None:

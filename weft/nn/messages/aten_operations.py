@@ -9,11 +9,12 @@ from functools import partial
 from math import prod
 from typing import Any
 
+import torch
 from torch.fx import GraphModule, Node
 
 from weft.nn.messages.function import Role
 from weft.nn.messages.operations import SharedRow, TileOperation, Translation, Translator
-from weft.nn.messages.parts import LIFTS, REDUCTIONS, rows_of
+from weft.nn.messages.parts import LIFTS, REDUCTIONS, VIEWS, rows_of
 from weft.nn.messages.trace import aten, outputs_of
 from weft.nn.messages.values import Constant, Index, RowKind, Rows, Transposed, contiguous_strides
 
@@ -32,13 +33,16 @@ BINARY = {
     aten.div: "divide",
     aten.maximum: "maximum",
     aten.minimum: "minimum",
+    **{getattr(aten, name): function for name, function in COMPARISONS.items()},
+}
+"""Functions of two values. A condition is 1 or 0."""
+CONDITIONS = {
     aten.logical_and: "multiply",
     aten.bitwise_and: "multiply",
     aten.logical_or: "maximum",
     aten.bitwise_or: "maximum",
-    **{getattr(aten, name): function for name, function in COMPARISONS.items()},
 }
-"""Functions of two values. A condition is 1 or 0."""
+"""Functions of two conditions."""
 UNARY = {
     aten.exp: "exp",
     aten.log: "log",
@@ -56,10 +60,8 @@ BY_CONSTANT = {
     aten.relu: ("maximum", 0.0),
 }
 """Functions of a value and a constant."""
-SAME = (aten.alias, aten.detach, aten.clone, aten.lift_fresh_copy, aten._to_copy)
+SAME = (aten.alias, aten.detach, aten.clone, aten.lift_fresh_copy)
 """Operations that return their argument."""
-VIEWS = (aten.view, aten._unsafe_view, aten.reshape, aten.unsqueeze, aten.squeeze)
-"""Operations that change only the sizes of a row."""
 
 
 def translate(module: GraphModule, roles: Sequence[Role], results: Sequence[Role]) -> Translation:
@@ -133,7 +135,7 @@ def _cross(to: Translator, node: Node) -> Rows:
     function = "add"
     if node.target is aten.scatter_reduce.two:
         function = {"sum": "add", "amax": "maximum", "amin": "minimum"}.get(str(args[4]), "")
-        if not function or node.kwargs.get("include_self", True):
+        if not function or node.kwargs.get("include_self", True) or start != Constant(0.0, sizes):
             raise NotImplementedError(f"a reduction by {args[4]}")
     if node.target is aten.index_put.default and args[3:4] != (True,):
         raise NotImplementedError("an assignment by index")
@@ -146,10 +148,20 @@ def _binary(function: str, to: Translator, node: Node, left: Any, right: Any, *,
     rows, sizes = result_of(node)
     first, second = to.value_of(left), to.value_of(right)
     if alpha != 1:
-        second = to.combine("multiply", second, Constant(alpha), rows, tuple(right.meta["val"].shape[1:]))
+        second = (
+            Constant(alpha * second.number)
+            if isinstance(second, Constant)
+            else to.combine("multiply", second, Constant(alpha), rows, sizes)
+        )
     if isinstance(first, Constant) and isinstance(second, Constant):
         first = to.in_slot(first, rows, sizes)
     return to.combine(function, first, second, rows, sizes)
+
+
+def _of_conditions(function: str, to: Translator, node: Node, left: Any, right: Any) -> Rows:
+    if any(isinstance(each, Node) and each.meta["val"].dtype != torch.bool for each in (left, right)):
+        raise NotImplementedError(f"{node.target} of numbers")
+    return _binary(function, to, node, left, right)
 
 
 def _unary(function: str, to: Translator, node: Node, x: Node) -> Rows:
@@ -162,6 +174,15 @@ def _by_constant(function: str, number: float, to: Translator, node: Node, x: No
 
 def _same(to: Translator, _: Node, x: Node, *args: Any, **kwargs: Any) -> Any:
     del args, kwargs
+    return to.value_of(x)
+
+
+def _convert(to: Translator, node: Node, x: Node, *args: Any, **kwargs: Any) -> Any:
+    """Return a value in another type: all numbers of a program have one type, and a condition is 1 or 0."""
+    del args, kwargs
+    before, after = (each.meta["val"].dtype for each in (x, node))
+    if after != before and not (before == torch.bool and after.is_floating_point):
+        raise NotImplementedError(f"a conversion from {before} to {after}")
     return to.value_of(x)
 
 
@@ -222,6 +243,8 @@ def _view(to: Translator, node: Node, x: Node, *_: Any) -> Any:
 
 def _expand(to: Translator, node: Node, x: Node, *_: Any, **__: Any) -> Any:
     value, sizes = to.value_of(x), tuple(node.meta["val"].shape[1:])
+    if isinstance(value, Node):  # it is expanded by the operation that reads it
+        return value
     return value._replace(sizes=sizes) if isinstance(value, Constant) else value.expanded(sizes)
 
 
@@ -283,13 +306,23 @@ def _cat(to: Translator, node: Node, tensors: list[Node], dimension: int = 0) ->
 
 
 def _slice_scatter(
-    to: Translator, node: Node, x: Node, part: Node, dimension: int = 0, start: int | None = None, *_: Any
+    to: Translator,
+    node: Node,
+    x: Node,
+    part: Node,
+    dimension: int = 0,
+    start: int | None = None,
+    _: Any = None,
+    step: int = 1,
 ) -> Rows:
     rows, sizes = result_of(node)
+    if step != 1:
+        raise NotImplementedError("a slice with a step")
     if part.meta["val"].shape == x.meta["val"].shape:
         return to.in_slot(to.value_of(part), rows, sizes)
     axis, slot = _axis(dimension, Constant(0.0, sizes)), to.new_slot(prod(sizes))
-    first = (start or 0) + (sizes[axis] if (start or 0) < 0 else 0)
+    first = start or 0
+    first = max(first + sizes[axis], 0) if first < 0 else first
     _write(to, to.in_slot(to.value_of(x), rows, sizes), slot, sizes, axis, 0)
     _write(to, to.in_slot(to.value_of(part), rows, tuple(part.meta["val"].shape[1:])), slot, sizes, axis, first)
     return Rows(rows, slot, sizes, contiguous_strides(sizes))
@@ -381,10 +414,12 @@ def _fill(number: float | None, to: Translator, node: Node, _: Any, *args: Any, 
 
 HANDLERS: dict[Any, Callable[..., Any]] = {
     **{op: partial(_binary, function) for op, function in BINARY.items()},
+    **{op: partial(_of_conditions, function) for op, function in CONDITIONS.items()},
     **{op: partial(_unary, function) for op, function in UNARY.items()},
     **{op: partial(_by_constant, *arguments) for op, arguments in BY_CONSTANT.items()},
     **dict.fromkeys(SAME, _same),
     **dict.fromkeys(VIEWS, _view),
+    aten._to_copy: _convert,
     aten.clamp: _clamp,
     aten.pow: _power,
     aten.rsqrt: lambda to, node, x: _power(to, node, x, -0.5),

@@ -15,6 +15,8 @@ class SortedEdges:
 
     edge_index: Tensor
     """Source and target of each edge in its original order, int64 [2, E]."""
+    version: int
+    """Version of `edge_index`, which grows when it is changed in place."""
     order: Tensor | None
     """Original position of each edge, int64 [E]; None: the original order."""
     sources: Tensor
@@ -36,7 +38,8 @@ class SortedEdges:
             targets, order = targets.sort(stable=True)
             sources = sources[order]
         indptr = torch.searchsorted(targets, torch.arange(num_targets + 1))
-        return cls(edge_index=edge_index, order=order, sources=sources.contiguous(), indptr=indptr)
+        version = edge_index._version
+        return cls(edge_index=edge_index, version=version, order=order, sources=sources.contiguous(), indptr=indptr)
 
     def check(self, num_sources: int) -> None:
         """Check that the edges join rows that exist.
@@ -47,14 +50,14 @@ class SortedEdges:
         Raises:
             IndexError: They do not.
         """
-        ends = self.largest_source, int(self.indptr[-1])
-        if ends[0] >= num_sources or ends[1] != self.num_edges:
+        smallest, largest = self.range_of_sources
+        if smallest < 0 or largest >= num_sources or self.indptr[[0, -1]].tolist() != [0, self.num_edges]:
             raise IndexError(f"an edge with a source beyond {num_sources} or a target beyond {self.num_targets} rows")
 
     @cached_property
-    def largest_source(self) -> int:
-        """Largest number of a source; -1 without edges."""
-        return int(self.sources.max()) if self.num_edges else -1
+    def range_of_sources(self) -> tuple[int, int]:
+        """Smallest and largest number of a source; (0, -1) without edges."""
+        return (int(self.sources.min()), int(self.sources.max())) if self.num_edges else (0, -1)
 
     @property
     def num_edges(self) -> int:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from torch.fx import Node
 
 from weft.nn.messages.function import Role
+from weft.nn.messages.trace import NUM_EDGES, NUM_TARGETS
 from weft.nn.messages.values import Constant, RowKind, Rows, contiguous_strides
 
 KINDS = (
@@ -202,11 +203,11 @@ class Translator:
             argument: The argument.
 
         Raises:
-            NotImplementedError: It is neither.
+            NotImplementedError: It is neither, or the number of edges or targets.
         """
         if isinstance(argument, Node):
             return self.values[argument]
-        if isinstance(argument, bool | int | float):
+        if isinstance(argument, bool | int | float) and argument not in (NUM_EDGES, NUM_TARGETS):
             return Constant(float(argument))
         raise NotImplementedError(f"an argument {argument!r}")
 

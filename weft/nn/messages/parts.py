@@ -7,7 +7,8 @@ after the sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -31,6 +32,16 @@ REDUCTIONS = (
     aten.index_put.default,
 )
 """Operations that reduce the rows of the edges of each target."""
+
+
+VIEWS = (aten.view, aten._unsafe_view, aten.reshape, aten.unsqueeze, aten.squeeze)
+"""Operations that change only the sizes of a row."""
+ROW_BY_ROW = (
+    *(*VIEWS, aten.expand, aten.repeat, aten.permute, aten.select, aten.slice, aten.slice_scatter, aten.alias),
+    *(aten.split_with_sizes, aten.cat, aten.sum, aten.amax, aten.mean, aten.var_mean, aten.mm, aten.bmm, aten.detach),
+    *(aten.clone, aten._to_copy, aten.full_like, aten.lift_fresh_copy, operator.getitem),
+)
+"""Operations besides the elementwise ones whose rows do not depend on each other, unless they are over rows."""
 
 
 class Input(NamedTuple):
@@ -65,7 +76,19 @@ class MessageParts(NamedTuple):
     @property
     def read_after(self) -> set[Node]:
         """Nodes that are read after the program."""
-        return {self.result, *(read for node in self.after for read in node.all_input_nodes)}
+        return {self.result, *(read for node in self.after for read in self.reads(node))}
+
+    def reads(self, node: Node) -> Iterator[Node]:
+        """Yield the nodes whose values a node reads, also through constants, which are computed for each reader.
+
+        Args:
+            node: The node.
+        """
+        for read in node.all_input_nodes:
+            if self.origins[read] == "constant":
+                yield from self.reads(read)
+            else:
+                yield read
 
 
 def rows_of(node: Node) -> Literal["edge", "target", ""]:
@@ -112,9 +135,12 @@ def _origin_of_call(node: Node, origins: dict[Node, Origin]) -> Origin:
     if node.target in REDUCTIONS and rows == "target" and "index" in read:
         return "reduced"
     if node.target in LIFTS and rows == "edge" and "index" in read:
+        if node.meta["val"].shape[1:] != node.all_input_nodes[0].meta["val"].shape[1:]:
+            raise NotImplementedError("an index of some columns")
         return "target" if read == {"target", "index"} else "mixed"
+    packet = getattr(node.target, "overloadpacket", node.target)
     if "index" in read:
-        if read == {"index"} and isinstance(node.meta["val"], Tensor) and not node.meta["val"].is_floating_point():
+        if read == {"index"} and packet in (*VIEWS, aten.expand, aten.alias, aten.clone):
             return "index"
         raise NotImplementedError(f"{node.target} of the numbers of targets")
     if not read:
@@ -122,6 +148,8 @@ def _origin_of_call(node: Node, origins: dict[Node, Origin]) -> Origin:
         return "constant" if with_rows else "shared"
     if not rows:
         raise NotImplementedError(f"{node.target} over all rows")
+    if packet not in ROW_BY_ROW and torch.Tag.pointwise not in getattr(node.target, "tags", ()):
+        raise NotImplementedError(f"no operation for {node.target}")
     by_rows = {rows_of(each) for each in node.all_input_nodes} - {""}
     if by_rows != {rows}:
         raise NotImplementedError(f"{node.target} from rows of edges and of targets")
@@ -285,7 +313,8 @@ def _transform_after_sum(trace: MessageTrace, reduction: Node, origins: dict[Nod
     """Transform the sums of messages in place of the messages, if nothing else reads the transformed ones."""
     start, dimension, index, messages = reduction.args
     assert isinstance(messages, Node)
-    if dimension != 0 or not isinstance(start, Node) or origins[start] != "constant" or messages.meta["val"].dim() != 2:
+    is_zero = isinstance(start, Node) and start.target is aten.full.default and start.args[1] == 0
+    if dimension != 0 or not is_zero or messages.meta["val"].dim() != 2:
         return
     bias = None
     if messages.target is aten.add.Tensor and not messages.kwargs:
@@ -368,7 +397,7 @@ class Evaluation:
             nodes: The nodes in their order.
             needed: Nodes whose values stay.
         """
-        last = {read: node for node in nodes for read in node.all_input_nodes}
+        last = {read: node for node in nodes for read in self.parts.reads(node)}
         for node in nodes:
             if node in self.values or self.parts.origins[node] == "constant":
                 continue
@@ -378,7 +407,7 @@ class Evaluation:
                 self.values[node] = getattr(self.parts.module, str(node.target))
             else:
                 self.values[node] = self._call(node, self.parts.origins[node])
-            for read in node.all_input_nodes:
+            for read in self.parts.reads(node):
                 if last[read] is node and read not in needed:
                     self.values.pop(read, None)
 
@@ -389,7 +418,8 @@ class Evaluation:
             return self._call(read, origin) if self.parts.origins[read] == "constant" else self.values[read]
 
         args, kwargs = map_arg((node.args, node.kwargs), value)
-        return node.target(*self._sized(args, origin), **self._sized(kwargs, origin))  # type: ignore[operator]
+        function = aten.reshape.default if node.target is aten.view.default else node.target  # strides may be others
+        return function(*self._sized(args, origin), **self._sized(kwargs, origin))  # type: ignore[operator]
 
     def _sized(self, argument: Any, origin: Origin) -> Any:
         """Return an argument in which sizes of the trace are replaced by actual ones."""

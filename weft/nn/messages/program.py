@@ -15,7 +15,7 @@ from weft.nn.messages.aten_operations import translate
 from weft.nn.messages.edges import SortedEdges
 from weft.nn.messages.function import Role
 from weft.nn.messages.operations import FUNCTIONS, KINDS, NUM_PARAMETERS, SharedRow, TileOperation, Translation
-from weft.nn.messages.trace import outputs_of
+from weft.nn.messages.trace import aten, outputs_of
 from weft.runtime.kernel_call import work_counters
 from weft.runtime.native import _native
 
@@ -53,7 +53,7 @@ class EdgeProgram:
         self.flops_per_edge = sum(op.flops for op in of_edges)
         """FLOPs of products for each edge."""
         self.numbers_per_edge = sum(2 * op.width for op in of_edges)
-        """Numbers that other operations read and write for each edge."""
+        """Numbers that operations read and write for each edge."""
         levels = _levels(operations)
         with_edges = {
             level for op, level in zip(operations, levels, strict=True) if op.rows == "edge" or op.kind == "reduce"
@@ -78,14 +78,18 @@ class EdgeProgram:
             The outputs; None for those without a gradient.
 
         Raises:
-            IndexError: A tensor lacks rows, or an edge joins rows that do not exist.
+            IndexError: A tensor has another shape, or an edge joins rows that do not exist.
         """
         translation, like = self.translation, inputs[0]
         num_rows = {"source": num_sources, "target": edges.num_targets, "edge": edges.num_edges}
         edges.check(num_sources)
-        for role, tensor in zip(self.roles, inputs, strict=True):
-            if role != "shared" and len(tensor) != num_rows[role]:
-                raise IndexError(f"a tensor has {len(tensor)} rows, and there are {num_rows[role]} of each {role}")
+        for role, tensor, node in zip(self.roles, inputs, self.inputs, strict=True):
+            wanted = node.meta["val"].shape
+            wanted = wanted if role == "shared" else (num_rows[role], *wanted[1:])
+            if tuple(tensor.shape) != tuple(wanted):
+                raise IndexError(
+                    f"a tensor of {role} rows has the shape {list(tensor.shape)} in place of {list(wanted)}"
+                )
         for counter in work_counters:
             num_bytes = self.numbers_per_edge * edges.num_edges * like.element_size()
             counter.add_call(self.flops_per_edge * edges.num_edges, num_bytes)
@@ -155,7 +159,8 @@ class EdgeProgram:
                 values[node] = getattr(self.module, str(node.target))
             elif node.op == "call_function":
                 args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
-                values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+                function = aten.reshape.default if node.target is aten.view.default else node.target
+                values[node] = function(*args, **kwargs)  # type: ignore[operator]
 
 
 class Places:

@@ -44,7 +44,7 @@ class TiledConv:
     def replacing(self) -> Iterator[None]:
         """Let `propagate` and `edge_updater` of the convolution run in tiles inside the `with` block."""
         replaced = {
-            name: partial(self._call, getattr(self.conv, name), by_edge=name == "edge_updater")
+            name: partial(self._call, getattr(self.conv, name), name == "edge_updater")
             for name in ("propagate", "edge_updater")
             if hasattr(self.conv, name)
         }
@@ -55,7 +55,7 @@ class TiledConv:
             for name in replaced:
                 del self.conv.__dict__[name]
 
-    def _call(self, original: Any, edge_index: Any, size: Any = None, *, by_edge: bool, **kwargs: Any) -> Tensor:
+    def _call(self, original: Any, by_edge: bool, /, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
         call = self._prepare(edge_index, size, kwargs, by_edge=by_edge)
         messages = self._messages_of(call) if call else "it reads more than the endpoints of an edge"
         if call is None or isinstance(messages, str):
@@ -109,14 +109,28 @@ class TiledConv:
             (tensor.dtype, tensor.shape[role != "shared" :])
             for (_, role), tensor in zip(function.reads, call.tensors, strict=True)
         )
-        key = function.by_edge, function.reads, shapes, self.conv.training, repr(function.others)
+        key = function.by_edge, function.reads, shapes, repr(function.others), self._state()
         if key not in self.messages:
             self.messages[key] = make_program(function, call.tensors)
         return self.messages[key]
 
+    def _state(self) -> tuple[Any, ...]:
+        """Return what a trace contains besides the arguments: plain attributes, and shapes of parameters."""
+        plain = (bool, int, float, str, type(None))
+        attributes = tuple(
+            (name, value)
+            for part in self.conv.modules()
+            for name, value in vars(part).items()
+            if isinstance(value, plain)
+        )
+        shared = (*self.conv.parameters(), *self.conv.buffers())
+        return attributes, tuple((tensor.shape, tensor.dtype) for tensor in shared)
+
     def _sort(self, edge_index: Tensor, num_targets: int) -> SortedEdges:
         """Return edges in the order of their targets; the last results are cached."""
         for edges in reversed(self._sorted):  # the last ones are usually the same tensor
+            if edges.edge_index._version != edges.version:
+                continue
             same = edges.edge_index is edge_index or torch.equal(edges.edge_index, edge_index)
             if same and edges.num_targets == num_targets:
                 return edges

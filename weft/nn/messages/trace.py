@@ -1,4 +1,4 @@
-"""MessageTrace of a message function: what a PyG convolution computes on edges, as a graph of ATen operations."""
+"""Trace of a message function: what a PyG convolution computes on edges, as a graph of ATen operations."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 
 from weft.nn.messages.function import MessageFunction, Read, Role
 
@@ -19,7 +20,10 @@ aten = torch.ops.aten
 
 NUM_EDGES, NUM_TARGETS = 1_000_003, 999_983
 """Sizes of the trace: prime numbers that are no width of a row, so that a size in the graph shows what it counts."""
-FAILURES = (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError, LookupError, AssertionError)
+FAILURES = (
+    *(RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError, LookupError),
+    *(ArithmeticError, AssertionError),
+)
 """Errors of functions that cannot be traced: they read numbers of a tensor, or do what fake tensors cannot."""
 
 
@@ -80,7 +84,7 @@ class _Messages(nn.Module):
 
 
 def trace(function: MessageFunction, tensors: Sequence[Tensor]) -> MessageTrace:
-    """MessageTrace a message function.
+    """Trace a message function.
 
     Args:
         function: The function.
@@ -109,15 +113,34 @@ def trace(function: MessageFunction, tensors: Sequence[Tensor]) -> MessageTrace:
         result: Tensor = torch.func.functional_call(module, replaced, arguments, tie_weights=False)
         return result
 
-    with mode, torch.no_grad():
+    with mode, torch.no_grad(), _RefusesGradModes():
         samples = [_sample(read, tensor) for read, tensor in zip(function.reads, tensors, strict=True)]
         samples += [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in shared]
         samples.append(torch.empty(NUM_EDGES, dtype=torch.int64))
         graph = make_fx(torch.func.functionalize(run), decomposition_table=decompositions())(*samples)
     graph.graph.eliminate_dead_code()
+    _check_repeatable(graph)
     roles: list[Role] = [read.role for read in function.reads]
     roles += ["shared" for _ in shared]
     return MessageTrace(graph, roles, mode)
+
+
+class _RefusesGradModes(TorchFunctionMode):
+    """Mode in which functions must not switch gradients off or on, which a graph of operations does not contain."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch._C._set_grad_enabled:
+            raise NotImplementedError("torch.no_grad or a similar mode")
+        return func(*args, **(kwargs or {}))
+
+
+def _check_repeatable(graph: GraphModule) -> None:
+    """Raise NotImplementedError if a graph draws random numbers, or reads tensors that another call may replace."""
+    for node in graph.graph.nodes:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            raise NotImplementedError("random numbers")
+        if node.op == "get_attr":
+            raise NotImplementedError("a tensor that is neither a parameter nor a buffer")
 
 
 def trace_gradients(forward: GraphModule, needed: list[bool], mode: FakeTensorMode) -> GraphModule:

@@ -34,7 +34,7 @@ class Rows:
     sizes: tuple[int, ...]
     """Sizes of a row."""
     strides: tuple[int, ...]
-    """Columns of the slot from one item of a dimension to the next; 0: the items are the same."""
+    """Columns of the slot from one item of a dimension to the next; 0: all items are the same one."""
     offset: int = 0
     """Column of the first item."""
 
@@ -98,7 +98,7 @@ class Rows:
             size: Number of items; None: one, without the dimension.
             step: Items from one to the next.
         """
-        number = first + self.sizes[axis] if first < 0 else min(first, self.sizes[axis])
+        number = max(first + self.sizes[axis], 0) if first < 0 else min(first, self.sizes[axis])
         new_sizes, new_strides = ((), ()) if size is None else ((size,), (self.strides[axis] * step,))
         return replace(
             self,
