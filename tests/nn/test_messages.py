@@ -283,7 +283,7 @@ def test_unusual_functions_have_pygs_numbers(name: str) -> None:
 
 
 def test_random_numbers_are_drawn_for_each_edge() -> None:
-    """As in PyG: not once for each source."""
+    """Each edge has a draw of its own, as in PyG, though all come from the same source."""
     conv = Unusual(lambda s, i, j, e, index, n: nn.functional.dropout(j, 0.5))
     edge_index, x = torch.stack([torch.zeros(64), torch.zeros(64)]).long(), torch.ones(1, WIDTH)
     with TiledConv(conv).replacing():
