@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -36,8 +37,14 @@ class TiledConv:
         """Programs by the types and widths of a call; for calls that PyG runs, the reason."""
         self._sorted: list[SortedEdges] = []
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> TiledConv:
+        """Return a holder for a copy of the convolution, which shares the programs: they contain no parameters."""
+        other = TiledConv(copy.deepcopy(self.conv, memo))
+        other.messages = self.messages
+        return other
+
     def __getstate__(self) -> dict[str, Any]:
-        """Return what copies of the convolution need; they make their own programs."""
+        """Return what another process needs, which makes its own programs."""
         return TiledConv(self.conv).__dict__
 
     @contextmanager
