@@ -35,7 +35,7 @@ class MessageProgram:
     """A message function as a program, with what runs on sources and targets before and after.
 
     Args:
-        trace: MessageTrace of the function.
+        trace: Trace of the function.
 
     Raises:
         NotImplementedError: It cannot run edge by edge, or there is no operation for a part of it.
