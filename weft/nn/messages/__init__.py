@@ -1,8 +1,8 @@
 """Message functions of PyG convolutions as programs that run in tiles of edges, without a row for each edge in memory.
 
 Reading order: tiled_conv (which calls of a convolution are replaced), messages (what happens then), trace (a message
-function as a graph of ATen operations), parts (what runs on vertices before and after the edges), operations, values and
-aten_operations (the graph as a list of operations), program (its run on all edges, by csrc/messages.h).
+function as a graph of ATen operations), parts (what runs on vertices before and after the edges), operations, values
+and aten_operations (the graph as a list of operations), program (its run on all edges, by csrc/messages.h).
 """
 
 from weft.nn.messages.tiled_conv import TiledConv
