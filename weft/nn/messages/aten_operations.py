@@ -407,9 +407,9 @@ def _matmul_each(to: Translator, node: Node, left: Node, right: Node) -> Rows:
     return to.emit("multiply_each", rows, sizes, a=a.slot, b=b.slot, parameters=(*a.sizes, b.sizes[1]))
 
 
-def _fill(number: float | None, to: Translator, node: Node, _: Any, *args: Any, **__: Any) -> Constant:
+def _fill(to: Translator, node: Node, _: Any, number: float, **__: Any) -> Constant:
     del to
-    return Constant(float(args[0]) if number is None else number, tuple(node.meta["val"].shape[1:]))
+    return Constant(float(number), tuple(node.meta["val"].shape[1:]))
 
 
 HANDLERS: dict[Any, Callable[..., Any]] = {
@@ -440,7 +440,6 @@ HANDLERS: dict[Any, Callable[..., Any]] = {
     aten.var_mean: _var_mean,
     aten.mm: _matmul,
     aten.bmm: _matmul_each,
-    aten.full: partial(_fill, None),
-    aten.full_like: partial(_fill, None),
+    **dict.fromkeys((aten.full, aten.full_like), _fill),
 }
 """Translations by operation."""

@@ -46,7 +46,9 @@ class MessageProgram:
         self.roles: list[Role] = [each.role for each in self.parts.inputs]
         self.results: list[Role] = ["edge" if rows_of(node) == "edge" else "target" for node in self.parts.results]
         self.forward = EdgeProgram(self.parts.program, self.roles, self.results)
-        self.read_after = self.parts.read_after
+        self._inputs = [node for node in self.parts.before if node.op == "placeholder"]
+        self._read_after = self.parts.read_after
+        self._needed = {*self._read_after, *(each.value for each in self.parts.inputs)}
         self._gradients: dict[tuple[bool, ...], EdgeProgram] = {}
         self.gradients(tuple(True for _ in self.roles))
 
@@ -70,11 +72,10 @@ class MessageProgram:
         """
         parts = self.parts
         evaluation = Evaluation(parts, num_sources, edges.num_targets)
-        placeholders = [node for node in parts.before if node.op == "placeholder"]
-        evaluation.values |= dict(zip(placeholders, [*tensors, *shared], strict=True))
-        evaluation.run(parts.before, {*self.read_after, *(each.value for each in parts.inputs)})
+        evaluation.values |= dict(zip(self._inputs, [*tensors, *shared], strict=True))
+        evaluation.run(parts.before, self._needed)
         inputs = [evaluation.values[each.value] for each in parts.inputs]
-        evaluation.values = {node: value for node, value in evaluation.values.items() if node in self.read_after}
+        evaluation.values = {node: value for node, value in evaluation.values.items() if node in self._read_after}
         results = RunProgram.apply(self, edges, num_sources, *inputs)  # type: ignore[no-untyped-call]
         evaluation.values |= dict(zip(parts.results, results, strict=True))
         del inputs, results  # they live as long as autograd needs them

@@ -17,7 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from weft.nn.messages.function import Role
-from weft.nn.messages.trace import NUM_EDGES, NUM_TARGETS, MessageTrace, aten, outputs_of
+from weft.nn.messages.trace import NUM_EDGES, NUM_TARGETS, MessageTrace, aten, call, outputs_of
 
 Origin = Literal["constant", "index", "shared", "source", "target", "edge", "mixed", "reduced"]
 """Dependence of a value: on nothing, the targets of edges, tensors without rows, rows of one role, rows of several
@@ -32,8 +32,6 @@ REDUCTIONS = (
     aten.index_put.default,
 )
 """Operations that reduce the rows of the edges of each target."""
-
-
 VIEWS = (aten.view, aten._unsafe_view, aten.reshape, aten.unsqueeze, aten.squeeze)
 """Operations that change only the sizes of a row."""
 ROW_BY_ROW = (
@@ -70,8 +68,6 @@ class MessageParts(NamedTuple):
     """Node of the trace that is the function's result."""
     origins: dict[Node, Origin]
     """Origin of each node."""
-    module: GraphModule
-    """The trace."""
 
     @property
     def read_after(self) -> set[Node]:
@@ -122,8 +118,6 @@ def origins_of(trace: MessageTrace) -> dict[Node, Origin]:
     for node in trace.module.graph.nodes:
         if node.op == "placeholder":
             origins[node] = next(inputs)
-        elif node.op == "get_attr":
-            origins[node] = "shared"
         elif node.op == "call_function":
             origins[node] = _origin_of_call(node, origins)
     return origins
@@ -190,7 +184,7 @@ def divide(trace: MessageTrace) -> MessageParts:
         or (node.op == "placeholder" and node is not index)
     ]
     program = _make_program(trace, inputs, index, [node for node in nodes if node in runs], results)
-    return MessageParts(before, inputs, program, results, after, result, origins, trace.module)
+    return MessageParts(before, inputs, program, results, after, result, origins)
 
 
 def _make_program(
@@ -403,8 +397,6 @@ class Evaluation:
                 continue
             if node.target in LIFTS and self.parts.origins[node] == "target":
                 self.values[node] = self.values[node.all_input_nodes[0]]  # a row of each target, which edges read later
-            elif node.op == "get_attr":
-                self.values[node] = getattr(self.parts.module, str(node.target))
             else:
                 self.values[node] = self._call(node, self.parts.origins[node])
             for read in self.parts.reads(node):
@@ -418,8 +410,7 @@ class Evaluation:
             return self._call(read, origin) if self.parts.origins[read] == "constant" else self.values[read]
 
         args, kwargs = map_arg((node.args, node.kwargs), value)
-        function = aten.reshape.default if node.target is aten.view.default else node.target  # strides may be others
-        return function(*self._sized(args, origin), **self._sized(kwargs, origin))  # type: ignore[operator]
+        return call(node, self._sized(args, origin), self._sized(kwargs, origin))
 
     def _sized(self, argument: Any, origin: Origin) -> Any:
         """Return an argument in which sizes of the trace are replaced by actual ones."""

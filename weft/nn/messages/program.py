@@ -15,7 +15,7 @@ from weft.nn.messages.aten_operations import translate
 from weft.nn.messages.edges import SortedEdges
 from weft.nn.messages.function import Role
 from weft.nn.messages.operations import FUNCTIONS, KINDS, NUM_PARAMETERS, SharedRow, TileOperation, Translation
-from weft.nn.messages.trace import aten, outputs_of
+from weft.nn.messages.trace import call, outputs_of
 from weft.runtime.kernel_call import work_counters
 from weft.runtime.native import _native
 
@@ -159,8 +159,7 @@ class EdgeProgram:
                 values[node] = getattr(self.module, str(node.target))
             elif node.op == "call_function":
                 args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
-                function = aten.reshape.default if node.target is aten.view.default else node.target
-                values[node] = function(*args, **kwargs)  # type: ignore[operator]
+                values[node] = call(node, args, kwargs)
 
 
 class Places:

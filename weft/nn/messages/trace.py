@@ -182,6 +182,18 @@ def outputs_of(module: GraphModule) -> list[Node]:
     return [result] if isinstance(result, Node) else list(result)
 
 
+def call(node: Node, args: Any, kwargs: Any) -> Any:
+    """Return the result of a node's operation on tensors whose strides may be others than in the trace.
+
+    Args:
+        node: The node.
+        args: Arguments by position.
+        kwargs: Arguments by name.
+    """
+    function = aten.reshape.default if node.target is aten.view.default else node.target
+    return function(*args, **kwargs)  # type: ignore[operator]
+
+
 def _sample(read: Read, tensor: Tensor) -> Tensor:
     """Return a tensor with the number of rows of the trace."""
     if read.role == "shared":
