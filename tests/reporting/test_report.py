@@ -394,7 +394,7 @@ def test_pytorch_is_not_imported(tmp_path: Path) -> None:
 def server(tmp_path: Path) -> Iterator[ReportServer]:
     """Start a server that follows a run which is not finished."""
     with ReportServer([make_run(tmp_path / "run", ended=False)], 0) as running:
-        thread = threading.Thread(target=running.serve_forever)
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
         thread.start()
         yield running
         running.shutdown()

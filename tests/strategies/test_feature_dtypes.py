@@ -16,7 +16,7 @@ STRATEGIES = {
     "single": {},
     "tensor": {"workers": 2},
     "hybrid": {"workers": 2, "partition": "random"},
-    "offload": {"device_memory": "200KB"},
+    "offload": {"device_memory": "600KB"},
     "pipeline": {"workers": 2, "chunks": 3},
     "split": {"workers": 2, "batch_size": "200", "cache_memory": "20KB"},
 }
