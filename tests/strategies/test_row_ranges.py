@@ -78,8 +78,8 @@ def test_models_that_need_all_rows_at_once_keep_them(case: Case) -> None:
     assert not any(layout.in_ranges for layout in placed.plan.layouts.values())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("model", ["gcn", "sage"])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16], ids=str)
+@pytest.mark.parametrize("model", [pytest.param("gcn", marks=pytest.mark.slow), "sage"])
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_memory_is_that_of_the_sums(
     model: str, dtype: torch.dtype, share: float, monkeypatch: pytest.MonkeyPatch

@@ -81,7 +81,7 @@ def test_offload_has_no_race(case: Case, rows: str, late: bool, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("late", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("wait", WAITS)
+@pytest.mark.parametrize("wait", [param(wait, name=wait, quick=n % 2 == 0) for n, wait in enumerate(WAITS)])
 def test_a_wait_that_is_left_out_of_offload_is_detected(wait: str, late: bool, tmp_path: Path) -> None:
     case, options = Case(model="gcn"), options_for(WAITS[wait], tmp_path)
     planned = Planned.of(case, "offload", options, 1)

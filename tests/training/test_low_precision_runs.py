@@ -60,7 +60,7 @@ def test_losses_are_near_those_of_float32(model: str, norm: str) -> None:
         pytest.param("communicated", {"partition": "random"}, marks=pytest.mark.slow),
         pytest.param("cached", {"partition": "random"}, marks=pytest.mark.slow),
         ("hybrid", {"cache_ratio": 0.5, "partition": "random"}),
-        ("offload", {"device_memory": "500KB"}),
+        pytest.param("offload", {"device_memory": "500KB"}, marks=pytest.mark.slow),
         pytest.param("pipeline", {"chunks": 3}, marks=pytest.mark.slow),
         pytest.param("stale", {"refresh_every": 1, "partition": "random"}, marks=pytest.mark.slow),
     ],
