@@ -195,6 +195,15 @@ class Hetero(nn.Module):
         return self.out(x_dict["a"])
 
 
+class HeteroAttention(Hetero):
+    """HeteroConv model with attention by relation, of another kind for each relation."""
+
+    def conv(self, number: int, hidden: int) -> nn.Module:
+        kind = (pyg.GATConv, pyg.GATv2Conv, pyg.TransformerConv, pyg.SAGEConv)[number % 4]
+        options = {} if kind in (pyg.TransformerConv, pyg.SAGEConv) else {"add_self_loops": False}
+        return kind((hidden, hidden), hidden // 2, heads=2, **options) if number % 4 < 3 else kind(hidden, hidden)
+
+
 class Homogeneous(nn.Module):
     """Model for one vertex and edge type, which `to_hetero` turns into a heterogeneous model."""
 
@@ -376,6 +385,7 @@ TYPED: dict[str, Any] = {
 BY_TYPE: dict[str, Any] = {
     "pyg-hetero": Hetero,
     "pyg-hetero-max": partial(Hetero, aggr="max"),
+    "pyg-hetero-attention": HeteroAttention,
     "pyg-hetero-some": partial(Hetero, features={"a": 4, "b": 3}, aggr="mean"),
     "pyg-to-hetero": to_hetero,
 }

@@ -53,8 +53,8 @@ def random_graph(typed):
 def converted():
     torch.manual_seed(0)
     mlp = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
-    layers = [(SAGEConv(COLUMNS, 16), "x, e -> x"), nn.ReLU(), (GINConv(mlp), "x, e -> x"), nn.ReLU()]
-    return Sequential("x, e", [*layers, (GATConv(16, CLASSES, heads=2, concat=False), "x, e -> x")]).double()
+    layers = [(SAGEConv(COLUMNS, 16), "x, edge_index -> x"), nn.ReLU(), (GINConv(mlp), "x, edge_index -> x"), nn.ReLU()]
+    return Sequential("x, edge_index", [*layers, (GATConv(16, CLASSES, heads=2, concat=False), "x, edge_index -> x")]).double()
 
 if __name__ == "__main__":
     for strategy, model, ranks, options in json.loads(sys.argv[1]):

@@ -123,7 +123,7 @@ class Case:
     @property
     def reads_edges(self) -> bool:
         """True if its layers read the edges themselves, which not every strategy provides."""
-        return self.model in (*PYG, *BY_BLOCKS)
+        return self.model in (*PYG, *BY_BLOCKS, "pyg-hetero-attention")
 
     def without_saving(self, saving: str) -> Case:
         """Return the case without one more optimisation, if any."""
@@ -233,7 +233,9 @@ def converted_cases() -> list[Case]:
     result += [Case(model=f"pyg-{name}-edges", edge_features=3) for name in ("gat", "gatv2")]
     result += [Case(model=f"pyg-{name}-dropout") for name in ("gat", "gatv2")]
     result += [Case(model=f"pyg-rgcn{kind}", typed="x") for kind in ("", "-bases", "-blocks")]
-    result += [Case(model=f"pyg-{name}", typed="x") for name in ("hetero", "hetero-max", "to-hetero")]
+    result += [
+        Case(model=f"pyg-{name}", typed="x") for name in ("hetero", "hetero-max", "hetero-attention", "to-hetero")
+    ]
     result.append(Case(model="pyg-hetero-some", typed="some"))
     result.append(Case(model="pyg-gcn", weighted=True, order="bfs"))
     result.append(Case(model="pyg-jk", num_vertices=150, labels=4))  # with rows that no loss reads

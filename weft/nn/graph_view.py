@@ -188,6 +188,11 @@ class GraphView(View):
         self.check_block()
         return self.topology.adjacency.weight
 
+    @property
+    def edge_index_by_relation(self) -> tuple[Tensor, ...]:
+        self.check_block()
+        return self.topology.edge_index_by_relation
+
     def total(self, x: Tensor) -> Tensor:
         return sum_rows(x)
 

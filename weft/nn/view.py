@@ -168,6 +168,11 @@ class View(Protocol):
         """Weights of the edges that `block` returned, [E], in their order, constant; None if they have none."""
         ...
 
+    @property
+    def edge_index_by_relation(self) -> tuple[Tensor, ...]:
+        """Edges that `block` returned, int64 [2, .] for each relation."""
+        ...
+
     def total(self, x: Tensor) -> Tensor:
         """Return the sum [F] of the rows of all vertices, on all ranks."""
         ...

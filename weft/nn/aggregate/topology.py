@@ -150,12 +150,25 @@ class Topology:
         Raises:
             InputError: The edges have no types.
         """
+        return RelationRows.of(self.adjacency, self._types(), self.num_relations, *self.target_parts)
+
+    @cached_property
+    def edge_index_by_relation(self) -> tuple[Tensor, ...]:
+        """Sources and targets of the edges of each relation, int64 [2, .].
+
+        Raises:
+            InputError: The edges have no types.
+        """
+        types, edge_index = self._types().to(self.adjacency.device), self.edge_index
+        return tuple(edge_index[:, types == number] for number in range(self.num_relations))
+
+    def _types(self) -> Tensor:
         if self.edge_type is None:
             raise InputError(
                 "the graph's edges have no types, but a relational layer needs them: add edge_type and relations to "
                 "the graph"
             )
-        return RelationRows.of(self.adjacency, self.edge_type, self.num_relations, *self.target_parts)
+        return self.edge_type
 
     @property
     def relation_edges(self) -> Adjacency:

@@ -15,6 +15,7 @@ from weft.nn.aggregate.topology import Topology
 from weft.nn.convert.traced_model import Converted
 from weft.nn.graph_view import GraphView
 from weft.nn.layers.pyg_conv import PyGConv
+from weft.nn.layers.relation_convs import RelationConvs
 
 ON_BY_DEFAULT = ("dropout", "dropout1d", "dropout2d", "dropout3d")
 """Functions of torch.nn.functional that drop values unless `training=False` is given."""
@@ -90,7 +91,7 @@ class ComparisonView(GraphView):
         return None
 
     def aggregate(self, op: Aggregate, rows: Rows, steps: int = 1) -> Tensor:
-        if not (isinstance(op, WholeLayer) and isinstance(op.layer, PyGConv)):
+        if not (isinstance(op, WholeLayer) and isinstance(op.layer, PyGConv | RelationConvs)):
             return super().aggregate(op, rows, steps)
         x = rows[op.first]
         parts = [torch.arange(first, len(x), 2) for first in (0, 1)]
@@ -118,6 +119,10 @@ class PartView:
         weight, features = topology.adjacency.weight, topology.edge_features
         self.edge_weight = None if weight is None else weight[edges]
         self.edge_features = None if features is None else features[edges]
+        types = topology.edge_type
+        self.edge_index_by_relation = (
+            () if types is None else [self._edge_index[:, types[edges] == r] for r in range(topology.num_relations)]
+        )
 
     def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
         """Return the rows of the sources, of which x are the first, the edges, and the number of rows of x."""

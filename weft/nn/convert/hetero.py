@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -20,6 +20,8 @@ from weft.data import GraphShape, TypedShape
 from weft.nn.aggregate.aggregate import Request, WholeLayer
 from weft.nn.convert.traced_steps import GraphStep, StepKind, TracedStep, TracedValue, values_in
 from weft.nn.layers.phases import Boundary
+from weft.nn.layers.pyg_conv import checked_width, takes_pair
+from weft.nn.layers.relation_convs import Columns, RelationConv, RelationConvs, RelationInput
 from weft.nn.layers.typed_input import TypedInput
 from weft.nn.view import View
 from weft.utils.errors import InputError
@@ -97,6 +99,55 @@ class RelationAggregate(GraphStep):
     """Number of input and output columns of the linear layer."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RelationCall(GraphStep):
+    """Call of a convolution over one relation, before `join_relations` joins it with others."""
+
+    relation: int
+    """Number of the relation."""
+    ends: tuple[int, int]
+    """Numbers of the vertex types of the relation's sources and targets."""
+    path: str
+    """Path of the convolution in the model."""
+    width: int
+    """Number of columns of its result."""
+
+
+class JoinedCall(NamedTuple):
+    """A convolution of a `JoinedCalls`."""
+
+    relation: int
+    """Number of the relation."""
+    path: str
+    """Path of the convolution in the model."""
+    width: int
+    """Number of columns of its result."""
+    source: int
+    """Position of the rows of its sources among the arguments of the step."""
+    target: int
+    """Position of the rows of its targets."""
+
+
+@dataclass(frozen=True)
+class JoinedCalls(GraphStep):
+    """Graph step that calls convolutions over several relations on one block; their results are concatenated."""
+
+    calls: tuple[JoinedCall, ...]
+    """The convolutions."""
+    types: tuple[int, ...]
+    """Number of the vertex type of each argument."""
+
+    def begin(self, model: nn.Module, view: View, *rows: Tensor) -> Boundary:
+        del view
+        vertex_type, *parts = rows
+        x, columns = side_by_side(vertex_type, self.types, parts)
+        layer = RelationConvs(
+            [cast(RelationConv, model.get_submodule(call.path)) for call in self.calls],
+            [RelationInput(call.relation, columns[call.source], columns[call.target]) for call in self.calls],
+        )
+        return Boundary(request=Request(WholeLayer(layer), {"x": x, "own": x}))
+
+
 class RelationSlot(NamedTuple):
     """Columns of one relation in the input and output of a `JoinedRelations`."""
 
@@ -126,10 +177,7 @@ class JoinedRelations(GraphStep):
     def begin(self, model: nn.Module, view: View, *rows: Tensor) -> Boundary:
         del view
         vertex_type, *parts = rows
-        by_type = defaultdict[int, list[Tensor]](list)
-        for number, part in zip(self.sources, parts, strict=True):
-            by_type[number].append(part)
-        x = select_by_type(vertex_type, tuple(by_type), *(torch.cat(type_parts, 1) for type_parts in by_type.values()))
+        x, _ = side_by_side(vertex_type, self.sources, parts)
         layer = JoinedRelationLayer(self, [model.get_submodule(slot.weight) for slot in self.slots])
         return Boundary(request=Request(WholeLayer(layer), {"x": x, "own": x}))
 
@@ -163,6 +211,26 @@ class JoinedRelationLayer(nn.Module):
         none = x.new_zeros(x.shape[1], self.out_width)
         weight = torch.stack([sum(parts[r], start=none) for r in range(self.step.num_relations)])
         return view.relate(x, weight[:, None], reduce=self.step.reduce)
+
+
+def side_by_side(
+    vertex_type: Tensor, numbers: tuple[int, ...], parts: Sequence[Tensor]
+) -> tuple[Tensor, list[Columns]]:
+    """Return rows [n, .] with all parts of a type side by side, and the columns of each part.
+
+    Types share columns, since a vertex has one type.
+
+    Args:
+        vertex_type: Number of each vertex's type, [n, 1].
+        numbers: Number of the type of each part.
+        parts: Rows of all vertices, [n, .].
+    """
+    by_type, columns = defaultdict[int, list[Tensor]](list), list[Columns]()
+    for number, part in zip(numbers, parts, strict=True):
+        columns.append(Columns(sum(before.shape[1] for before in by_type[number]), part.shape[1]))
+        by_type[number].append(part)
+    joined = (torch.cat(type_parts, 1) for type_parts in by_type.values())
+    return select_by_type(vertex_type, tuple(by_type), *joined), columns
 
 
 def select_by_type(vertex_type: Tensor, numbers: tuple[int, ...], *parts: Tensor) -> Tensor:
@@ -291,6 +359,27 @@ def _graph(scope: RelationScope, conv: Any, x: Any, x_target: Any) -> Any:
     return plus_bias(scope.over_relation("lin_rel", REDUCE[conv.aggr], x), conv.lin_rel) + conv.lin_root(x_target)
 
 
+def width_over_relation(conv: Any, *, same_rows: bool, same_type: bool) -> int:
+    """Return the number of columns of the result of a convolution that runs on the edges of one relation.
+
+    Args:
+        conv: The convolution.
+        same_rows: True if sources and targets have the same rows.
+        same_type: True if they have the same vertex type.
+
+    Raises:
+        InputError: It cannot run between these rows, or on blocks of edges.
+    """
+    name = type(conv).__name__
+    if getattr(conv, "add_self_loops", False) and not same_type:
+        raise InputError(
+            f"{name} with add_self_loops=True joins vertices of two types, by their numbers: use add_self_loops=False"
+        )
+    if not same_rows and not takes_pair(conv):
+        raise InputError(f"{name} takes no pair (x_source, x_target): use it between vertices of one type")
+    return checked_width(conv)
+
+
 def plus_bias(y: Any, linear: Any) -> Any:
     """Add the bias of a linear layer, if it has one.
 
@@ -308,6 +397,10 @@ REDUCE: dict[str, Reduce] = {"mean": "mean", "sum": "sum", "add": "sum"}
 """Reduction by the name of PyG's aggregation."""
 
 
+JOINABLE = (RelationAggregate, RelationCall)
+"""Steps over one relation."""
+
+
 def join_relations(steps: list[TracedStep], kinds: dict[str, StepKind], num_relations: int) -> list[TracedStep]:
     """Join relation aggregates that do not depend on each other, and return the resulting steps.
 
@@ -316,17 +409,17 @@ def join_relations(steps: list[TracedStep], kinds: dict[str, StepKind], num_rela
         kinds: Kind of each value, by name; joined steps are added.
         num_relations: Number of relations of the graph.
     """
-    # The depth of a step is the number of relation aggregates on the longest path to it. Aggregates of equal depth do
-    # not depend on each other, so they are joined, sums and means separately. Sorted by depth, steps stay in order.
+    # The depth of a step is the number of steps over relations on the longest path to it. Those of equal depth do not
+    # depend on each other, so they are joined: sums, means and calls separately. Sorted by depth, steps stay in order.
     depth: dict[str, int] = {}
     by_depth = defaultdict[int, list[TracedStep]](list)
     for step in steps:
         depth_before = max((depth.get(name, 0) for name in values_in(step.args, step.kwargs)), default=0)
-        depth[step.name] = depth_before + isinstance(step.operation, RelationAggregate)
+        depth[step.name] = depth_before + isinstance(step.operation, JOINABLE)
         by_depth[depth_before].append(step)
     joined: list[TracedStep] = []
     for number in sorted(by_depth):
-        joined += [step for step in by_depth[number] if not isinstance(step.operation, RelationAggregate)]
+        joined += [step for step in by_depth[number] if not isinstance(step.operation, JOINABLE)]
         for reduce in ("mean", "sum"):
             same_reduce = [
                 step
@@ -335,7 +428,27 @@ def join_relations(steps: list[TracedStep], kinds: dict[str, StepKind], num_rela
             ]
             if same_reduce:
                 joined += _join(same_reduce, reduce, f"relations_{number}_{reduce}", kinds, num_relations)
+        calls = [step for step in by_depth[number] if isinstance(step.operation, RelationCall)]
+        if calls:
+            joined += _join_calls(calls, f"calls_{number}", kinds)
     return joined
+
+
+def _join_calls(steps: list[TracedStep], name: str, kinds: dict[str, StepKind]) -> list[TracedStep]:
+    """Return steps that call several convolutions on one block, instead of one step per convolution."""
+    types, calls, parts, begin = dict[str, int](), list[JoinedCall](), list[TracedStep](), 0
+    for step in steps:
+        call, (source, target, vertex_type) = step.operation, step.args
+        assert isinstance(call, RelationCall)
+        types |= dict(zip((source.name, target.name), call.ends, strict=True))
+        position = [*types].index
+        calls.append(JoinedCall(call.relation, call.path, call.width, position(source.name), position(target.name)))
+        parts.append(replace(step, operation=columns_of, args=(TracedValue(name), begin, call.width)))
+        begin += call.width
+    kinds[name] = "rows"
+    args = (vertex_type, *(TracedValue(value) for value in types))
+    operation = JoinedCalls(tuple(calls), tuple(types.values()))
+    return [TracedStep(name=name, operation=operation, args=args, kwargs={}, line=steps[0].line), *parts]
 
 
 def _join(

@@ -316,7 +316,8 @@ class Tracer(fx.Tracer):
                 "store rows in 16 bits"
             )
         types = {source.meta[hetero.TYPE] for source in node.all_input_nodes if hetero.TYPE in source.meta}
-        if len(types) > 1 and node.op != "output" and node.target is not hetero.select_logits_by_type:
+        is_call = node.target is run_step and isinstance(node.args[0], hetero.RelationCall)
+        if len(types) > 1 and node.op != "output" and node.target is not hetero.select_logits_by_type and not is_call:
             raise InputError(
                 f"{node.meta['line']}: rows of {' and '.join(sorted(types))} are combined, but these belong to "
                 "different vertices: only convolutions can combine them"
@@ -347,28 +348,29 @@ class Tracer(fx.Tracer):
                 f"{location}: {name} over {relation} must get rows of {source} and of {target}, as in x_dict: give "
                 "vertices without features some, in the graph"
             )
+        if arguments:
+            raise InputError(
+                f"{location}: {name} gets {' and '.join(arguments)}, but weft passes a convolution of a heterogeneous "
+                "graph only x and the edges of its relation: make it an attribute of the layer"
+            )
+        if conv.flow != "source_to_target":
+            raise InputError(f"{location}: {name} has flow='target_to_source': reverse the graph's edges instead")
+        self.path, self.relation = self._path(conv), relation
         rule = hetero.RULES.get(name) if type(conv).__module__.startswith("torch_geometric.nn.conv") else None
         hooked = any(part._forward_hooks or part._forward_pre_hooks for part in conv.modules())
-        if (
-            rule is None
-            or arguments
-            or hooked
-            or getattr(conv, "aggr", "") not in hetero.REDUCE
-            or conv.flow != "source_to_target"
-        ):
-            options = (
-                f" with {' and '.join(arguments)}"
-                if arguments
-                else f" with aggr={conv.aggr!r}"
-                if rule and not hooked
-                else ""
-            )
-            raise InputError(
-                f"{location}: {name}{options} cannot be converted on a heterogeneous graph: use SAGEConv or GraphConv "
-                "with aggr='mean' or 'sum', without hooks"
-            )
-        self.path, self.relation = self._path(conv), relation
-        return rule(self, conv, x, x_target)
+        if rule and not hooked and getattr(conv, "aggr", "") in hetero.REDUCE:
+            return rule(self, conv, x, x_target)
+        try:
+            width = hetero.width_over_relation(conv, same_rows=x is x_target, same_type=source == target)
+        except InputError as error:
+            raise InputError(f"{location}: {error}") from error
+        assert self.types is not None
+        ends = self.types.names.index(source), self.types.names.index(target)
+        number = self.types.relations.index(relation)
+        call = hetero.RelationCall(relation=number, ends=ends, path=self.path, width=width)
+        proxy = self.over_graph(call, x, x_target, self.vertex_type)
+        proxy.node.meta[hetero.TYPE] = target
+        return proxy
 
     def _convolve(self, conv: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         name, location = type(conv).__name__, line_of(sys._getframe(1))

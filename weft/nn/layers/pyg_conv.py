@@ -58,10 +58,14 @@ class PyGConv(nn.Module):
             weight = sources.new_empty(sources.shape[1], self.out_width)
             return sources[:num_targets] @ weight + sum(t.sum() for t in (sources, *self.parameters()))
         with self.tiled.replacing() if sources.device.type == "cpu" else nullcontext():
-            rows = (sources, sources[:num_targets]) if self.takes_pair else sources
-            y: Tensor = self.conv(rows, edge_index, **edge_arguments)
+            y: Tensor = self.conv(self._rows(view, sources, num_targets), edge_index, **edge_arguments)
         drop_results(self.conv)
         return y if self.takes_pair else y[:num_targets]
+
+    def _rows(self, view: Any, sources: Tensor, num_targets: int) -> Any:
+        """Return the convolution's first argument."""
+        del view
+        return (sources, sources[:num_targets]) if self.takes_pair else sources
 
     def _edge_arguments(self, view: View, in_width: int) -> dict[str, Tensor]:
         """Return the convolution's arguments with edge weights and features."""
@@ -124,6 +128,19 @@ def from_pyg(conv: Any, *, reads_edge_attr: bool = False) -> PyGConv:
         reads_edge_attr: True if the model calls the convolution with edge features.
 
     Raises:
+        InputError: See `checked_width`.
+    """
+    return PyGConv(conv, checked_width(conv, reads_edge_attr=reads_edge_attr), reads_edge_attr=reads_edge_attr)
+
+
+def checked_width(conv: Any, *, reads_edge_attr: bool = False) -> int:
+    """Return the number of columns of the result of a PyG convolution, if it can run on blocks of edges.
+
+    Args:
+        conv: The convolution.
+        reads_edge_attr: True if the model calls the convolution with edge features.
+
+    Raises:
         InputError: The convolution reads more of the graph than the in-edges of its targets (GCNConv: the degrees of
             sources), contains dropout or a batch norm, or depends on the largest degree.
     """
@@ -159,7 +176,7 @@ def from_pyg(conv: Any, *, reads_edge_attr: bool = False) -> PyGConv:
     width = out_width_of(conv) or (tried.out_width if tried and has_matrix else 0)
     if not width:
         raise InputError(f"{name} has no attribute out_channels: use weft.nn.PyGConv(conv, out_width)")
-    return PyGConv(conv, width, reads_edge_attr=reads_edge_attr)
+    return width
 
 
 def _options_of(conv: Any) -> str:

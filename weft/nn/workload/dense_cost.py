@@ -14,6 +14,7 @@ from torch import Tensor
 from weft.nn.aggregate.aggregate import Aggregate
 from weft.nn.graph_view import GraphView, Inputs, ViewTraits
 from weft.nn.layers.pyg_conv import PyGConv
+from weft.nn.layers.relation_convs import RelationBlock
 from weft.nn.layers.typed_input import embeddings, is_embedded
 from weft.nn.workload.flops import CountedConv, DenseFlops, FlopCounter, FlopPosition
 from weft.nn.workload.layer_sizes import BlockSize, LayerSizes
@@ -193,6 +194,9 @@ def make_layer_sizes(
         relation_rows = [round(stats.num_relation_rows * share) for share in shares[1:]]
         num_own = len(range(stats.num_vertices)[stored]) if isinstance(stored, slice) else len(stored)
         num_stored = round(typed.num_embedded * num_own / max(stats.num_vertices, 1))
+        share = 1 / max(typed.num_relations, 1)
+        even = (block._replace(edges=round(block.edges * share), loops=round(block.loops * share)) for block in blocks)
+        relation_blocks = [(size,) * typed.num_relations for size in even]
     else:
         spans = [work.graph.type_range(name) for name in work.graph.vertex_types if name in work.graph.features]
         ids = torch.arange(stats.num_vertices)[vertices[0]] if spans else torch.empty(0)
@@ -200,6 +204,16 @@ def make_layer_sizes(
         counts = work.graph.num_relations_in if typed.num_relations else torch.zeros(stats.num_vertices)
         relation_rows = [int(counts[selection].sum()) for selection in vertices[1:]]
         num_stored = int(is_embedded(work.graph)[stored].sum()) if typed.num_embedded else 0
+        relation_blocks = []
+        if work.graph.edge_type is not None and blocks:
+            source, target = work.graph.in_edges.edges()
+            is_target = torch.empty(stats.num_vertices, dtype=torch.bool)
+            for block, selection in zip(blocks, vertices[1:], strict=True):
+                is_target.fill_(False)[selection] = True
+                edges = is_target[target]
+                relation_blocks.append(
+                    block.by_relation(work.graph.edge_type[edges], (source == target)[edges], typed.num_relations)
+                )
     return LayerSizes(
         rows=rows,
         featured=tuple(featured),
@@ -207,6 +221,7 @@ def make_layer_sizes(
         num_stored=num_stored,
         relation_rows=tuple(relation_rows),
         blocks=tuple(blocks),
+        relation_blocks=tuple(relation_blocks),
     )
 
 
@@ -264,7 +279,7 @@ def make_counting_model(work: Workload, counter: FlopCounter, *, training: bool)
 
 
 def run_counted_conv(
-    layer: PyGConv, name: str, work: Workload, counter: FlopCounter, view: OutlineView, x: Tensor
+    layer: PyGConv, name: str, work: Workload, counter: FlopCounter, view: OutlineView | RelationBlock, x: Tensor
 ) -> Any:
     """Return the result of a PyG convolution on a rank's block, as a meta tensor, and count its cost.
 
@@ -279,9 +294,13 @@ def run_counted_conv(
     sources, _, num_targets = view.block(x)
     assert view.block_size is not None
     position, counter.position = counter.position, None
-    cost = work.block_cost(name, sources.shape[1], training=torch.is_grad_enabled(), gradient=sources.requires_grad).on(
-        view.block_size
-    )
+    cost = work.block_cost(
+        name,
+        sources.shape[1],
+        source_width=getattr(view, "source_width", None),
+        training=torch.is_grad_enabled(),
+        gradient=sources.requires_grad,
+    ).on(view.block_size)
     counter.position = position
     read = (sources, *layer.parameters())
     return CountedConv.apply(counter, cost, (num_targets, layer.out_width), *read)  # type: ignore[no-untyped-call]

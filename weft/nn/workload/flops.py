@@ -220,15 +220,14 @@ class BlockCostModel(NamedTuple):
 
     @classmethod
     def of(
-        cls, conv: PyGConv, width: int, num_edge_features: int, *, weighted: bool, training: bool, gradient: bool
+        cls, conv: PyGConv, width: int, make_block: Callable[..., SmallBlock], *, training: bool, gradient: bool
     ) -> BlockCostModel:
         """Count the cost by running a convolution on small blocks, since it needs edges with values.
 
         Args:
             conv: The layer, which is not changed.
             width: Number of columns of the rows.
-            num_edge_features: Number of edge features.
-            weighted: True if edges have weights.
+            make_block: Returns a block, from its size and the type of its tensors, `dtype`.
             training: True to count a training step, with its backward pass.
             gradient: True if the rows of the sources need a gradient.
         """
@@ -238,7 +237,7 @@ class BlockCostModel(NamedTuple):
         def run(size: BlockSize, *, counts_sources: bool) -> tuple[list[int], list[int], list[int]]:
             counter, peak = FlopCounter(), TensorPeak()
             with torch.device("cpu"):
-                block = SmallBlock(size, num_edge_features, weighted=weighted, dtype=dtype)
+                block = make_block(size, dtype=dtype)
                 leaf = torch.ones(size.sources, width, dtype=dtype, requires_grad=gradient)
                 with torch.set_grad_enabled(training):
                     conv(block, leaf)  # what a first call keeps for all others is not part of a step
@@ -310,10 +309,19 @@ class SmallBlock:
         num_edge_features: Number of edge features.
         weighted: True if edges have weights.
         dtype: Type of the features and weights.
+        source_width: Number of columns that are rows of sources, for a `RelationConv`.
     """
 
-    def __init__(self, size: BlockSize, num_edge_features: int, *, weighted: bool, dtype: torch.dtype) -> None:
-        self.size = size
+    def __init__(
+        self,
+        size: BlockSize,
+        num_edge_features: int,
+        *,
+        weighted: bool,
+        dtype: torch.dtype,
+        source_width: int | None = None,
+    ) -> None:
+        self.size, self.source_width = size, source_width
         loops = torch.arange(size.loops) % size.targets
         others = torch.arange(size.edges - size.loops) % size.targets
         edge_index = torch.stack([torch.cat([loops, (others + 1) % size.targets]), torch.cat([loops, others])])

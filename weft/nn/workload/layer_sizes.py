@@ -50,6 +50,18 @@ class BlockSize(NamedTuple):
         num_edges = int(in_edges.degree[is_target].sum())
         return cls(in_edges.num_sources, int(is_target.sum()), num_edges, num_loops)
 
+    def by_relation(self, relation: Tensor, is_loop: Tensor, num_relations: int) -> tuple[BlockSize, ...]:
+        """Return the size of the edges of each relation, with all sources and targets of the block.
+
+        Args:
+            relation: Relation of each edge, integer [E].
+            is_loop: Mask of the self-loops among the edges, bool [E].
+            num_relations: Number of relations.
+        """
+        edges, loops = (torch.bincount(types, minlength=num_relations) for types in (relation, relation[is_loop]))
+        counts = zip(edges.tolist(), loops.tolist(), strict=True)
+        return tuple(self._replace(edges=num_edges, loops=num_loops) for num_edges, num_loops in counts)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSizes:
@@ -68,3 +80,5 @@ class LayerSizes:
     relations."""
     blocks: tuple[BlockSize, ...] = ()
     """Size of the block of each aggregate; empty if no layer reads the edges itself."""
+    relation_blocks: tuple[tuple[BlockSize, ...], ...] = ()
+    """Size of the edges of each relation in these blocks, in a graph with relations."""

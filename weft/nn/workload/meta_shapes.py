@@ -30,10 +30,13 @@ def meta_result(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 
 
 def is_row_major_meta(x: Any) -> bool:
-    """Return whether x is a floating-point meta tensor by rows, or columns of one, so that results are contiguous."""
+    """Return whether x is a floating-point meta tensor by rows, so that results are contiguous.
+
+    It may be some columns of such a tensor, or one row that is repeated.
+    """
     if not (isinstance(x, Tensor) and x.is_meta and x.is_floating_point()):
         return False
-    return x.is_contiguous() or (x.dim() == 2 and x.stride(1) == 1 and x.stride(0) >= x.shape[1])
+    return x.is_contiguous() or (x.dim() == 2 and x.stride(1) == 1 and (x.stride(0) >= x.shape[1] or x.stride(0) == 0))
 
 
 def unary(x: Tensor, *others: Any) -> Tensor | None:
@@ -119,7 +122,7 @@ def stack(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     return parts[0].new_empty(shape)
 
 
-def reduction(x: Tensor, dims: Sequence[int] | None, keepdim: bool = False) -> Tensor | None:
+def reduction(x: Tensor, dims: Sequence[int] | None = None, keepdim: bool = False) -> Tensor | None:
     """Return the sum or mean along dimensions.
 
     Args:
@@ -159,7 +162,7 @@ SHAPES: dict[Any, Callable[..., Tensor | None]] = {
     ),
     aten.mean.dim: reduction,
     aten.stack.default: stack,
-    aten.sum.dim_IntList: reduction,
+    **dict.fromkeys((aten.sum.default, aten.sum.dim_IntList), reduction),
     **dict.fromkeys((aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor), binary),
 }
 """Function for each operator overload that returns its result, or None to let PyTorch compute it."""

@@ -216,6 +216,15 @@ class OutlineView(GraphView):
         sizes, operations = self.state.sizes, self.state.operations
         return sizes.blocks[operations[-1].hop] if sizes and sizes.blocks and operations else None
 
+    def block_size_of(self, relation: int) -> BlockSize | None:
+        """Return the size of the edges of one relation in the block of the last operation; None if it is unknown."""
+        sizes = self.state.sizes
+        return sizes.relation_blocks[self.state.operations[-1].hop][relation] if sizes and self.block_size else None
+
+    @property
+    def edge_index_by_relation(self) -> tuple[Tensor, ...]:
+        return (torch.empty(2, 0, dtype=torch.int64, device="meta"),) * self.state.num_relations
+
     @property
     def edge_features(self) -> Tensor | None:
         features, size = super().edge_features, self.block_size

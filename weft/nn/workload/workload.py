@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple, cast
 
 import torch
@@ -14,7 +15,7 @@ from weft.nn.graph_view import ONE_DEVICE, ViewTraits
 from weft.nn.layers.phases import parameter_dtype, row_dtype
 from weft.nn.layers.pyg_conv import PyGConv
 from weft.nn.layers.typed_input import shared_parameters
-from weft.nn.workload.flops import BlockCostModel, DenseFlops
+from weft.nn.workload.flops import BlockCostModel, DenseFlops, SmallBlock
 from weft.nn.workload.layer_sizes import LayerSizes
 from weft.nn.workload.operation import GraphOperation
 from weft.nn.workload.outline import outline
@@ -78,7 +79,7 @@ class Workload:
         self.outlines = dict(outlines or {})
         self.dense_flops: dict[DenseFlopsKey, tuple[DenseFlops, ...]] = {}
         self._graph = graph if isinstance(graph, Graph) else None
-        self._block_costs: dict[tuple[str, int, bool, bool], BlockCostModel] = {}
+        self._block_costs: dict[tuple[str, int, int | None, bool, bool], BlockCostModel] = {}
 
     def restrict(self, field: ReceptiveField) -> Workload:
         """Return the workload of steps that compute only a receptive field.
@@ -219,21 +220,28 @@ class Workload:
             spans[op.stage] |= set(op.hops)
         return [sorted(span) for span in spans]
 
-    def block_cost(self, name: str, width: int, *, training: bool, gradient: bool) -> BlockCostModel:
+    def block_cost(
+        self, name: str, width: int, *, source_width: int | None = None, training: bool, gradient: bool
+    ) -> BlockCostModel:
         """Return FLOPs, traffic and memory of a PyG convolution of the model, as functions of the size of its block.
 
         Args:
             name: Path of the layer in the model.
             width: Number of columns of its input rows.
+            source_width: Number of these columns that are rows of sources, if those of the targets are others.
             training: True for a training step, False for an evaluation.
             gradient: True if the input rows need a gradient.
         """
-        key = name, width, training, gradient
+        key = name, width, source_width, training, gradient
         if key not in self._block_costs:
             conv, stats = cast(PyGConv, self.model.get_submodule(name)), self.stats
-            self._block_costs[key] = BlockCostModel.of(
-                conv, width, stats.num_edge_features, weighted=stats.weighted, training=training, gradient=gradient
+            make_block = partial(
+                SmallBlock,
+                num_edge_features=stats.num_edge_features,
+                weighted=stats.weighted,
+                source_width=source_width,
             )
+            self._block_costs[key] = BlockCostModel.of(conv, width, make_block, training=training, gradient=gradient)
         return self._block_costs[key]
 
     def is_cached(self, op: GraphOperation) -> bool:

@@ -28,7 +28,7 @@ from weft.utils.random import RandomKey
 
 CHUNK = SPREAD._replace(shrinks_rows=True)
 """Cost hints of a chunk's view: an aggregate returns fewer rows than it reads."""
-NO_ROWS = LayerSizes(rows=(0, 0), relation_rows=(0,), blocks=(BlockSize(0, 0, 0, 0),))
+NO_BLOCK = BlockSize(0, 0, 0, 0)
 
 
 class ShapedRows(RowsView):
@@ -92,8 +92,18 @@ class SegmentFlops:
             rows=(num_sources, levels.rows[hop + 1]),
             relation_rows=(levels.relation_rows[hop],),
             blocks=tuple(block._replace(sources=num_sources) for block in levels.blocks[hop : hop + 1]),
+            relation_blocks=tuple(
+                tuple(block._replace(sources=num_sources) for block in blocks)
+                for blocks in levels.relation_blocks[hop : hop + 1]
+            ),
         )
-        return repeated(self._layer(op, segment, size), self._layer(op, segment, NO_ROWS), calls)
+        none = LayerSizes(
+            rows=(0, 0),
+            relation_rows=(0,),
+            blocks=(NO_BLOCK,),
+            relation_blocks=((NO_BLOCK,) * self.work.stats.typed.num_relations,),
+        )
+        return repeated(self._layer(op, segment, size), self._layer(op, segment, none), calls)
 
     def _segment(self, number: int, num_rows: int, *, shared: bool) -> DenseFlops:
         """Return the FLOPs of one run of a segment.
