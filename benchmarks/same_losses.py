@@ -54,7 +54,8 @@ def converted():
     torch.manual_seed(0)
     mlp = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
     layers = [(SAGEConv(COLUMNS, 16), "x, edge_index -> x"), nn.ReLU(), (GINConv(mlp), "x, edge_index -> x"), nn.ReLU()]
-    return Sequential("x, edge_index", [*layers, (GATConv(16, CLASSES, heads=2, concat=False), "x, edge_index -> x")]).double()
+    layers.append((GATConv(16, CLASSES, heads=2, concat=False), "x, edge_index -> x"))
+    return Sequential("x, edge_index", layers).double()
 
 if __name__ == "__main__":
     for strategy, model, ranks, options in json.loads(sys.argv[1]):

@@ -5,6 +5,7 @@ from weft.nn.aggregate.attention import Attend, AttendEdges, EdgeSoftmax
 from weft.nn.aggregate.reduce import ByRelation, Max, Sum
 from weft.nn.aggregate.relations import OwnRelationRows, RelationIndex, RelationRows
 from weft.nn.aggregate.topology import EdgeSubset, SubTopology, Topology
+from weft.nn.aggregate.typed_block import TypedBlock
 from weft.nn.convert import Converted, Unconverted, convert
 from weft.nn.graph_view import ONE_DEVICE, SPREAD, CostHints, GraphView, Inputs, ViewTraits
 from weft.nn.layers.conv import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv
@@ -46,7 +47,7 @@ from weft.nn.models.row_independence import check_row_independence, idle_paramet
 from weft.nn.view import TypedRows, View
 from weft.nn.workload.dense_cost import dense_flops, make_layer_sizes, preparation_memory, step_memory
 from weft.nn.workload.flops import DenseFlops
-from weft.nn.workload.layer_sizes import BlockSize, LayerSizes
+from weft.nn.workload.layer_sizes import BlockSize, LayerSizes, TypedBlockSize
 from weft.nn.workload.meta_topology import MetaTopology
 from weft.nn.workload.operation import GraphOperation
 from weft.nn.workload.outline import RunModel, outline, run_whole
@@ -115,6 +116,8 @@ __all__ = [
     "Sum",
     "Topology",
     "Total",
+    "TypedBlock",
+    "TypedBlockSize",
     "TypedInput",
     "TypedRows",
     "Unconverted",

@@ -16,6 +16,7 @@ from weft.nn.aggregate.aggregate import Aggregate, Rows, Total, WholeLayer
 from weft.nn.aggregate.attention import MaskKey
 from weft.nn.aggregate.relations import OwnRelationRows
 from weft.nn.aggregate.topology import Topology
+from weft.nn.aggregate.typed_block import TypedBlock
 from weft.nn.layers.linear_transform import linear, sum_rows
 from weft.nn.view import TypedRows, View
 from weft.runtime.meter import Meter
@@ -188,10 +189,8 @@ class GraphView(View):
         self.check_block()
         return self.topology.adjacency.weight
 
-    @property
-    def edge_index_by_relation(self) -> tuple[Tensor, ...]:
-        self.check_block()
-        return self.topology.edge_index_by_relation
+    def typed_block(self, vertex_type: Tensor, num_targets: int, num_types: int) -> TypedBlock:
+        return self.topology.typed_block(vertex_type, num_targets, num_types)
 
     def total(self, x: Tensor) -> Tensor:
         return sum_rows(x)

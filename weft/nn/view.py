@@ -11,6 +11,7 @@ from weft.nn.aggregate.aggregate import Aggregate, Rows
 from weft.nn.aggregate.attention import Attend, AttendEdges, MaskKey
 from weft.nn.aggregate.reduce import ByRelation, Max, Sum
 from weft.nn.aggregate.relations import OwnRelationRows
+from weft.nn.aggregate.typed_block import TypedBlock
 from weft.utils.errors import InputError, check_word
 
 
@@ -168,9 +169,14 @@ class View(Protocol):
         """Weights of the edges that `block` returned, [E], in their order, constant; None if they have none."""
         ...
 
-    @property
-    def edge_index_by_relation(self) -> tuple[Tensor, ...]:
-        """Edges that `block` returned, int64 [2, .] for each relation."""
+    def typed_block(self, vertex_type: Tensor, num_targets: int, num_types: int) -> TypedBlock:
+        """Return what `block` returned, by relation and vertex type.
+
+        Args:
+            vertex_type: Number of each source's vertex type, [s, 1].
+            num_targets: Number of targets.
+            num_types: Number of vertex types.
+        """
         ...
 
     def total(self, x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from weft.comm import Group, even_bounds
@@ -24,6 +25,7 @@ from weft.nn import (
     ReceptiveField,
     RunModel,
     Total,
+    TypedBlockSize,
     ViewTraits,
     Workload,
     dense_flops,
@@ -105,6 +107,17 @@ class Layout(ABC):
         """Return the size of each aggregate's block, for a layer that reads the edges itself."""
         return [BlockSize.of_targets(self.work.graph.in_edges, self.own_rows(rank))] * self.num_hops
 
+    def typed_blocks(self, rank: int) -> Sequence[TypedBlockSize]:
+        """Return the size of each aggregate's block by vertex type and relation."""
+        graph, own = self.work.graph, self.own_rows(rank)
+        is_target = torch.zeros(graph.num_vertices, dtype=torch.bool)
+        is_target[own] = True
+        edges, vertices = graph.in_edges.edges(), torch.arange(graph.num_vertices)
+        kept = is_target[edges[1]]
+        assert graph.edge_type is not None
+        size = TypedBlockSize.of(graph, vertices, vertices[own], torch.stack(edges)[:, kept], graph.edge_type[kept])
+        return [size] * self.num_hops
+
     @property
     def num_hops(self) -> int:
         """Number of successive aggregates over edges in the model."""
@@ -113,7 +126,8 @@ class Layout(ABC):
     def layer_sizes(self, rank: int) -> LayerSizes:
         """Return the number of rows and edges that a rank has at each layer boundary."""
         blocks = self.layer_blocks(rank) if self.work.reads_edges(self.traits) else ()
-        return make_layer_sizes(self.work, self.layer_rows(rank), blocks, self.own_rows(rank))
+        typed_blocks = self.typed_blocks(rank) if blocks and self.work.calls_by_relation else ()
+        return make_layer_sizes(self.work, self.layer_rows(rank), blocks, typed_blocks, self.own_rows(rank))
 
     @abstractmethod
     def forward_operations(self, op: GraphOperation, rank: int) -> list[Operation]:

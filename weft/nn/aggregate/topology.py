@@ -12,6 +12,7 @@ from torch import Tensor
 from weft.data import Adjacency
 from weft.kernels import EdgeFeatures, Scale
 from weft.nn.aggregate.relations import RelationRows
+from weft.nn.aggregate.typed_block import TypedBlock
 from weft.utils.dtypes import sum_dtype
 from weft.utils.errors import InputError
 
@@ -48,6 +49,7 @@ class Topology:
         self._edge_features, self._dtype = edge_features, dtype
         self._edge_type, self.num_relations = edge_type, num_relations
         self._scales: dict[object, Scale] = {}
+        self._typed_block: TypedBlock | None = None
         self.target_parts: tuple[Sequence[int], int] = (), 0
         """Bounds of the parts of the targets by which relation rows are sorted, and the number of the local part.
         Without bounds, all targets are local."""
@@ -152,15 +154,27 @@ class Topology:
         """
         return RelationRows.of(self.adjacency, self._types(), self.num_relations, *self.target_parts)
 
-    @cached_property
-    def edge_index_by_relation(self) -> tuple[Tensor, ...]:
-        """Sources and targets of the edges of each relation, int64 [2, .].
+    def typed_block(self, vertex_type: Tensor, num_targets: int, num_types: int, *, divided: bool = True) -> TypedBlock:
+        """Return the edges by relation, computed once, with rows numbered by type.
+
+        Args:
+            vertex_type: Number of each source's vertex type, [s, 1], always the same.
+            num_targets: Number of targets.
+            num_types: Number of vertex types.
+            divided: False if rows of all types are to be computed together.
 
         Raises:
             InputError: The edges have no types.
         """
-        types, edge_index = self._types().to(self.adjacency.device), self.edge_index
-        return tuple(edge_index[:, types == number] for number in range(self.num_relations))
+        if self._typed_block is None:
+            types, edge_index = self._types().to(self.adjacency.device), self.edge_index
+            edges = tuple(edge_index[:, types == number] for number in range(self.num_relations))
+            self._typed_block = (
+                TypedBlock.divide(edges, vertex_type.view(-1), num_targets, num_types)
+                if divided
+                else TypedBlock(edges, num_targets)
+            )
+        return self._typed_block
 
     def _types(self) -> Tensor:
         if self.edge_type is None:

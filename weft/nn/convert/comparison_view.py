@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from weft.nn.aggregate.aggregate import Aggregate, Rows, WholeLayer
 from weft.nn.aggregate.attention import MaskKey
 from weft.nn.aggregate.topology import Topology
+from weft.nn.aggregate.typed_block import TypedBlock
 from weft.nn.convert.traced_model import Converted
 from weft.nn.graph_view import GraphView
 from weft.nn.layers.pyg_conv import PyGConv
@@ -119,10 +120,13 @@ class PartView:
         weight, features = topology.adjacency.weight, topology.edge_features
         self.edge_weight = None if weight is None else weight[edges]
         self.edge_features = None if features is None else features[edges]
-        types = topology.edge_type
-        self.edge_index_by_relation = (
-            () if types is None else [self._edge_index[:, types[edges] == r] for r in range(topology.num_relations)]
-        )
+        self._edge_type = None if topology.edge_type is None else topology.edge_type[edges]
+        self._num_relations = topology.num_relations
+
+    def typed_block(self, vertex_type: Tensor, num_targets: int, num_types: int) -> TypedBlock:
+        """Return the block by relation and vertex type; see `View.typed_block`."""
+        edges = tuple(self._edge_index[:, self._edge_type == number] for number in range(self._num_relations))
+        return TypedBlock.divide(edges, vertex_type.view(-1), num_targets, num_types)
 
     def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
         """Return the rows of the sources, of which x are the first, the edges, and the number of rows of x."""

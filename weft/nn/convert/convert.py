@@ -156,7 +156,7 @@ def _replacements(model: nn.Module, program: TracedProgram) -> dict[str, nn.Modu
             except InputError as error:
                 raise InputError(f"{step.line}: {error}") from error
         elif isinstance(step.operation, JoinedCalls):
-            for call in step.operation.calls:
+            for call, _, _ in step.operation.calls:
                 replaced[call.path] = RelationConv(model.get_submodule(call.path), call.width)
         elif isinstance(step.operation, GlobalNorm):
             norm = model.get_submodule(step.operation.path)

@@ -11,7 +11,7 @@ from torch import fx, nn
 from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
 
-from weft.nn.convert.hetero import edges_of, join_relations
+from weft.nn.convert.hetero import GraphTypes, edges_of, join_relations
 from weft.nn.convert.traced_steps import (
     Dropout,
     Method,
@@ -41,14 +41,14 @@ ROOT = "model."
 """Prefix of the paths of the model's modules in the module that is traced."""
 
 
-def make_program(graph: fx.Graph, root: nn.Module, *, training: bool, num_relations: int = 0) -> TracedProgram:
+def make_program(graph: fx.Graph, root: nn.Module, *, training: bool, types: GraphTypes | None = None) -> TracedProgram:
     """Return the program of a traced forward pass.
 
     Args:
         graph: The traced calls; changed.
         root: Module that was traced, with the model as `model`.
         training: True if it was traced in training.
-        num_relations: Number of relations of the graph, for a model on a heterogeneous graph.
+        types: Types of the graph, for a model on a heterogeneous graph.
     """
     # 1. Reject calls that cannot be converted. 2. Replace calls in place by calls that return new tensors.
     # 3. Remove unused calls, and turn the rest into steps.
@@ -56,7 +56,7 @@ def make_program(graph: fx.Graph, root: nn.Module, *, training: bool, num_relati
         _check_supported(node)
     _remove_in_place(graph, root)
     graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
-    return _program(graph, root, training, num_relations)
+    return _program(graph, root, training, types)
 
 
 def run_step(*_: Any) -> Any:
@@ -101,7 +101,7 @@ def _is_after(order: dict[fx.Node, int], node: fx.Node, user: fx.Node) -> bool:
     return order[user] > order[node]
 
 
-def _program(graph: fx.Graph, root: nn.Module, training: bool, num_relations: int) -> TracedProgram:
+def _program(graph: fx.Graph, root: nn.Module, training: bool, types: GraphTypes | None) -> TracedProgram:
     """Turn the nodes of a graph into steps.
 
     `references` maps each node to what its readers get instead: a `TracedValue`, a `Parameter`, or, if a call does
@@ -153,7 +153,8 @@ def _program(graph: fx.Graph, root: nn.Module, training: bool, num_relations: in
             TracedStep(name=node.name, operation=step[0], args=step[1], kwargs=step[2], line=line, constant=constant)
         )
     layers = [references[node].name for node in graph.nodes if node.meta.get(LAYER)]
-    return TracedProgram.of(join_relations(steps, kinds, num_relations), result, kinds, tuple(layers))
+    steps = join_relations(steps, kinds, types) if types else steps
+    return TracedProgram.of(steps, result, kinds, tuple(layers))
 
 
 def _step(

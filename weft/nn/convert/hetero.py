@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from weft.data import GraphShape, TypedShape
 from weft.nn.aggregate.aggregate import Request, WholeLayer
+from weft.nn.aggregate.typed_block import select_by_type
 from weft.nn.convert.traced_steps import GraphStep, StepKind, TracedStep, TracedValue, values_in
 from weft.nn.layers.phases import Boundary
 from weft.nn.layers.pyg_conv import checked_width, takes_pair
@@ -116,12 +117,8 @@ class RelationCall(GraphStep):
 class JoinedCall(NamedTuple):
     """A convolution of a `JoinedCalls`."""
 
-    relation: int
-    """Number of the relation."""
-    path: str
-    """Path of the convolution in the model."""
-    width: int
-    """Number of columns of its result."""
+    call: RelationCall
+    """The call."""
     source: int
     """Position of the rows of its sources among the arguments of the step."""
     target: int
@@ -136,14 +133,21 @@ class JoinedCalls(GraphStep):
     """The convolutions."""
     types: tuple[int, ...]
     """Number of the vertex type of each argument."""
+    num_types: int
+    """Number of vertex types, one for all vertices without features."""
 
     def begin(self, model: nn.Module, view: View, *rows: Tensor) -> Boundary:
         del view
         vertex_type, *parts = rows
-        x, columns = side_by_side(vertex_type, self.types, parts)
+        joined, columns = side_by_side(vertex_type, self.types, parts)
+        x = torch.cat([vertex_type, joined], 1)
         layer = RelationConvs(
-            [cast(RelationConv, model.get_submodule(call.path)) for call in self.calls],
-            [RelationInput(call.relation, columns[call.source], columns[call.target]) for call in self.calls],
+            [cast(RelationConv, model.get_submodule(call.path)) for call, _, _ in self.calls],
+            [
+                RelationInput(call.relation, *call.ends, columns[source].after(1), columns[target].after(1))
+                for call, source, target in self.calls
+            ],
+            self.num_types,
         )
         return Boundary(request=Request(WholeLayer(layer), {"x": x, "own": x}))
 
@@ -231,23 +235,6 @@ def side_by_side(
         by_type[number].append(part)
     joined = (torch.cat(type_parts, 1) for type_parts in by_type.values())
     return select_by_type(vertex_type, tuple(by_type), *joined), columns
-
-
-def select_by_type(vertex_type: Tensor, numbers: tuple[int, ...], *parts: Tensor) -> Tensor:
-    """Return rows [n, .] that are taken, for each vertex, from the tensor of its type.
-
-    Rows of other types are zero, as are columns that a type does not have.
-
-    Args:
-        vertex_type: Number of each vertex's type, [n, 1].
-        numbers: Number of the type of each part.
-        *parts: Rows of all vertices, [n, .].
-    """
-    widest = max(part.shape[1] for part in parts)
-    rows = parts[0].new_zeros(len(vertex_type), widest)
-    for number, part in zip(numbers, parts, strict=True):
-        rows = torch.where(vertex_type == number, functional.pad(part, (0, widest - part.shape[1])), rows)
-    return rows
 
 
 def select_logits_by_type(vertex_type: Tensor, numbers: tuple[int, ...], *parts: Tensor) -> Tensor:
@@ -401,13 +388,13 @@ JOINABLE = (RelationAggregate, RelationCall)
 """Steps over one relation."""
 
 
-def join_relations(steps: list[TracedStep], kinds: dict[str, StepKind], num_relations: int) -> list[TracedStep]:
+def join_relations(steps: list[TracedStep], kinds: dict[str, StepKind], types: GraphTypes) -> list[TracedStep]:
     """Join relation aggregates that do not depend on each other, and return the resulting steps.
 
     Args:
         steps: Steps in order.
         kinds: Kind of each value, by name; joined steps are added.
-        num_relations: Number of relations of the graph.
+        types: Types of the graph.
     """
     # The depth of a step is the number of steps over relations on the longest path to it. Those of equal depth do not
     # depend on each other, so they are joined: sums, means and calls separately. Sorted by depth, steps stay in order.
@@ -427,27 +414,29 @@ def join_relations(steps: list[TracedStep], kinds: dict[str, StepKind], num_rela
                 if isinstance(step.operation, RelationAggregate) and step.operation.reduce == reduce
             ]
             if same_reduce:
-                joined += _join(same_reduce, reduce, f"relations_{number}_{reduce}", kinds, num_relations)
+                joined += _join(same_reduce, reduce, f"relations_{number}_{reduce}", kinds, len(types.relations))
         calls = [step for step in by_depth[number] if isinstance(step.operation, RelationCall)]
         if calls:
-            joined += _join_calls(calls, f"calls_{number}", kinds)
+            joined += _join_calls(calls, f"calls_{number}", kinds, len(types.names) + 1)
     return joined
 
 
-def _join_calls(steps: list[TracedStep], name: str, kinds: dict[str, StepKind]) -> list[TracedStep]:
+def _join_calls(steps: list[TracedStep], name: str, kinds: dict[str, StepKind], num_types: int) -> list[TracedStep]:
     """Return steps that call several convolutions on one block, instead of one step per convolution."""
-    types, calls, parts, begin = dict[str, int](), list[JoinedCall](), list[TracedStep](), 0
+    types, calls, parts = dict[str, int](), list[JoinedCall](), list[TracedStep]()
+    output_widths = defaultdict[int, int](int)
     for step in steps:
         call, (source, target, vertex_type) = step.operation, step.args
         assert isinstance(call, RelationCall)
         types |= dict(zip((source.name, target.name), call.ends, strict=True))
         position = [*types].index
-        calls.append(JoinedCall(call.relation, call.path, call.width, position(source.name), position(target.name)))
+        calls.append(JoinedCall(call, position(source.name), position(target.name)))
+        begin = output_widths[call.ends[1]]
+        output_widths[call.ends[1]] += call.width
         parts.append(replace(step, operation=columns_of, args=(TracedValue(name), begin, call.width)))
-        begin += call.width
     kinds[name] = "rows"
     args = (vertex_type, *(TracedValue(value) for value in types))
-    operation = JoinedCalls(tuple(calls), tuple(types.values()))
+    operation = JoinedCalls(tuple(calls), tuple(types.values()), num_types)
     return [TracedStep(name=name, operation=operation, args=args, kwargs={}, line=steps[0].line), *parts]
 
 

@@ -48,7 +48,7 @@ def trace(model: nn.Module, edge_arguments: frozenset[str], types: hetero.GraphT
     try:
         with torch.enable_grad(), _attributes_restored(model):
             graph = Tracer(types).trace(root)
-        program = make_program(graph, root, training=model.training, num_relations=len(types.relations) if types else 0)
+        program = make_program(graph, root, training=model.training, types=types)
     except InputError:
         raise
     except Exception as error:

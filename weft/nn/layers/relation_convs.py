@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from weft.nn.aggregate.typed_block import TypedBlock
 from weft.nn.layers.pyg_conv import PyGConv
 from weft.nn.view import View
 
@@ -24,16 +26,29 @@ class Columns(NamedTuple):
         """Return these columns of x [n, .]."""
         return x.narrow(1, *self)
 
+    def after(self, number: int) -> Columns:
+        """Return the range with some more columns before it."""
+        return self._replace(first=self.first + number)
+
 
 class RelationInput(NamedTuple):
     """Relation of a convolution, and its columns in the rows of a block."""
 
     relation: int
     """Number of the relation."""
+    source_type: int
+    """Number of the vertex type of its sources."""
+    target_type: int
+    """Number of the vertex type of its targets."""
     source: Columns
-    """Columns with the rows of the sources."""
+    """Columns of the rows of sources."""
     target: Columns
-    """Columns with the rows of the targets."""
+    """Columns of the rows of targets."""
+
+    @property
+    def same_rows(self) -> bool:
+        """True if the rows of targets are the first rows of sources."""
+        return self.source == self.target and self.source_type == self.target_type
 
 
 class RelationBlock:
@@ -41,60 +56,66 @@ class RelationBlock:
 
     Args:
         view: View of the edges of all relations.
-        relation: Number of the relation.
+        edge_index: Source and target of the edges of the relation, int64 [2, .].
         num_targets: Number of targets.
-        source_width: Number of columns of the rows of sources, if those of the targets are other columns.
+        targets: Rows [n, .] of the targets; None: they are the first rows of the sources.
+        relation: The relation.
     """
 
     edge_features = edge_weight = None
 
-    def __init__(self, view: View, relation: int, num_targets: int, source_width: int | None) -> None:
-        self._view, self._relation, self._num_targets = view, relation, num_targets
-        self.source_width = source_width
+    def __init__(
+        self, view: View, edge_index: Tensor, num_targets: int, targets: Tensor | None, relation: RelationInput
+    ) -> None:
+        self._view, self._edge_index, self._num_targets, self.targets = view, edge_index, num_targets, targets
+        self._relation = relation
 
     def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
         """Return (rows x of the sources, edge_index, number of targets)."""
-        return x, self._view.edge_index_by_relation[self._relation], self._num_targets
+        return x, self._edge_index, self._num_targets
 
     @property
     def block_size(self) -> Any:
         """Size of the block, in an `OutlineView`."""
         view: Any = self._view
-        return view.block_size_of(self._relation)
+        return view.size_of_relation(*self._relation[:3])
 
 
 class RelationConv(PyGConv):
-    """Layer that calls a PyG convolution on the edges of one relation.
-
-    Its rows x [s, F] are those of the sources; if the convolution gets other rows of the targets, these are the last
-    columns. Arguments are those of `PyGConv`.
-    """
+    """Layer that calls a PyG convolution on the edges of one relation. Arguments are those of `PyGConv`."""
 
     def _rows(self, view: Any, sources: Tensor, num_targets: int) -> Any:
-        if view.source_width is None:
-            return super()._rows(view, sources, num_targets)
-        return sources[:, : view.source_width], sources[:num_targets, view.source_width :]
+        return super()._rows(view, sources, num_targets) if view.targets is None else (sources, view.targets)
 
 
 class RelationConvs(nn.Module):
-    """Layer that calls several convolutions on a block, without owning them, and concatenates their results.
+    """Layer that calls several convolutions on a block, without owning them.
+
+    The first column of its rows is the number of the vertex's type. The results of convolutions with the same type of
+    targets are side by side; types share columns.
 
     Args:
         convs: The convolutions.
         inputs: Relation and columns of each.
+        num_types: Number of vertex types.
     """
 
-    def __init__(self, convs: Sequence[RelationConv], inputs: Sequence[RelationInput]) -> None:
+    def __init__(self, convs: Sequence[RelationConv], inputs: Sequence[RelationInput], num_types: int) -> None:
         super().__init__()
         self.__dict__["convs"] = convs
-        self.inputs = inputs
-        self.out_width = sum(conv.out_width for conv in convs)
+        self.inputs, self.num_types = inputs, num_types
 
     def forward(self, view: View, x: Tensor) -> Tensor:
         sources, _, num_targets = view.block(x)
-        results = []
-        for conv, (relation, source, target) in zip(self.__dict__["convs"], self.inputs, strict=True):
-            differ = source != target
-            rows = torch.cat([source.of(sources), target.of(sources)], 1) if differ else source.of(sources)
-            results.append(conv(RelationBlock(view, relation, num_targets, source.width if differ else None), rows))
-        return torch.cat(results, 1)
+        vertex_type = sources[:, :1]
+        block: TypedBlock = view.typed_block(vertex_type, num_targets, self.num_types)
+        results = defaultdict[int, list[Tensor]](list)
+        for conv, relation in zip(self.__dict__["convs"], self.inputs, strict=True):
+            rows = block.sources_of(relation.source.of(sources), relation.source_type)
+            targets = (
+                None if relation.same_rows else block.targets_of(relation.target.of(sources), relation.target_type)
+            )
+            count = num_targets if block.rows is None else len(block.rows.targets[relation.target_type])
+            part = RelationBlock(view, block.edges[relation.relation], count, targets, relation)
+            results[relation.target_type].append(conv(part, rows))
+        return block.join(vertex_type, {number: torch.cat(parts, 1) for number, parts in results.items()})

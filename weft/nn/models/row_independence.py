@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from weft.data import Adjacency
 from weft.nn.aggregate.topology import Topology
+from weft.nn.aggregate.typed_block import TypedBlock
 from weft.nn.convert import Unconverted
 from weft.nn.graph_view import SPREAD, GraphView
 from weft.nn.layers.norm import BatchNorm
@@ -59,6 +60,10 @@ class ProbeView(GraphView):
 
     def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
         return x, self.topology.edge_index, len(x)
+
+    def typed_block(self, vertex_type: Tensor, num_targets: int, num_types: int) -> TypedBlock:
+        # Not divided by type: random relations join vertices of any type.
+        return self.topology.typed_block(vertex_type, num_targets, num_types, divided=False)
 
     def total(self, x: Tensor) -> Tensor:
         if self._totals is not None:

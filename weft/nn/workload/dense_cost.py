@@ -17,7 +17,7 @@ from weft.nn.layers.pyg_conv import PyGConv
 from weft.nn.layers.relation_convs import RelationBlock
 from weft.nn.layers.typed_input import embeddings, is_embedded
 from weft.nn.workload.flops import CountedConv, DenseFlops, FlopCounter, FlopPosition
-from weft.nn.workload.layer_sizes import BlockSize, LayerSizes
+from weft.nn.workload.layer_sizes import BlockSize, LayerSizes, TypedBlockSize
 from weft.nn.workload.outline import MetaModel, RunModel, run_whole, typed_rows_of
 from weft.nn.workload.outline_view import MetaExchange, OutlineState, OutlineView
 from weft.nn.workload.workload import DenseFlopsKey, Workload
@@ -171,7 +171,11 @@ def preparation_memory(
 
 
 def make_layer_sizes(
-    work: Workload, vertices: Sequence[slice | Tensor], blocks: Sequence[BlockSize], stored: slice | Tensor
+    work: Workload,
+    vertices: Sequence[slice | Tensor],
+    blocks: Sequence[BlockSize],
+    typed_blocks: Sequence[TypedBlockSize],
+    stored: slice | Tensor,
 ) -> LayerSizes:
     """Return the sizes of each layer on a rank.
 
@@ -181,6 +185,7 @@ def make_layer_sizes(
         work: The workload.
         vertices: The rank's vertices before each aggregate, and those of the result; each a range or int64.
         blocks: Size of the block of each aggregate; empty if no layer reads the edges itself.
+        typed_blocks: Their size by vertex type and relation; empty if no layer calls convolutions by relation.
         stored: Vertices whose embedding rows the rank stores, a range or int64.
     """
     typed, stats = work.stats.typed, work.stats
@@ -194,9 +199,6 @@ def make_layer_sizes(
         relation_rows = [round(stats.num_relation_rows * share) for share in shares[1:]]
         num_own = len(range(stats.num_vertices)[stored]) if isinstance(stored, slice) else len(stored)
         num_stored = round(typed.num_embedded * num_own / max(stats.num_vertices, 1))
-        share = 1 / max(typed.num_relations, 1)
-        even = (block._replace(edges=round(block.edges * share), loops=round(block.loops * share)) for block in blocks)
-        relation_blocks = [(size,) * typed.num_relations for size in even]
     else:
         spans = [work.graph.type_range(name) for name in work.graph.vertex_types if name in work.graph.features]
         ids = torch.arange(stats.num_vertices)[vertices[0]] if spans else torch.empty(0)
@@ -204,16 +206,6 @@ def make_layer_sizes(
         counts = work.graph.num_relations_in if typed.num_relations else torch.zeros(stats.num_vertices)
         relation_rows = [int(counts[selection].sum()) for selection in vertices[1:]]
         num_stored = int(is_embedded(work.graph)[stored].sum()) if typed.num_embedded else 0
-        relation_blocks = []
-        if work.graph.edge_type is not None and blocks:
-            source, target = work.graph.in_edges.edges()
-            is_target = torch.empty(stats.num_vertices, dtype=torch.bool)
-            for block, selection in zip(blocks, vertices[1:], strict=True):
-                is_target.fill_(False)[selection] = True
-                edges = is_target[target]
-                relation_blocks.append(
-                    block.by_relation(work.graph.edge_type[edges], (source == target)[edges], typed.num_relations)
-                )
     return LayerSizes(
         rows=rows,
         featured=tuple(featured),
@@ -221,7 +213,7 @@ def make_layer_sizes(
         num_stored=num_stored,
         relation_rows=tuple(relation_rows),
         blocks=tuple(blocks),
-        relation_blocks=tuple(relation_blocks),
+        typed_blocks=tuple(typed_blocks),
     )
 
 
@@ -293,14 +285,15 @@ def run_counted_conv(
     """
     sources, _, num_targets = view.block(x)
     assert view.block_size is not None
+    targets: Tensor | None = getattr(view, "targets", None)
     position, counter.position = counter.position, None
     cost = work.block_cost(
         name,
         sources.shape[1],
-        source_width=getattr(view, "source_width", None),
+        target_width=None if targets is None else targets.shape[1],
         training=torch.is_grad_enabled(),
         gradient=sources.requires_grad,
     ).on(view.block_size)
     counter.position = position
-    read = (sources, *layer.parameters())
+    read = (sources, *(() if targets is None else (targets,)), *layer.parameters())
     return CountedConv.apply(counter, cost, (num_targets, layer.out_width), *read)  # type: ignore[no-untyped-call]

@@ -309,7 +309,8 @@ class SmallBlock:
         num_edge_features: Number of edge features.
         weighted: True if edges have weights.
         dtype: Type of the features and weights.
-        source_width: Number of columns that are rows of sources, for a `RelationConv`.
+        target_width: Number of columns of separate rows of the targets, for a `RelationConv`; None: there are none.
+        gradient: True if these rows need a gradient.
     """
 
     def __init__(
@@ -319,9 +320,12 @@ class SmallBlock:
         *,
         weighted: bool,
         dtype: torch.dtype,
-        source_width: int | None = None,
+        target_width: int | None = None,
+        gradient: bool = False,
     ) -> None:
-        self.size, self.source_width = size, source_width
+        self.size, self.targets = size, None
+        if target_width is not None:
+            self.targets = torch.ones(size.targets, target_width, dtype=dtype, requires_grad=gradient)
         loops = torch.arange(size.loops) % size.targets
         others = torch.arange(size.edges - size.loops) % size.targets
         edge_index = torch.stack([torch.cat([loops, (others + 1) % size.targets]), torch.cat([loops, others])])

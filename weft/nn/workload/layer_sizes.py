@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from weft.data import Adjacency
+from weft.data import Adjacency, Graph
 
 TARGETS_AT_ONCE = 1 << 17
 """Number of vertices whose self-loops are counted at once."""
@@ -50,17 +50,64 @@ class BlockSize(NamedTuple):
         num_edges = int(in_edges.degree[is_target].sum())
         return cls(in_edges.num_sources, int(is_target.sum()), num_edges, num_loops)
 
-    def by_relation(self, relation: Tensor, is_loop: Tensor, num_relations: int) -> tuple[BlockSize, ...]:
-        """Return the size of the edges of each relation, with all sources and targets of the block.
+
+class TypedBlockSize(NamedTuple):
+    """Size of the block of one aggregate by vertex type and relation. All vertices without features are one type."""
+
+    sources: tuple[int, ...]
+    """Number of sources of each type."""
+    targets: tuple[int, ...]
+    """Number of targets of each type."""
+    edges: tuple[int, ...]
+    """Number of edges of each relation."""
+    loops: tuple[int, ...]
+    """Number of self-loops among the edges of each relation."""
+
+    @classmethod
+    def of(cls, graph: Graph, sources: Tensor, targets: Tensor, edges: Tensor, relation: Tensor) -> TypedBlockSize:
+        """Return the size of a block.
 
         Args:
+            graph: The graph.
+            sources: Vertices of the sources, int64 [s].
+            targets: Vertices of the targets, int64 [n].
+            edges: Source and target of the edges, as vertices or as positions among the sources, int64 [2, E].
             relation: Relation of each edge, integer [E].
-            is_loop: Mask of the self-loops among the edges, bool [E].
-            num_relations: Number of relations.
         """
-        edges, loops = (torch.bincount(types, minlength=num_relations) for types in (relation, relation[is_loop]))
-        counts = zip(edges.tolist(), loops.tolist(), strict=True)
-        return tuple(self._replace(edges=num_edges, loops=num_loops) for num_edges, num_loops in counts)
+        types, num_types, num_relations = type_numbers(graph), len(graph.features) + 1, len(graph.relations)
+        by_type = (torch.bincount(types[vertices], minlength=num_types) for vertices in (sources, targets))
+        loops = relation[edges[0] == edges[1]]
+        by_relation = (torch.bincount(numbers, minlength=num_relations) for numbers in (relation, loops))
+        return cls(*(tuple(counts.tolist()) for counts in (*by_type, *by_relation)))
+
+    def of_relation(self, relation: int, source: int, target: int) -> BlockSize:
+        """Return the size of the edges of a relation, with the sources and targets of its types.
+
+        Args:
+            relation: Number of the relation.
+            source: Number of the vertex type of its sources.
+            target: Number of the vertex type of its targets.
+        """
+        return BlockSize(self.sources[source], self.targets[target], self.edges[relation], self.loops[relation])
+
+    def with_all_rows(self, sources: int, targets: int) -> TypedBlockSize:
+        """Return the size if rows of all types are computed for each type.
+
+        Args:
+            sources: Number of sources.
+            targets: Number of targets.
+        """
+        count = len(self.sources)
+        return self._replace(sources=(sources,) * count, targets=(targets,) * count)
+
+
+def type_numbers(graph: Graph) -> Tensor:
+    """Return the number of each vertex's type among those with features: int64 [N]; without features, their number."""
+    numbers = torch.full((graph.num_vertices,), len(graph.features))
+    for number, name in enumerate(name for name in graph.vertex_types if name in graph.features):
+        span = graph.type_range(name)
+        numbers[span.start : span.stop] = number
+    return numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,5 +127,5 @@ class LayerSizes:
     relations."""
     blocks: tuple[BlockSize, ...] = ()
     """Size of the block of each aggregate; empty if no layer reads the edges itself."""
-    relation_blocks: tuple[tuple[BlockSize, ...], ...] = ()
-    """Size of the edges of each relation in these blocks, in a graph with relations."""
+    typed_blocks: tuple[TypedBlockSize, ...] = ()
+    """Size of these blocks by vertex type and relation; empty if no layer calls convolutions by relation."""

@@ -16,10 +16,11 @@ from weft.nn.aggregate.attention import AttendEdges
 from weft.nn.aggregate.reduce import ByRelation
 from weft.nn.aggregate.relations import OwnRelationRows, multiply_block_diagonal
 from weft.nn.aggregate.topology import Topology
+from weft.nn.aggregate.typed_block import RowsByType, TypedBlock
 from weft.nn.graph_view import GraphView, Inputs, Origin, ViewTraits
 from weft.nn.layers.linear_transform import linear, sum_rows
 from weft.nn.workload.flops import FlopCounter, FlopPosition
-from weft.nn.workload.layer_sizes import BlockSize, LayerSizes
+from weft.nn.workload.layer_sizes import BlockSize, LayerSizes, TypedBlockSize
 from weft.nn.workload.operation import GraphOperation
 from weft.utils.errors import InputError
 from weft.utils.random import RandomKey
@@ -216,14 +217,34 @@ class OutlineView(GraphView):
         sizes, operations = self.state.sizes, self.state.operations
         return sizes.blocks[operations[-1].hop] if sizes and sizes.blocks and operations else None
 
-    def block_size_of(self, relation: int) -> BlockSize | None:
-        """Return the size of the edges of one relation in the block of the last operation; None if it is unknown."""
-        sizes = self.state.sizes
-        return sizes.relation_blocks[self.state.operations[-1].hop][relation] if sizes and self.block_size else None
-
     @property
-    def edge_index_by_relation(self) -> tuple[Tensor, ...]:
-        return (torch.empty(2, 0, dtype=torch.int64, device="meta"),) * self.state.num_relations
+    def typed_size(self) -> TypedBlockSize | None:
+        """Size of the block of the last operation by type and relation; None if it is unknown."""
+        sizes, operations = self.state.sizes, self.state.operations
+        return sizes.typed_blocks[operations[-1].hop] if sizes and sizes.typed_blocks and operations else None
+
+    def size_of_relation(self, relation: int, source: int, target: int) -> BlockSize | None:
+        """Return the size of the edges of a relation and of the rows of its types; None if it is unknown.
+
+        Args:
+            relation: Number of the relation.
+            source: Number of the vertex type of its sources.
+            target: Number of the vertex type of its targets.
+        """
+        return self.typed_size and self.typed_size.of_relation(relation, source, target)
+
+    def typed_block(self, vertex_type: Tensor, num_targets: int, num_types: int) -> TypedBlock:
+        del num_types
+        size = self.typed_size
+        edges = (vertex_type.new_empty(2, 0, dtype=torch.int64),) * self.state.num_relations
+        if size is None:
+            return TypedBlock(edges, num_targets)
+        sources, targets = (
+            tuple(vertex_type.new_empty(count, dtype=torch.int64) for count in counts)
+            for counts in (size.sources, size.targets)
+        )
+        order = vertex_type.new_empty(num_targets, dtype=torch.int64)
+        return TypedBlock(edges, num_targets, RowsByType(sources, targets, order))
 
     @property
     def edge_features(self) -> Tensor | None:

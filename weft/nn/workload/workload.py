@@ -14,6 +14,7 @@ from weft.data import Graph, GraphStats
 from weft.nn.graph_view import ONE_DEVICE, ViewTraits
 from weft.nn.layers.phases import parameter_dtype, row_dtype
 from weft.nn.layers.pyg_conv import PyGConv
+from weft.nn.layers.relation_convs import RelationConv
 from weft.nn.layers.typed_input import shared_parameters
 from weft.nn.workload.flops import BlockCostModel, DenseFlops, SmallBlock
 from weft.nn.workload.layer_sizes import LayerSizes
@@ -213,6 +214,11 @@ class Workload:
         """Return whether a layer reads the edges itself, and not by an aggregate."""
         return any(op.op == "block" for op in self.outline(traits, training=True))
 
+    @property
+    def calls_by_relation(self) -> bool:
+        """True if the model calls convolutions on the edges of single relations."""
+        return any(isinstance(part, RelationConv) for part in self.model.modules())
+
     def stage_hops(self, traits: ViewTraits) -> list[list[int]]:
         """Return the numbers of the layers of message passing in each stage of the model."""
         spans = [set[int]() for _ in range(cast(int, self.model.num_stages))]
@@ -221,25 +227,26 @@ class Workload:
         return [sorted(span) for span in spans]
 
     def block_cost(
-        self, name: str, width: int, *, source_width: int | None = None, training: bool, gradient: bool
+        self, name: str, width: int, *, target_width: int | None = None, training: bool, gradient: bool
     ) -> BlockCostModel:
         """Return FLOPs, traffic and memory of a PyG convolution of the model, as functions of the size of its block.
 
         Args:
             name: Path of the layer in the model.
             width: Number of columns of its input rows.
-            source_width: Number of these columns that are rows of sources, if those of the targets are others.
+            target_width: Number of columns of the rows of its targets, if they are not the first sources.
             training: True for a training step, False for an evaluation.
             gradient: True if the input rows need a gradient.
         """
-        key = name, width, source_width, training, gradient
+        key = name, width, target_width, training, gradient
         if key not in self._block_costs:
             conv, stats = cast(PyGConv, self.model.get_submodule(name)), self.stats
             make_block = partial(
                 SmallBlock,
                 num_edge_features=stats.num_edge_features,
                 weighted=stats.weighted,
-                source_width=source_width,
+                target_width=target_width,
+                gradient=gradient,
             )
             self._block_costs[key] = BlockCostModel.of(conv, width, make_block, training=training, gradient=gradient)
         return self._block_costs[key]

@@ -14,6 +14,7 @@ from weft.data import Adjacency
 from weft.nn import (
     BlockSize,
     GraphOperation,
+    TypedBlockSize,
     ViewTraits,
     Workload,
     embeddings,
@@ -200,6 +201,17 @@ class VertexBlocks:
     def layer_blocks(self, rank: int) -> Sequence[BlockSize]:
         """Return the size of each aggregate's block."""
         return [BlockSize.of(hop.block) for hop in self.dependencies(rank).hops]
+
+    def typed_blocks(self, rank: int) -> Sequence[TypedBlockSize]:
+        """Return the size of each aggregate's block by vertex type and relation."""
+        needed, graph = self.dependencies(rank), self.work.graph
+        sizes = []
+        assert graph.edge_type is not None
+        for hop in needed.hops:
+            sources, edges = hop.sources(needed.rows), torch.stack(hop.block.edges())
+            targets, relation = sources[: hop.block.num_targets], graph.edge_type[hop.edge_ids.long()]
+            sizes.append(TypedBlockSize.of(graph, sources, targets, edges, relation))
+        return sizes
 
     def resident_edges(self, rank: int) -> Sequence[tuple[int, Collection[int]]]:
         """Return the number of edges of each block of a rank, and the numbers of the aggregates over it.

@@ -16,6 +16,7 @@ from weft.nn import (
     GraphOperation,
     Inputs,
     ReceptiveField,
+    TypedBlockSize,
     ViewTraits,
     Workload,
 )
@@ -74,6 +75,9 @@ class VertexLayout(Layout):
 
     def layer_blocks(self, rank: int) -> Sequence[BlockSize]:
         return self.blocks.layer_blocks(rank)
+
+    def typed_blocks(self, rank: int) -> Sequence[TypedBlockSize]:
+        return self.blocks.typed_blocks(rank)
 
     def resident_edges(self, rank: int) -> Sequence[tuple[int, Collection[int]]]:
         return self.blocks.resident_edges(rank)

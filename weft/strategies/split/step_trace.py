@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from weft.cost import Operation, Trace, all_reduce
-from weft.nn import BlockSize, GraphOperation, LayerSizes, Workload
+from weft.nn import GraphOperation, LayerSizes, Workload
 from weft.parallel.blocks.blocks import Block, BlockStats, operations
 from weft.parallel.blocks.caching_costs import caching_costs
 from weft.parallel.blocks.embedding_rows import EmbeddedHalo
@@ -68,13 +68,11 @@ class BatchLayout(VertexLayout):
         sizes, types = super().layer_sizes(rank), self.work.graph.edge_type
         if types is None:
             return sizes
-        num_relations = len(self.work.graph.relations)
-        relation_rows, relation_blocks = list[int](), list[tuple[BlockSize, ...]]()
-        for hop in self.rank_batches[rank].hops:
-            (source, target), relation = hop.block.edges(), types[hop.edge_ids.long()]
-            relation_rows.append(len((target * num_relations + relation).unique()))
-            relation_blocks.append(BlockSize.of(hop.block).by_relation(relation, source == target, num_relations))
-        return replace(sizes, relation_rows=tuple(relation_rows), relation_blocks=tuple(relation_blocks))
+        endpoints = [(hop.block.edges()[1], types[hop.edge_ids.long()]) for hop in self.rank_batches[rank].hops]
+        relation_rows = [
+            (targets * len(self.work.graph.relations) + relation).unique() for targets, relation in endpoints
+        ]
+        return replace(sizes, relation_rows=tuple(len(rows) for rows in relation_rows))
 
     def meta_embedded(self, placed: MetaRank) -> None:
         del placed  # a batch selects rows itself

@@ -14,7 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from weft.nn import SPREAD, BlockSize, DenseFlops, Inputs, LayerSizes, Total, WholeLayer, Workload
+from weft.nn import SPREAD, BlockSize, DenseFlops, Inputs, LayerSizes, Total, TypedBlockSize, WholeLayer, Workload
 from weft.nn.layers.phases import Boundary, BoundaryState, PhasedModel
 from weft.nn.workload.dense_cost import backward_flops, make_counting_model
 from weft.nn.workload.flops import FlopCounter, FlopPosition
@@ -28,7 +28,6 @@ from weft.utils.random import RandomKey
 
 CHUNK = SPREAD._replace(shrinks_rows=True)
 """Cost hints of a chunk's view: an aggregate returns fewer rows than it reads."""
-NO_BLOCK = BlockSize(0, 0, 0, 0)
 
 
 class ShapedRows(RowsView):
@@ -88,20 +87,18 @@ class SegmentFlops:
         segment, levels, hop = self.segments[number], self.levels, self.segments[number].hop
         op = cast(Boundary, self._reach(number, 0)[0]).request.op
         assert isinstance(op, WholeLayer)
+        typed = levels.typed_blocks[hop : hop + 1]
         size = LayerSizes(
             rows=(num_sources, levels.rows[hop + 1]),
             relation_rows=(levels.relation_rows[hop],),
             blocks=tuple(block._replace(sources=num_sources) for block in levels.blocks[hop : hop + 1]),
-            relation_blocks=tuple(
-                tuple(block._replace(sources=num_sources) for block in blocks)
-                for blocks in levels.relation_blocks[hop : hop + 1]
-            ),
+            typed_blocks=tuple(block.with_all_rows(num_sources, levels.rows[hop + 1]) for block in typed),
         )
         none = LayerSizes(
             rows=(0, 0),
             relation_rows=(0,),
-            blocks=(NO_BLOCK,),
-            relation_blocks=((NO_BLOCK,) * self.work.stats.typed.num_relations,),
+            blocks=(BlockSize(0, 0, 0, 0),),
+            typed_blocks=tuple(TypedBlockSize(*((0,) * len(counts) for counts in block)) for block in typed),
         )
         return repeated(self._layer(op, segment, size), self._layer(op, segment, none), calls)
 

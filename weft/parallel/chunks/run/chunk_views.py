@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from weft.nn import SPREAD, GraphView, Inputs, Topology
+from weft.nn import SPREAD, GraphView, Inputs, Topology, TypedBlock
 from weft.runtime.meter import Meter
 from weft.utils.errors import InputError
 
@@ -95,5 +95,9 @@ class ChunkView(GraphView):
 
     def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
         return x, self.topology.edge_index, self.topology.adjacency.num_targets
+
+    def typed_block(self, vertex_type: Tensor, num_targets: int, num_types: int) -> TypedBlock:
+        # Not divided by type: some slots have rows of no vertex.
+        return self.topology.typed_block(vertex_type, num_targets, num_types, divided=False)
 
     total = refused
