@@ -1,0 +1,216 @@
+"""Train attention by relation on a heterogeneous graph, or compare its steps with PyG's.
+
+    python benchmarks/typed_attention.py --scale 0.01 --hidden 64 --out NAME
+    python benchmarks/typed_attention.py --scale 0.1 --hidden 512 --epochs 10
+
+The graph has the types and relations of IGBH-small (papers, authors, institutes, fields of study), of which `--scale` is
+the share; `--graph hetero_acm` names a stored one. Features are class centres with noise. The models are those of
+MLPerf's R-GAT, HeteroConv of GATConv with 4 heads, and the same with other attention. Without `--epochs`, the script
+compares results and gradients with PyG's, then the steps of both alternate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch_geometric.nn as pyg
+from kernels import save
+from message_functions import compare
+from torch import Tensor, nn
+from torch.nn import functional
+from torch_geometric.data import HeteroData
+
+import weft
+from weft.data import Graph, GraphShape
+from weft.nn import GraphView, Inputs, Topology, convert
+from weft.nn.layers.typed_input import typed_rows
+from weft.runtime.memory.tensor_peak import TensorPeak
+
+VERTICES = {"paper": 1_000_000, "author": 1_900_000, "institute": 14_000, "field": 190_000}
+"""Number of vertices of each type of IGBH-small, rounded."""
+EDGES = {
+    ("paper", "cites", "paper"): 12_000_000,
+    ("paper", "written_by", "author"): 3_000_000,
+    ("author", "affiliated_to", "institute"): 1_600_000,
+    ("paper", "topic", "field"): 10_000_000,
+}
+"""Number of edges of each relation of IGBH-small, rounded; each but citations has an inverse."""
+NUM_CLASSES, HEADS = 19, 4
+ATTENTION = {"GATConv": pyg.GATConv, "GATv2Conv": pyg.GATv2Conv, "TransformerConv": pyg.TransformerConv}
+
+
+def generate(scale: float, width: int) -> Graph:
+    """Return a graph with the types and relations of IGBH-small.
+
+    Args:
+        scale: Share of its vertices and edges.
+        width: Number of features of each vertex.
+    """
+    random = torch.Generator().manual_seed(0)
+    counts = {name: max(20, round(count * scale)) for name, count in VERTICES.items()}
+    classes = {name: torch.randint(NUM_CLASSES, (count,), generator=random) for name, count in counts.items()}
+    centres, data = torch.randn(NUM_CLASSES, width, generator=random), HeteroData()
+    for name, count in counts.items():
+        data[name].x = centres[classes[name]] + 4 * torch.randn(count, width, generator=random)
+    for (source, relation, target), number in EDGES.items():
+        # Skewed ends, of which half are drawn again among the vertices of the same class.
+        ends = [
+            (torch.rand(round(number * scale), generator=random) ** 2 * counts[end]).long() for end in (source, target)
+        ]
+        order = classes[target].argsort(stable=True)
+        first = torch.searchsorted(classes[target][order], torch.arange(NUM_CLASSES + 1))
+        begin, end = first[classes[source][ends[0]]], first[classes[source][ends[0]] + 1]
+        drawn = begin + (torch.rand(len(begin), generator=random) * (end - begin)).long()
+        same = (torch.rand(len(begin), generator=random) < 0.5) & (end > begin)
+        ends[1] = torch.where(same, order[drawn.clamp(max=len(order) - 1)], ends[1])
+        data[source, relation, target].edge_index = torch.stack(ends)
+        if source != target:
+            data[target, f"rev_{relation}", source].edge_index = torch.stack(ends[::-1])
+    data["paper"].y = classes["paper"]
+    share = torch.rand(counts["paper"], generator=random)
+    data["paper"].train_mask, data["paper"].val_mask = share < 0.6, (share >= 0.6) & (share < 0.8)
+    data["paper"].test_mask = share >= 0.8
+    return Graph.from_pyg(data)
+
+
+def stored(name: str) -> Graph:
+    """Return a stored graph with inverse relations, and random features for types without."""
+    data = weft.load(name, inverse_relations=True).by_type().to_pyg()
+    for vertex_type in data.node_types:
+        if "x" not in data[vertex_type]:
+            data[vertex_type].x = torch.randn(data[vertex_type].num_nodes, 16)
+    return Graph.from_pyg(data)
+
+
+class Attention(nn.Module):
+    """Layers of HeteroConv with an attention for each relation, as MLPerf's R-GAT.
+
+    Args:
+        graph: The graph.
+        kind: Class of the attention.
+        hidden: Number of columns of hidden rows.
+        layers: Number of layers.
+        dropout: Dropout probability between layers.
+    """
+
+    def __init__(self, graph: Graph, kind: Any, hidden: int, layers: int, dropout: float) -> None:
+        super().__init__()
+        widths = {name: x.shape[1] for name, x in graph.features.items()}
+        relations = [tuple(name.split("|")) for name in graph.relations]
+        options = {} if kind is pyg.TransformerConv else {"add_self_loops": False}
+        self.layers, self.dropout = nn.ModuleList(), dropout
+        for _ in range(layers):
+            convs = {
+                (source, name, target): kind((widths[source], widths[target]), hidden // HEADS, HEADS, **options)
+                for source, name, target in relations
+            }
+            self.layers.append(pyg.HeteroConv(convs, aggr="sum"))
+            widths = dict.fromkeys(widths, hidden)
+        self.out = nn.Linear(hidden, graph.num_classes)
+        labelled = int(graph.train_mask.nonzero()[0])
+        self.labelled = next(name for name in graph.vertex_types if labelled in graph.type_range(name))
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> Tensor:
+        for layer in self.layers:
+            x_dict = {
+                name: functional.dropout(functional.leaky_relu(x), self.dropout, self.training)
+                for name, x in layer(x_dict, edge_index_dict).items()
+            }
+        return self.out(x_dict[self.labelled])
+
+
+class Contender:
+    """A model with its graph, run by PyG or converted."""
+
+    def __init__(self, model: nn.Module, graph: Graph, *, converted: bool) -> None:
+        self.model, self.graph = model, graph
+        data = graph.to_pyg()
+        self.x, self.edges = data.x_dict, data.edge_index_dict
+        self.span = graph.type_range(model.labelled)  # type: ignore[arg-type]
+        self.converted = convert(model, shape=GraphShape.of(graph)) if converted else None
+        if self.converted is not None:
+            topology = Topology(graph.in_edges, edge_type=graph.edge_type, num_relations=len(graph.relations))
+            rows = typed_rows(graph, slice(None), "cpu", torch.float32)
+            self.inputs = Inputs(rows=torch.empty(graph.num_vertices, 0), typed=rows)
+            self.topology = topology
+
+    def step(self) -> Tensor:
+        """Run a forward and a backward pass, and return the result."""
+        self.model.zero_grad()
+        if self.converted is None:
+            y: Tensor = self.model(self.x, self.edges)
+        else:
+            views = [GraphView(self.topology, inputs=self.inputs) for _ in range(self.converted.num_stages)]
+            y = self.converted.eval()(views, self.inputs.rows)[self.span.start : self.span.stop]
+        y.square().mean().backward()
+        return y.detach()
+
+    def numbers(self) -> list[Tensor]:
+        """Return the result and the gradients of a step."""
+        y = self.step()
+        return [y, *(each.grad for each in self.model.parameters() if each.grad is not None and each.grad.any())]
+
+    def seconds(self) -> float:
+        """Return the time of a step."""
+        begin = time.perf_counter()
+        self.step()
+        return time.perf_counter() - begin
+
+    def peak(self) -> int:
+        """Return the peak of tensors in a step."""
+        with TensorPeak() as peak:
+            self.step()
+        return peak.most
+
+
+def main() -> None:
+    options = parse()
+    torch.manual_seed(0)
+    graph = stored(options.graph) if options.graph else generate(options.scale, options.features)
+    graph = graph.by_type()
+    print(graph, flush=True)
+    size = {"vertices": graph.num_vertices, "edges": graph.num_edges}
+    if options.epochs:
+        model = Attention(graph, ATTENTION["GATConv"], options.hidden, options.layers, dropout=0.2)
+        run = weft.train(
+            graph, model, epochs=options.epochs, lr=1e-3, weight_decay=0.0, strategy=options.strategy, out=options.run
+        )
+        print(run.summary)
+        return
+    rows = []
+    for name, kind in ATTENTION.items():
+        model = Attention(graph, kind, options.hidden, options.layers, dropout=0.0).eval()
+        contenders = {
+            "weft": Contender(model, graph, converted=True),
+            "pyg": Contender(copy.deepcopy(model), graph, converted=False),
+        }
+        rows.append(compare(name, contenders, options.rounds))
+    medians = [statistics.median(row["ratio"]) for row in rows]
+    print(f"pyg / weft: least {min(medians):.2f}, median {statistics.median(medians):.2f}")
+    if options.out:
+        save(options.out, {"options": vars(options), "graph": size, "rows": rows})
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--graph", default="", help="name of a stored heterogeneous graph; none: a generated one")
+    parser.add_argument("--scale", type=float, default=0.01, help="share of IGBH-small")
+    parser.add_argument("--features", type=int, default=128, help="features of a vertex")
+    parser.add_argument("--hidden", type=int, default=64, help="columns of hidden rows")
+    parser.add_argument("--layers", type=int, default=2, help="number of layers")
+    parser.add_argument("--rounds", type=int, default=5, help="steps of each")
+    parser.add_argument("--epochs", type=int, default=0, help="train for so many epochs instead")
+    parser.add_argument("--strategy", default="single", help="with --epochs: the strategy")
+    parser.add_argument("--run", type=Path, help="with --epochs: folder of the run")
+    parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
