@@ -3,8 +3,8 @@
     python benchmarks/typed_attention.py --scale 0.01 --hidden 64 --out NAME
     python benchmarks/typed_attention.py --scale 0.1 --hidden 512 --epochs 10
 
-The graph has the types and relations of IGBH-small (papers, authors, institutes, fields of study), of which `--scale` is
-the share; `--graph hetero_acm` names a stored one. Features are class centres with noise. The models are those of
+The graph has the types and relations of IGBH-small (papers, authors, institutes, fields of study), and `--scale` is its
+share; `--graph hetero_acm` names a stored one. Features are class centres with noise. The models are those of
 MLPerf's R-GAT, HeteroConv of GATConv with 4 heads, and the same with other attention. Without `--epochs`, the script
 compares results and gradients with PyG's, then the steps of both alternate.
 """

@@ -205,9 +205,11 @@ def test_a_convolution_without_edge_dim_ignores_edge_features() -> None:
     torch.testing.assert_close(data.of_weft(converted.eval()), expected, rtol=1e-9, atol=1e-9)
 
 
-def test_unsupported_relational_aggregations_are_refused() -> None:
-    with pytest.raises(InputError, match=r"conv1.*RGCNConv reads edge_type.*RGCNConv with aggr='mean'"):
-        convert(RGCN(aggr="max"))
+def test_relational_convolutions_without_a_native_layer_equal_pyg() -> None:
+    data, model = Data.make(), RGCN(aggr="max").double()
+    original, converted = copy.deepcopy(model).eval(), convert(model).eval()
+    expected = original(data.x, data.edge_index, data.edge_type)
+    torch.testing.assert_close(data.of_weft(converted), expected, rtol=1e-9, atol=1e-9)
 
 
 class Written(nn.Module):

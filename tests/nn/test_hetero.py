@@ -17,6 +17,7 @@ from weft.nn import Converted, GraphView, convert
 from weft.nn.aggregate.topology import Topology
 from weft.nn.convert import hetero
 from weft.nn.graph_view import Inputs
+from weft.nn.layers.relation_convs import RelationConv, RelationConvs
 from weft.nn.layers.typed_input import typed_rows
 from weft.utils.errors import InputError
 
@@ -104,6 +105,21 @@ def test_a_planted_error_is_detected(error: str, monkeypatch: pytest.MonkeyPatch
         test_equals_pyg("pyg-hetero", monkeypatch)
 
 
+@pytest.mark.parametrize("error", ["another relation", "sources of another type"])
+def test_a_planted_error_in_convolutions_by_relation_is_detected(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RelationConvs.forward
+
+    def wrong(self: RelationConvs, view: Any, x: Tensor) -> Tensor:
+        first, *rest = self.inputs
+        changed = {"relation": len(rest)} if error == "another relation" else {"source_type": 1 - first.source_type}
+        self.inputs = [first._replace(**changed), *rest]
+        return run(self, view, x)
+
+    monkeypatch.setattr(RelationConvs, "forward", wrong)
+    with pytest.raises((AssertionError, InputError, IndexError)):
+        test_equals_pyg("pyg-hetero-attention", monkeypatch)
+
+
 class Written(nn.Module):
     """A model whose forward pass, and whose convolution over the first relation, are the given ones."""
 
@@ -171,6 +187,38 @@ def test_what_cannot_be_converted_is_refused(forward: Any, message: str) -> None
 def test_unsupported_convolutions_are_refused(conv: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         convert(Written(plain, conv()), shape=GraphShape.of(graph_of("x")))
+
+
+def test_self_loops_between_types_are_refused() -> None:
+    class Crossing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = pyg.GATConv((7, 7), 7)
+
+        def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> Tensor:
+            return self.conv((x_dict["b"], x_dict["a"]), edge_index_dict[RELATIONS[1]])
+
+    with pytest.raises(InputError, match="GATConv with add_self_loops=True joins vertices of two types"):
+        convert(Crossing(), shape=GraphShape.of(graph_of("x")))
+
+
+def test_a_convolution_computes_the_rows_of_its_types_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under `single`, so that the FLOPs of convolutions are PyG's."""
+    graph, model, rows = graph_of("x"), make_model("pyg-hetero-attention"), list[tuple[int, int]]()
+    converted = convert(model, shape=GraphShape.of(graph))
+    run = RelationConv._rows
+
+    def record(self: RelationConv, view: Any, sources: Tensor, num_targets: int) -> Any:
+        rows.append((len(sources), num_targets))
+        return run(self, view, sources, num_targets)
+
+    monkeypatch.setattr(RelationConv, "_rows", record)
+    of_weft(converted, graph)
+    sizes = {name: len(graph.type_range(name)) for name in graph.vertex_types}
+    used = [(source, target) for source, _, target in RELATIONS if target == "a"]
+    assert len(set(sizes.values())) > 1
+    assert {(sizes[source], sizes[target]) for source, target in used} <= set(rows)
+    assert max(number for pair in rows for number in pair) == max(sizes.values()) < graph.num_vertices
 
 
 def test_a_convolution_over_vertices_without_features_is_refused() -> None:

@@ -189,6 +189,12 @@ class GraphView(View):
         self.check_block()
         return self.topology.adjacency.weight
 
+    @property
+    def edge_type(self) -> Tensor | None:
+        self.check_block()
+        types = self.topology.edge_type
+        return None if types is None else types.to(self.topology.adjacency.device, torch.int64)
+
     def typed_block(self, vertex_type: Tensor, num_targets: int, num_types: int) -> TypedBlock:
         return self.topology.typed_block(vertex_type, num_targets, num_types)
 

@@ -169,6 +169,11 @@ class View(Protocol):
         """Weights of the edges that `block` returned, [E], in their order, constant; None if they have none."""
         ...
 
+    @property
+    def edge_type(self) -> Tensor | None:
+        """Relation of the edges that `block` returned, int64 [E], in their order; None if they have none."""
+        ...
+
     def typed_block(self, vertex_type: Tensor, num_targets: int, num_types: int) -> TypedBlock:
         """Return what `block` returned, by relation and vertex type.
 

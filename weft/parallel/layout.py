@@ -109,13 +109,13 @@ class Layout(ABC):
 
     def typed_blocks(self, rank: int) -> Sequence[TypedBlockSize]:
         """Return the size of each aggregate's block by vertex type and relation."""
-        graph, own = self.work.graph, self.own_rows(rank)
-        is_target = torch.zeros(graph.num_vertices, dtype=torch.bool)
-        is_target[own] = True
-        edges, vertices = graph.in_edges.edges(), torch.arange(graph.num_vertices)
-        kept = is_target[edges[1]]
+        graph = self.work.graph
+        vertices, edges = torch.arange(graph.num_vertices), torch.stack(graph.in_edges.edges())
+        targets, is_target = vertices[self.own_rows(rank)], torch.zeros(graph.num_vertices, dtype=torch.bool)
+        is_target[targets] = True
+        in_block = is_target[edges[1]]
         assert graph.edge_type is not None
-        size = TypedBlockSize.of(graph, vertices, vertices[own], torch.stack(edges)[:, kept], graph.edge_type[kept])
+        size = TypedBlockSize.of(graph, vertices, targets, edges[:, in_block], graph.edge_type[in_block])
         return [size] * self.num_hops
 
     @property

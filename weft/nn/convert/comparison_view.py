@@ -120,12 +120,18 @@ class PartView:
         weight, features = topology.adjacency.weight, topology.edge_features
         self.edge_weight = None if weight is None else weight[edges]
         self.edge_features = None if features is None else features[edges]
-        self._edge_type = None if topology.edge_type is None else topology.edge_type[edges]
+        self.edge_type = None if topology.edge_type is None else topology.edge_type[edges]
         self._num_relations = topology.num_relations
 
     def typed_block(self, vertex_type: Tensor, num_targets: int, num_types: int) -> TypedBlock:
-        """Return the block by relation and vertex type; see `View.typed_block`."""
-        edges = tuple(self._edge_index[:, self._edge_type == number] for number in range(self._num_relations))
+        """Return what `block` returned, by relation and vertex type.
+
+        Args:
+            vertex_type: Number of each source's vertex type, [s, 1].
+            num_targets: Number of targets.
+            num_types: Number of vertex types.
+        """
+        edges = tuple(self._edge_index[:, self.edge_type == number] for number in range(self._num_relations))
         return TypedBlock.divide(edges, vertex_type.view(-1), num_targets, num_types)
 
     def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:

@@ -406,11 +406,6 @@ class Tracer(fx.Tracer):
                 f"{location}: {name} gets {' and '.join(others)}, but weft passes a convolution only x and the edges "
                 "with their weights, features and types: make it an attribute of the layer"
             )
-        if "edge_type" in arguments:
-            raise InputError(
-                f"{location}: {name} reads edge_type, for which weft has no aggregate here: use RGCNConv with "
-                "aggr='mean'"
-            )
         return self.over_graph(WithView(self.path, partial(pyg_conv_layer, edge_arguments=frozenset(arguments))), x)
 
 

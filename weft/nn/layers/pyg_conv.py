@@ -72,6 +72,8 @@ class PyGConv(nn.Module):
         arguments = {}
         if "edge_weight" in self.takes and view.edge_weight is not None:
             arguments["edge_weight"] = view.edge_weight
+        if "edge_type" in self.takes and view.edge_type is not None:
+            arguments["edge_type"] = view.edge_type
         if "edge_attr" in self.takes:
             features = view.edge_features
             available = 0 if features is None else features.shape[1]
@@ -251,16 +253,23 @@ class Trial(NamedTuple):
             if width < 1:
                 continue
             x = torch.randn(num_vertices, width, dtype=dtype, generator=random)
-            graphs = [(edges, x.new_ones(edges.shape[1], columns)) for edges in (edge_index, partial_edges)]
             try:
                 with torch.no_grad():
                     whole, part = (
-                        conv(x, edges, **({"edge_attr": features} if columns else {})) for edges, features in graphs
+                        conv(x, edges, **_trial_arguments(conv, edges.shape[1], columns, dtype))
+                        for edges in (edge_index, partial_edges)
                     )
             except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
                 continue
             return cls(torch.allclose(whole[:targets], part[:targets], rtol=1e-4, atol=1e-6), whole.shape[1])
         return None
+
+
+def _trial_arguments(conv: Any, num_edges: int, num_edge_features: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the arguments of a trial besides rows and edges."""
+    arguments = {"edge_attr": torch.ones(num_edges, num_edge_features, dtype=dtype)} if num_edge_features else {}
+    takes_types = "edge_type" in inspect.signature(conv.forward).parameters
+    return arguments | ({"edge_type": torch.zeros(num_edges, dtype=torch.int64)} if takes_types else {})
 
 
 def is_from_pyg(conv: Any) -> bool:

@@ -62,7 +62,7 @@ class RelationBlock:
         relation: The relation.
     """
 
-    edge_features = edge_weight = None
+    edge_features = edge_weight = edge_type = None
 
     def __init__(
         self, view: View, edge_index: Tensor, num_targets: int, targets: Tensor | None, relation: RelationInput

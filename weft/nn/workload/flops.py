@@ -332,6 +332,7 @@ class SmallBlock:
         self.edge_index = edge_index[:, edge_index[1].argsort(stable=True)]  # by target, as in a graph
         self.edge_features = torch.ones(size.edges, num_edge_features, dtype=dtype) if num_edge_features else None
         self.edge_weight = torch.ones(size.edges, dtype=dtype) if weighted else None
+        self.edge_type = torch.zeros(size.edges, dtype=torch.int64)
 
     def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
         """Return (source rows, edge_index, number of targets)."""
