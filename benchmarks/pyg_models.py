@@ -204,6 +204,21 @@ class HeteroAttention(Hetero):
         return kind((hidden, hidden), hidden // 2, heads=2, **options) if number % 4 < 3 else kind(hidden, hidden)
 
 
+class HGT(nn.Module):
+    """Two layers of heterogeneous graph transformers, over all relations at once."""
+
+    def __init__(self, widths: Widths = SMALL) -> None:
+        super().__init__()
+        metadata, features = (["a", "b", "c"], [*RELATIONS]), dict.fromkeys("abc", widths.features)
+        self.conv1 = pyg.HGTConv(features, widths.hidden, metadata, heads=2)
+        self.conv2 = pyg.HGTConv(widths.hidden, widths.hidden, metadata, heads=2)
+        self.out = nn.Linear(widths.hidden, widths.classes)
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> Tensor:
+        x_dict = {name: x.relu() for name, x in self.conv1(x_dict, edge_index_dict).items()}
+        return self.out(self.conv2(x_dict, edge_index_dict)["a"])
+
+
 class Homogeneous(nn.Module):
     """Model for one vertex and edge type, which `to_hetero` turns into a heterogeneous model."""
 
@@ -386,6 +401,7 @@ BY_TYPE: dict[str, Any] = {
     "pyg-hetero": Hetero,
     "pyg-hetero-max": partial(Hetero, aggr="max"),
     "pyg-hetero-attention": HeteroAttention,
+    "pyg-hetero-hgt": HGT,
     "pyg-hetero-some": partial(Hetero, features={"a": 4, "b": 3}, aggr="mean"),
     "pyg-to-hetero": to_hetero,
 }

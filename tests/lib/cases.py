@@ -123,7 +123,7 @@ class Case:
     @property
     def reads_edges(self) -> bool:
         """True if its layers read the edges themselves, which not every strategy provides."""
-        return self.model in (*PYG, *BY_BLOCKS, "pyg-hetero-attention")
+        return self.model in (*PYG, *BY_BLOCKS, *BY_RELATION)
 
     def without_saving(self, saving: str) -> Case:
         """Return the case without one more optimisation, if any."""
@@ -220,6 +220,8 @@ def pyg_cases() -> list[Case]:
     return result
 
 
+BY_RELATION = ("pyg-hetero-attention", "pyg-hetero-hgt")
+"""PyG models whose convolutions run on the edges of relations."""
 BY_BLOCKS = ("pyg-pna", "pyg-transformer", "pyg-deeper", "pyg-custom", "pyg-own-edges")
 """PyG models whose convolutions run by blocks, see benchmarks.pyg_models."""
 
@@ -233,9 +235,7 @@ def converted_cases() -> list[Case]:
     result += [Case(model=f"pyg-{name}-edges", edge_features=3) for name in ("gat", "gatv2")]
     result += [Case(model=f"pyg-{name}-dropout") for name in ("gat", "gatv2")]
     result += [Case(model=f"pyg-rgcn{kind}", typed="x") for kind in ("", "-bases", "-blocks")]
-    result += [
-        Case(model=f"pyg-{name}", typed="x") for name in ("hetero", "hetero-max", "hetero-attention", "to-hetero")
-    ]
+    result += [Case(model=name, typed="x") for name in ("pyg-hetero", "pyg-hetero-max", "pyg-to-hetero", *BY_RELATION)]
     result.append(Case(model="pyg-hetero-some", typed="some"))
     result.append(Case(model="pyg-gcn", weighted=True, order="bfs"))
     result.append(Case(model="pyg-jk", num_vertices=150, labels=4))  # with rows that no loss reads

@@ -16,6 +16,7 @@ import torch
 import weft
 from tests.lib.cases import (
     BY_BLOCKS,
+    BY_RELATION,
     PYG,
     Case,
     cases,
@@ -65,9 +66,10 @@ EXCEPTIONS = {
     "pyg-rgcn-bases": 0.1,  # a gradient that PyTorch frees earlier than on the meta device
     "sparse": 0.7,  # the graphs have a thousand features and few rows: a copy of the weight is most of the peak
     "broadcast": 0.45,  # a strategy that states only its operations: weft assumes which rows it gathers, evenly split
-    "pyg-hetero-attention": 0.03,  # as the PyG convolutions below
     "pyg-hetero-some": 0.03,  # rows of relations are assumed to be of equal number
-    **dict.fromkeys((*BY_BLOCKS, *PYG), 0.05),  # gradients of a convolution's input before they are added up
+    **dict.fromkeys(
+        (*BY_BLOCKS, *BY_RELATION, *PYG), 0.05
+    ),  # gradients of a convolution's input before they are added up
 }
 """Largest share of error of other cells, by model, kind of graph or strategy, and why."""
 STRATEGIES_IN_STEPS = ["single", "tensor", "communicated", "cached", "hybrid", "stale", "broadcast"]

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 
-class RowsByType(NamedTuple):
+class TypePositions(NamedTuple):
     """Positions of the rows of each vertex type in a block."""
 
     sources: tuple[Tensor, ...]
@@ -20,7 +20,7 @@ class RowsByType(NamedTuple):
     """Position of each target in the concatenation of `targets`, int64 [n]."""
 
     @classmethod
-    def of(cls, vertex_type: Tensor, num_targets: int, num_types: int) -> RowsByType:
+    def of(cls, vertex_type: Tensor, num_targets: int, num_types: int) -> TypePositions:
         """Find the rows of each type.
 
         Args:
@@ -40,7 +40,7 @@ class TypedBlock(NamedTuple):
     """Source and target of the edges of each relation, int64 [2, .]."""
     num_targets: int
     """Number of targets."""
-    rows: RowsByType | None = None
+    rows: TypePositions | None = None
     """Rows of each type. None: rows are not divided by type, and those of other types are computed too."""
 
     @classmethod
@@ -53,7 +53,7 @@ class TypedBlock(NamedTuple):
             num_targets: Number of targets, which are the first sources.
             num_types: Number of vertex types.
         """
-        rows = RowsByType.of(vertex_type, num_targets, num_types)
+        rows = TypePositions.of(vertex_type, num_targets, num_types)
         position = torch.empty(len(vertex_type), dtype=torch.int64, device=vertex_type.device)
         for ids in rows.sources:
             position[ids] = torch.arange(len(ids), device=ids.device)

@@ -17,6 +17,7 @@ from weft.nn.convert.traced_model import Converted
 from weft.nn.graph_view import GraphView
 from weft.nn.layers.pyg_conv import PyGConv
 from weft.nn.layers.relation_convs import RelationConvs
+from weft.nn.layers.typed_conv import TypedLayer
 
 ON_BY_DEFAULT = ("dropout", "dropout1d", "dropout2d", "dropout3d")
 """Functions of torch.nn.functional that drop values unless `training=False` is given."""
@@ -92,7 +93,7 @@ class ComparisonView(GraphView):
         return None
 
     def aggregate(self, op: Aggregate, rows: Rows, steps: int = 1) -> Tensor:
-        if not (isinstance(op, WholeLayer) and isinstance(op.layer, PyGConv | RelationConvs)):
+        if not (isinstance(op, WholeLayer) and isinstance(op.layer, PyGConv | RelationConvs | TypedLayer)):
             return super().aggregate(op, rows, steps)
         x = rows[op.first]
         parts = [torch.arange(first, len(x), 2) for first in (0, 1)]

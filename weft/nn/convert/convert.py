@@ -13,7 +13,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from weft.data import GraphShape
 from weft.nn.convert.comparison import check_same_results
-from weft.nn.convert.hetero import INPUT, GraphTypes, JoinedCalls, RowsByType, takes_types
+from weft.nn.convert.hetero import INPUT, CallByType, GraphTypes, JoinedCalls, RowsByType, takes_types
 from weft.nn.convert.native_layers import GlobalNorm, WithView
 from weft.nn.convert.random_graph import RandomGraph, RandomTypedGraph
 from weft.nn.convert.source_location import first_line, line_of_code
@@ -22,6 +22,7 @@ from weft.nn.convert.traced_steps import GraphStep, TracedProgram
 from weft.nn.convert.tracing import EDGES, parameters_of, trace
 from weft.nn.layers.norm import BatchNorm
 from weft.nn.layers.relation_convs import RelationConv
+from weft.nn.layers.typed_conv import TypedConv
 from weft.utils.errors import InputError
 
 LISTED = "use layers that docs/models.md lists"
@@ -158,6 +159,9 @@ def _replacements(model: nn.Module, program: TracedProgram) -> dict[str, nn.Modu
         elif isinstance(step.operation, JoinedCalls):
             for call, _, _ in step.operation.calls:
                 replaced[call.path] = RelationConv(model.get_submodule(call.path), call.width)
+        elif isinstance(step.operation, CallByType):
+            call_by_type = step.operation
+            replaced[call_by_type.path] = TypedConv(model.get_submodule(call_by_type.path), call_by_type.width)
         elif isinstance(step.operation, GlobalNorm):
             norm = model.get_submodule(step.operation.path)
             assert isinstance(norm, _BatchNorm)

@@ -21,8 +21,9 @@ from weft.nn.aggregate.aggregate import Request, WholeLayer
 from weft.nn.aggregate.typed_block import select_by_type
 from weft.nn.convert.traced_steps import GraphStep, StepKind, TracedStep, TracedValue, values_in
 from weft.nn.layers.phases import Boundary
-from weft.nn.layers.pyg_conv import checked_width, takes_pair
+from weft.nn.layers.pyg_conv import check_parts, checked_width, out_width_of, takes_pair
 from weft.nn.layers.relation_convs import Columns, RelationConv, RelationConvs, RelationInput
+from weft.nn.layers.typed_conv import CalledTypes, TypedConv, TypedLayer
 from weft.nn.layers.typed_input import TypedInput
 from weft.nn.view import View
 from weft.utils.errors import InputError
@@ -149,6 +150,29 @@ class JoinedCalls(GraphStep):
             ],
             self.num_types,
         )
+        return Boundary(request=Request(WholeLayer(layer), {"x": x, "own": x}))
+
+
+@dataclass(frozen=True)
+class CallByType(GraphStep):
+    """Graph step that calls a convolution which takes the rows of all types; its results share columns."""
+
+    path: str
+    """Path of the convolution in the model."""
+    width: int
+    """Number of columns of its result."""
+    types: CalledTypes
+    """Types and relations of the call."""
+    num_types: int
+    """Number of vertex types, one for all vertices without features."""
+
+    def begin(self, model: nn.Module, view: View, *rows: Tensor) -> Boundary:
+        del view
+        vertex_type, *parts = rows
+        joined, columns = side_by_side(vertex_type, self.types.numbers, parts)
+        x = torch.cat([vertex_type, joined], 1)
+        conv = cast(TypedConv, model.get_submodule(self.path))
+        layer = TypedLayer(conv, self.types, [each.after(1) for each in columns], self.num_types)
         return Boundary(request=Request(WholeLayer(layer), {"x": x, "own": x}))
 
 
@@ -315,6 +339,11 @@ def type_of(value: Any) -> str | None:
     return value.node.meta.get(TYPE) if isinstance(value, fx.Proxy) else None
 
 
+def relation_of(value: Any) -> str:
+    """Return the relation of a traced value that stands for its edges; an empty string if it has none."""
+    return value.node.meta.get(RELATION, "") if isinstance(value, fx.Proxy) else ""
+
+
 class RelationScope(Protocol):
     """Interface by which a rule records its steps."""
 
@@ -365,6 +394,22 @@ def width_over_relation(conv: Any, *, same_rows: bool, same_type: bool) -> int:
     if not same_rows and not takes_pair(conv):
         raise InputError(f"{name} takes no pair (x_source, x_target): use it between vertices of one type")
     return checked_width(conv)
+
+
+def width_by_type(conv: Any) -> int:
+    """Return the number of columns of the result of a convolution that takes the rows of all types.
+
+    Args:
+        conv: The convolution.
+
+    Raises:
+        InputError: It cannot run on blocks of edges.
+    """
+    check_parts(conv)
+    width = out_width_of(conv)
+    if not width:
+        raise InputError(f"{type(conv).__name__} has no attribute out_channels: add it")
+    return width
 
 
 def plus_bias(y: Any, linear: Any) -> Any:

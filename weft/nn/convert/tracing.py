@@ -20,6 +20,7 @@ from weft.nn.convert.fx_calls import CONSTANT, LAYER, ROOT, make_program, run_st
 from weft.nn.convert.native_layers import RULES, GlobalNorm, WithView, pyg_conv_layer
 from weft.nn.convert.source_location import first_line, line_of, line_of_error
 from weft.nn.convert.traced_steps import GraphStep, TracedProgram
+from weft.nn.layers.typed_conv import CalledTypes
 from weft.utils.errors import InputError
 
 EDGES = {
@@ -221,6 +222,8 @@ class Tracer(fx.Tracer):
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         if _is_message_passing(m):
+            if self.types is not None and "edge_index_dict" in inspect.signature(m.forward).parameters:
+                return self._convolve_types(m, args, kwargs)
             if self.types is not None:
                 return self._convolve_relation(m, args, kwargs)
             y = self._convolve(m, args, kwargs)
@@ -316,7 +319,7 @@ class Tracer(fx.Tracer):
                 "store rows in 16 bits"
             )
         types = {source.meta[hetero.TYPE] for source in node.all_input_nodes if hetero.TYPE in source.meta}
-        is_call = node.target is run_step and isinstance(node.args[0], hetero.RelationCall)
+        is_call = node.target is run_step and isinstance(node.args[0], hetero.RelationCall | hetero.CallByType)
         if len(types) > 1 and node.op != "output" and node.target is not hetero.select_logits_by_type and not is_call:
             raise InputError(
                 f"{node.meta['line']}: rows of {' and '.join(sorted(types))} are combined, but these belong to "
@@ -336,8 +339,8 @@ class Tracer(fx.Tracer):
         bound = signature.bind(*args, **kwargs).arguments
         arguments = {key: value for key, value in bound.items() if value is not signature.parameters[key].default}
         x, edges = arguments.pop("x", None), arguments.pop("edge_index", None)
-        relation = edges.node.meta.get(hetero.RELATION) if isinstance(edges, fx.Proxy) else None
-        if relation is None:
+        relation = hetero.relation_of(edges)
+        if not relation:
             raise InputError(
                 f"{location}: {name} gets edges that are not in edge_index_dict: pass it one of its entries"
             )
@@ -371,6 +374,45 @@ class Tracer(fx.Tracer):
         proxy = self.over_graph(call, x, x_target, self.vertex_type)
         proxy.node.meta[hetero.TYPE] = target
         return proxy
+
+    def _convolve_types(self, conv: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Convert a convolution over dicts of rows and edges."""
+        name, location = type(conv).__name__, line_of(sys._getframe(1))
+        bound = inspect.signature(conv.forward).bind(*args, **kwargs).arguments
+        rows, edges = bound.pop("x_dict", None), bound.pop("edge_index_dict", None)
+        assert self.types is not None
+        relations = {relation: tuple(relation.split("|")) for relation in self.types.relations}
+        if (
+            bound
+            or not isinstance(rows, dict)
+            or not isinstance(edges, dict)
+            or any(hetero.type_of(x) != key for key, x in rows.items())
+            or any(relations.get(hetero.relation_of(each)) != key for key, each in edges.items())
+        ):
+            raise InputError(f"{location}: {name} must get x_dict and edge_index_dict with the graph's types and edges")
+        lacking = {end for key in edges for end in (key[0], key[2])} - rows.keys()
+        if lacking:
+            raise InputError(f"{location}: {name} gets edges of {', '.join(sorted(lacking))}, but no rows of them")
+        targets = getattr(conv, "dst_node_types", {key[2] for key in edges})
+        types = CalledTypes(
+            tuple(rows),
+            tuple(self.types.names.index(each) for each in rows),
+            tuple(edges),
+            tuple(self.types.relations.index("|".join(key)) for key in edges),
+            tuple(each for each in rows if each in targets),
+        )
+        try:
+            width = hetero.width_by_type(conv)
+        except InputError as error:
+            raise InputError(f"{location}: {error}") from error
+        step = hetero.CallByType(self._path(conv), width, types, len(self.types.names) + 1)
+        result = self.over_graph(step, self.vertex_type, *rows.values())
+        result.node.meta.pop(hetero.TYPE, None)
+        results = {}
+        for each in types.results:
+            results[each] = self.create_proxy("call_function", hetero.columns_of, (result, 0, width), {})
+            results[each].node.meta[hetero.TYPE] = each
+        return results
 
     def _convolve(self, conv: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         name, location = type(conv).__name__, line_of(sys._getframe(1))

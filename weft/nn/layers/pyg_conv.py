@@ -157,6 +157,24 @@ def checked_width(conv: Any, *, reads_edge_attr: bool = False) -> int:
             "its neighbours, which a rank does not store: let message() depend on x_i, x_j and edge_attr only; in a "
             "model for weft.nn.convert, use GCNConv, GCN2Conv, APPNP or SGConv with their default options"
         )
+    check_parts(conv)
+    has_matrix = any(parameter.dim() > 1 for parameter in conv.parameters())  # else any width may run in a trial
+    width = out_width_of(conv) or (tried.out_width if tried and has_matrix else 0)
+    if not width:
+        raise InputError(f"{name} has no attribute out_channels: use weft.nn.PyGConv(conv, out_width)")
+    return width
+
+
+def check_parts(conv: Any) -> None:
+    """Check that no part of a convolution depends on which other rows a rank has.
+
+    Args:
+        conv: The convolution.
+
+    Raises:
+        InputError: It contains dropout or a batch norm, or depends on the largest degree.
+    """
+    name = type(conv).__name__
     for part in conv.modules():
         p = dropout_of(part)
         if p:
@@ -174,11 +192,6 @@ def checked_width(conv: Any, *, reads_edge_attr: bool = False) -> int:
         raise InputError(
             f"{name} contains a batch norm, which would normalize over one rank's rows: move it between layers"
         )
-    has_matrix = any(parameter.dim() > 1 for parameter in conv.parameters())  # else any width may run in a trial
-    width = out_width_of(conv) or (tried.out_width if tried and has_matrix else 0)
-    if not width:
-        raise InputError(f"{name} has no attribute out_channels: use weft.nn.PyGConv(conv, out_width)")
-    return width
 
 
 def _options_of(conv: Any) -> str:

@@ -58,16 +58,16 @@ class RelationBlock:
         view: View of the edges of all relations.
         edge_index: Source and target of the edges of the relation, int64 [2, .].
         num_targets: Number of targets.
-        targets: Rows [n, .] of the targets; None: they are the first rows of the sources.
+        target_rows: Rows [n, .] of the targets; None: they are the first rows of the sources.
         relation: The relation.
     """
 
     edge_features = edge_weight = edge_type = None
 
     def __init__(
-        self, view: View, edge_index: Tensor, num_targets: int, targets: Tensor | None, relation: RelationInput
+        self, view: View, edge_index: Tensor, num_targets: int, target_rows: Tensor | None, relation: RelationInput
     ) -> None:
-        self._view, self._edge_index, self._num_targets, self.targets = view, edge_index, num_targets, targets
+        self._view, self._edge_index, self._num_targets, self.target_rows = view, edge_index, num_targets, target_rows
         self._relation = relation
 
     def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
@@ -85,7 +85,7 @@ class RelationConv(PyGConv):
     """Layer that calls a PyG convolution on the edges of one relation. Arguments are those of `PyGConv`."""
 
     def _rows(self, view: Any, sources: Tensor, num_targets: int) -> Any:
-        return super()._rows(view, sources, num_targets) if view.targets is None else (sources, view.targets)
+        return super()._rows(view, sources, num_targets) if view.target_rows is None else (sources, view.target_rows)
 
 
 class RelationConvs(nn.Module):

@@ -285,12 +285,13 @@ def run_counted_conv(
     """
     sources, _, num_targets = view.block(x)
     assert view.block_size is not None
-    targets: Tensor | None = getattr(view, "targets", None)
+    targets: Tensor | None = getattr(view, "target_rows", None)
     position, counter.position = counter.position, None
     cost = work.block_cost(
         name,
         sources.shape[1],
         target_width=None if targets is None else targets.shape[1],
+        types=getattr(view, "types", None),
         training=torch.is_grad_enabled(),
         gradient=sources.requires_grad,
     ).on(view.block_size)

@@ -205,22 +205,31 @@ class BlockCostModel(NamedTuple):
     """
 
     counts: np.ndarray[Any, Any]
-    """FLOPs of both passes, bytes that both read and write, and saved bytes, int64 [5, 5].
+    """FLOPs of both passes, bytes that both read and write, and saved bytes, int64 [5, 1 + sizes].
 
-    Columns: on a block of `SMALL_SIZE`; more for one more source, target, edge, and self-loop.
+    Columns: on a block of the size `small`; more for one more of each number in it, such as sources or edges.
     """
     forward_moments: np.ndarray[Any, Any]
-    """Bytes in use after each operation of the forward pass, int64 [moments, 5]."""
+    """Bytes in use after each operation of the forward pass, int64 [moments, 1 + sizes]."""
     backward_moments: np.ndarray[Any, Any]
-    """Bytes in use after each operation of the backward pass, int64 [moments, 5]."""
+    """Bytes in use after each operation of the backward pass, int64 [moments, 1 + sizes]."""
     backward_moments_alone: np.ndarray[Any, Any]
     """Bytes with the rows of the sources as well, for as long as the convolution needs them."""
     keeps_sources: bool
     """True if the rows of the sources are saved for the backward pass."""
+    small: tuple[int, ...]
+    """Size of the smallest block."""
 
     @classmethod
     def of(
-        cls, conv: PyGConv, width: int, make_block: Callable[..., SmallBlock], *, training: bool, gradient: bool
+        cls,
+        conv: PyGConv,
+        width: int,
+        make_block: Callable[..., Any],
+        small: tuple[int, ...],
+        *,
+        training: bool,
+        gradient: bool,
     ) -> BlockCostModel:
         """Count the cost by running a convolution on small blocks, since it needs edges with values.
 
@@ -228,17 +237,18 @@ class BlockCostModel(NamedTuple):
             conv: The layer, which is not changed.
             width: Number of columns of the rows.
             make_block: Returns a block, from its size and the type of its tensors, `dtype`.
+            small: Size of the smallest block. For each number in it, the convolution also runs on a larger block.
             training: True to count a training step, with its backward pass.
             gradient: True if the rows of the sources need a gradient.
         """
         conv = copy.deepcopy(conv).to("cpu").train(training)
         dtype = next((parameter.dtype for parameter in conv.parameters()), torch.float32)
 
-        def run(size: BlockSize, *, counts_sources: bool) -> tuple[list[int], list[int], list[int]]:
+        def run(size: tuple[int, ...], *, counts_sources: bool) -> tuple[list[int], list[int], list[int]]:
             counter, peak = FlopCounter(), TensorPeak()
             with torch.device("cpu"):
                 block = make_block(size, dtype=dtype)
-                leaf = torch.ones(size.sources, width, dtype=dtype, requires_grad=gradient)
+                leaf = torch.ones(block.num_sources, width, dtype=dtype, requires_grad=gradient)
                 with torch.set_grad_enabled(training):
                     conv(block, leaf)  # what a first call keeps for all others is not part of a step
             conv.zero_grad()
@@ -262,37 +272,33 @@ class BlockCostModel(NamedTuple):
             backward_moments = [alive - 4 * y.nbytes for alive in peak.moments[begun:]]
             return counts, [alive - of_sources for alive in peak.moments[first:moments]], backward_moments or [0]
 
-        sizes = [SMALL_SIZE._replace(**{name: getattr(SMALL_SIZE, name) + 1}) for name in SMALL_SIZE._fields]
+        sizes = [(*small[:number], small[number] + 1, *small[number + 1 :]) for number in range(len(small))]
         without, alone = (
             [
                 _linear(values)
-                for values in zip(*(run(size, counts_sources=counts) for size in (SMALL_SIZE, *sizes)), strict=True)
+                for values in zip(*(run(size, counts_sources=counts) for size in (small, *sizes)), strict=True)
             ]
             for counts in (False, True)
         )
         keeps_sources = bool((without[0] == alone[0]).all())
         counts, forward_moments, backward_moments = without
-        return cls(counts, forward_moments, backward_moments, alone[-1], keeps_sources)
+        return cls(counts, forward_moments, backward_moments, alone[-1], keeps_sources, small)
 
-    def on(self, size: BlockSize) -> BlockCost:
+    def on(self, size: tuple[int, ...]) -> BlockCost:
         """Return the cost on a block of the given size, extrapolated linearly from small blocks; at least 0."""
         moments = (self.forward_moments, self.backward_moments, self.backward_moments_alone)
-        numbers = *_at(self.counts, size), *(_at(each, size).max() for each in moments)
+        more = np.array([1, *(actual - smallest for actual, smallest in zip(size, self.small, strict=True))])
+        numbers = *(self.counts @ more), *((each @ more).max() for each in moments)
         return BlockCost._make([*(max(0, int(number)) for number in numbers), self.keeps_sources])
 
 
-def _at(functions: np.ndarray[Any, Any], size: BlockSize) -> Any:
-    """Return the values of linear functions [k, 5], see `_linear`, on a block of a size: [k]."""
-    return functions @ np.array([1, *(actual - small for actual, small in zip(size, SMALL_SIZE, strict=True))])
-
-
 def _linear(values: Sequence[Sequence[int]]) -> np.ndarray[Any, Any]:
-    """Return the linear functions through values at `SMALL_SIZE` and at four sizes with one item more: [k, 5].
+    """Return the linear functions through values at a size, and at sizes with one item more: [k, sizes].
 
     If their number depends on the size, only the largest value counts.
 
     Args:
-        values: The k values at each of the five sizes.
+        values: The k values at each size.
     """
     if len({len(each) for each in values}) > 1:
         values = [[max(each)] for each in values]
@@ -305,7 +311,7 @@ class SmallBlock:
     """Minimal view for a PyG convolution: rows, and edges between the first sources.
 
     Args:
-        size: Size of the block.
+        size: Size of the block, as in `BlockSize`.
         num_edge_features: Number of edge features.
         weighted: True if edges have weights.
         dtype: Type of the features and weights.
@@ -315,7 +321,7 @@ class SmallBlock:
 
     def __init__(
         self,
-        size: BlockSize,
+        size: tuple[int, int, int, int],
         num_edge_features: int,
         *,
         weighted: bool,
@@ -323,9 +329,10 @@ class SmallBlock:
         target_width: int | None = None,
         gradient: bool = False,
     ) -> None:
-        self.size, self.targets = size, None
+        size = BlockSize(*size)
+        self.num_sources, self._num_targets, self.target_rows = size.sources, size.targets, None
         if target_width is not None:
-            self.targets = torch.ones(size.targets, target_width, dtype=dtype, requires_grad=gradient)
+            self.target_rows = torch.ones(size.targets, target_width, dtype=dtype, requires_grad=gradient)
         loops = torch.arange(size.loops) % size.targets
         others = torch.arange(size.edges - size.loops) % size.targets
         edge_index = torch.stack([torch.cat([loops, (others + 1) % size.targets]), torch.cat([loops, others])])
@@ -336,7 +343,7 @@ class SmallBlock:
 
     def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
         """Return (source rows, edge_index, number of targets)."""
-        return x, self.edge_index, self.size.targets
+        return x, self.edge_index, self._num_targets
 
 
 class CountedConv(torch.autograd.Function):

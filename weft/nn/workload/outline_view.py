@@ -16,7 +16,7 @@ from weft.nn.aggregate.attention import AttendEdges
 from weft.nn.aggregate.reduce import ByRelation
 from weft.nn.aggregate.relations import OwnRelationRows, multiply_block_diagonal
 from weft.nn.aggregate.topology import Topology
-from weft.nn.aggregate.typed_block import RowsByType, TypedBlock
+from weft.nn.aggregate.typed_block import TypedBlock, TypePositions
 from weft.nn.graph_view import GraphView, Inputs, Origin, ViewTraits
 from weft.nn.layers.linear_transform import linear, sum_rows
 from weft.nn.workload.flops import FlopCounter, FlopPosition
@@ -244,7 +244,7 @@ class OutlineView(GraphView):
             for counts in (size.sources, size.targets)
         )
         order = vertex_type.new_empty(num_targets, dtype=torch.int64)
-        return TypedBlock(edges, num_targets, RowsByType(sources, targets, order))
+        return TypedBlock(edges, num_targets, TypePositions(sources, targets, order))
 
     @property
     def edge_features(self) -> Tensor | None:

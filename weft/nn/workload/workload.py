@@ -15,8 +15,9 @@ from weft.nn.graph_view import ONE_DEVICE, ViewTraits
 from weft.nn.layers.phases import parameter_dtype, row_dtype
 from weft.nn.layers.pyg_conv import PyGConv
 from weft.nn.layers.relation_convs import RelationConv
+from weft.nn.layers.typed_conv import CalledTypes, TypedConv
 from weft.nn.layers.typed_input import shared_parameters
-from weft.nn.workload.flops import BlockCostModel, DenseFlops, SmallBlock
+from weft.nn.workload.flops import SMALL_SIZE, BlockCostModel, DenseFlops, SmallBlock
 from weft.nn.workload.layer_sizes import LayerSizes
 from weft.nn.workload.operation import GraphOperation
 from weft.nn.workload.outline import outline
@@ -80,7 +81,7 @@ class Workload:
         self.outlines = dict(outlines or {})
         self.dense_flops: dict[DenseFlopsKey, tuple[DenseFlops, ...]] = {}
         self._graph = graph if isinstance(graph, Graph) else None
-        self._block_costs: dict[tuple[str, int, int | None, bool, bool], BlockCostModel] = {}
+        self._block_costs: dict[tuple[object, ...], BlockCostModel] = {}
 
     def restrict(self, field: ReceptiveField) -> Workload:
         """Return the workload of steps that compute only a receptive field.
@@ -216,8 +217,8 @@ class Workload:
 
     @property
     def calls_by_relation(self) -> bool:
-        """True if the model calls convolutions on the edges of single relations."""
-        return any(isinstance(part, RelationConv) for part in self.model.modules())
+        """True if the model calls convolutions by vertex type and relation."""
+        return any(isinstance(part, RelationConv | TypedConv) for part in self.model.modules())
 
     def stage_hops(self, traits: ViewTraits) -> list[list[int]]:
         """Return the numbers of the layers of message passing in each stage of the model."""
@@ -227,7 +228,14 @@ class Workload:
         return [sorted(span) for span in spans]
 
     def block_cost(
-        self, name: str, width: int, *, target_width: int | None = None, training: bool, gradient: bool
+        self,
+        name: str,
+        width: int,
+        *,
+        target_width: int | None = None,
+        types: CalledTypes | None = None,
+        training: bool,
+        gradient: bool,
     ) -> BlockCostModel:
         """Return FLOPs, traffic and memory of a PyG convolution of the model, as functions of the size of its block.
 
@@ -235,20 +243,30 @@ class Workload:
             name: Path of the layer in the model.
             width: Number of columns of its input rows.
             target_width: Number of columns of the rows of its targets, if they are not the first sources.
+            types: Types and relations of a `TypedConv`.
             training: True for a training step, False for an evaluation.
             gradient: True if the input rows need a gradient.
         """
-        key = name, width, target_width, training, gradient
+        key = name, width, target_width, types, training, gradient
         if key not in self._block_costs:
             conv, stats = cast(PyGConv, self.model.get_submodule(name)), self.stats
-            make_block = partial(
-                SmallBlock,
-                num_edge_features=stats.num_edge_features,
-                weighted=stats.weighted,
-                target_width=target_width,
-                gradient=gradient,
+            make_block, small = (
+                (partial(types.small_block), types.small_size)
+                if types
+                else (
+                    partial(
+                        SmallBlock,
+                        num_edge_features=stats.num_edge_features,
+                        weighted=stats.weighted,
+                        target_width=target_width,
+                        gradient=gradient,
+                    ),
+                    SMALL_SIZE,
+                )
             )
-            self._block_costs[key] = BlockCostModel.of(conv, width, make_block, training=training, gradient=gradient)
+            self._block_costs[key] = BlockCostModel.of(
+                conv, width, make_block, small, training=training, gradient=gradient
+            )
         return self._block_costs[key]
 
     def is_cached(self, op: GraphOperation) -> bool:

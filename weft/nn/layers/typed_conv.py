@@ -1,0 +1,161 @@
+"""PyG convolutions that take the rows of all vertex types and the edges of all relations, such as HGTConv."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from weft.nn.aggregate.typed_block import TypedBlock
+from weft.nn.layers.pyg_conv import PyGConv, drop_results
+from weft.nn.layers.relation_convs import Columns
+from weft.nn.view import View
+
+
+class CalledTypes(NamedTuple):
+    """Vertex types and relations of a convolution's call."""
+
+    names: tuple[str, ...]
+    """Names of the vertex types, in the order of the call."""
+    numbers: tuple[int, ...]
+    """Numbers of these types."""
+    relations: tuple[tuple[str, str, str], ...]
+    """Relations, in the order of the call."""
+    relation_numbers: tuple[int, ...]
+    """Numbers of these relations."""
+    results: tuple[str, ...]
+    """Names of the types of which it returns rows."""
+    widths: tuple[int, ...] = ()
+    """Number of columns of the rows of each type."""
+
+    @property
+    def small_size(self) -> tuple[int, ...]:
+        """Size of a small block: sources of each type, targets of each type in `results`, edges of each relation."""
+        return (6,) * len(self.names) + (4,) * len(self.results) + (5,) * len(self.relations)
+
+    def small_block(self, size: tuple[int, ...], dtype: torch.dtype) -> BlockByType:
+        """Return a block of a size as in `small_size`, to count the cost of the convolution on it.
+
+        Args:
+            size: The size.
+            dtype: Ignored: the block has no rows.
+        """
+        del dtype
+        num_types, num_results = len(self.names), len(self.results)
+        sources = dict(zip(self.names, size, strict=False))
+        targets = dict(zip(self.results, size[num_types:], strict=False))
+        edges = []
+        for (source, _, target), count in zip(self.relations, size[num_types + num_results :], strict=True):
+            numbers = torch.arange(count)
+            edges.append(torch.stack([(numbers + 1) % sources[source], (numbers % targets[target]).sort().values]))
+        return BlockByType(self, sources, targets, edges)
+
+
+class BlockByType:
+    """View of a block for a `TypedConv`.
+
+    Args:
+        types: Types and relations of the call.
+        sources: Number of sources of each type, by name.
+        targets: Number of targets of each type of which the convolution returns rows, by name.
+        edges: Source and target of the edges of each relation, int64 [2, .], numbered by type.
+        size: Size of the block as in `CalledTypes.small_size`, in an `OutlineView`.
+    """
+
+    edge_features = edge_weight = edge_type = target_rows = None
+
+    def __init__(
+        self,
+        types: CalledTypes,
+        sources: dict[str, int],
+        targets: dict[str, int],
+        edges: Sequence[Tensor],
+        size: tuple[int, ...] | None = None,
+    ) -> None:
+        self.types, self.num_rows, self.num_results, self.edges = types, sources, targets, edges
+        self.num_sources, self.block_size = sum(sources.values()), size
+
+    def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
+        """Return (rows x of the sources of all types, no edges, number of rows of the result)."""
+        return x, torch.empty(2, 0, dtype=torch.int64, device=x.device), sum(self.num_results.values())
+
+
+class TypedConv(PyGConv):
+    """Layer that calls a PyG convolution with dicts of rows by vertex type and of edges by relation.
+
+    Its rows are those of all types, one type after the other, with columns beyond those of a type ignored; so is its
+    result. Arguments are those of `PyGConv`.
+    """
+
+    def forward(self, view: Any, x: Tensor) -> Tensor:
+        num_results = sum(view.num_results.values())
+        if x.device.type == "meta":  # see PyGConv
+            weight = x.new_empty(x.shape[1], self.out_width)
+            return x[:num_results] @ weight + sum(t.sum() for t in (x, *self.parameters()))
+        types: CalledTypes = view.types
+        parts = zip(types.names, x.split([*view.num_rows.values()]), types.widths, strict=True)
+        rows = {name: part[:, :width] for name, part, width in parts}
+        edges = dict(zip(types.relations, view.edges, strict=True))
+        with self.tiled.replacing() if x.device.type == "cpu" else nullcontext():
+            y = self.conv(rows, edges)
+        drop_results(self.conv)
+        return torch.cat([y[name][:count] for name, count in view.num_results.items()])
+
+
+class TypedLayer(nn.Module):
+    """Layer that calls a `TypedConv` on a block, without owning it.
+
+    The first column of its rows is the number of the vertex's type.
+
+    Args:
+        conv: The convolution.
+        types: Types and relations of the call.
+        columns: Columns of the rows of each type.
+        num_types: Number of vertex types.
+    """
+
+    def __init__(self, conv: TypedConv, types: CalledTypes, columns: Sequence[Columns], num_types: int) -> None:
+        super().__init__()
+        self.__dict__["conv"] = conv
+        self.columns, self.num_types = columns, num_types
+        self.types = types._replace(widths=tuple(each.width for each in columns))
+
+    def forward(self, view: View, x: Tensor) -> Tensor:
+        # 1. Put the rows of each type one after the other. 2. Call the convolution. 3. Put its rows back.
+        types, (sources, _, num_targets) = self.types, view.block(x)
+        vertex_type, widest = sources[:, :1], max(types.widths)
+        block: TypedBlock = view.typed_block(vertex_type, num_targets, self.num_types)
+        number_of = dict(zip(types.names, types.numbers, strict=True))
+        rows = [
+            functional.pad(block.sources_of(columns.of(sources), number), (0, widest - columns.width))
+            for number, columns in zip(types.numbers, self.columns, strict=True)
+        ]
+        counts = {
+            name: num_targets if block.rows is None else len(block.rows.targets[number_of[name]])
+            for name in types.results
+        }
+        part = BlockByType(
+            types,
+            dict(zip(types.names, map(len, rows), strict=True)),
+            counts,
+            [block.edges[number] for number in types.relation_numbers],
+            self._size(view, number_of),
+        )
+        y = self.__dict__["conv"](part, torch.cat(rows))
+        parts = zip(types.results, y.split([*counts.values()]), strict=True)
+        return block.join(vertex_type, {number_of[name]: each for name, each in parts})
+
+    def _size(self, view: Any, number_of: dict[str, int]) -> tuple[int, ...] | None:
+        """Return the size of the block in an `OutlineView`; None if it is unknown, as in other views."""
+        size = getattr(view, "typed_size", None)
+        if size is None:
+            return None
+        return (
+            *(size.sources[number] for number in self.types.numbers),
+            *(size.targets[number_of[name]] for name in self.types.results),
+            *(size.edges[number] for number in self.types.relation_numbers),
+        )
