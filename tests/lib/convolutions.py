@@ -47,9 +47,8 @@ OTHER_ARGUMENTS = {
     "WLConv": "classes in place of rows",
     "MeshCNNConv": "exactly four neighbours of each edge of a mesh",
     "HEATConv": "types of vertices and edges as arguments of their own",
-    "RGATConv": "attention by relation",
-    "HGTConv": "attention by relation",
-    "HANConv": "attention by relation",
+    "HGTConv": "see [by vertex type](models.md#by-vertex-type)",
+    "HANConv": "attention over the means of all vertices of a type",
     "GPSConv": "all vertices in an attention over all pairs",
     "HeteroConv": "see [by vertex type](models.md#by-vertex-type)",
 }
@@ -173,6 +172,7 @@ def constructors() -> dict[str, Callable[[Any], Any]]:
         "MFConv": lambda g: g.MFConv(i, o),
         "RGCNConv": lambda g: g.RGCNConv(i, o, 5),
         "FastRGCNConv": lambda g: g.FastRGCNConv(i, o, 5),
+        "RGATConv": lambda g: g.RGATConv(i, o // 2, 5, heads=2),
         "GMMConv": lambda g: g.GMMConv(i, o, dim=e, kernel_size=2),
         "NNConv": lambda g: g.NNConv(i, o, nn.Linear(e, i * o)),
         "CGConv": lambda g: g.CGConv(i, dim=e),
@@ -205,7 +205,7 @@ WITH_EDGE_ROWS = (
 """Convolutions that are called with edge features."""
 
 
-RELATIONAL = ("RGCNConv", "FastRGCNConv")
+RELATIONAL = ("RGCNConv", "FastRGCNConv", "RGATConv")
 """Convolutions that are called with the relation of each edge."""
 
 
@@ -265,6 +265,7 @@ def make_net(name: str) -> nn.Module:
         "GCN2Conv": WithFirstRows,
         "RGCNConv": WithRelations,
         "FastRGCNConv": WithRelations,
+        "RGATConv": WithRelations,
     }
     kind = kinds.get(name, WithEdgeRows if reads_edge_rows(name) else Plain)
     narrow = {"SimpleConv", "AGNNConv", "APPNP", "GatedGraphConv", "CGConv", "GCN2Conv", "WLConvContinuous", "FAConv"}
@@ -320,7 +321,8 @@ def how(name: str) -> How:
     if not layers:
         return How(True, "weft's kernels")
     edge_index = torch.tensor([[0, 1, 2, 3, 3], [0, 0, 1, 1, 2]])
-    rows = {"edge_attr": torch.ones(5, EDGE_WIDTH)} if optional else {}
+    arguments = {"edge_attr": torch.ones(5, EDGE_WIDTH), "edge_type": torch.zeros(5, dtype=torch.int64)}
+    rows = {argument: arguments[argument] for argument in optional}
     for layer in layers:
         with layer.tiled.replacing():
             layer.conv(torch.ones(4, NUM_FEATURES), edge_index, **rows)
@@ -340,7 +342,7 @@ def page() -> str:
             words = f"not tried: needs {PACKAGES[name]}"
         elif name in OTHER_ARGUMENTS:
             words = OTHER_ARGUMENTS[name]
-            words = words if name == "HeteroConv" else f"not tried: takes {words}"
+            words = words if name in ("HeteroConv", "HGTConv") else f"not tried: takes {words}"
         else:
             result = how(name)
             words = result.words if result.native is not None else f"only `single`, as in PyG: {result.words}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.lib.cases import BY_TYPE, Case
 from tests.lib.convolutions import CUSTOM, NAMES, PAGE, case_of, how, make_net, page
 from tests.lib.pairwise import param
 from tests.lib.session import Given, check_close, check_on_ranks, reference
@@ -60,6 +61,13 @@ def test_strategies_agree(name: str, strategy: str, size: int) -> None:
     if (name, strategy) in FAILING:
         pytest.xfail(FAILING[name, strategy])
     check_on_ranks(size, case_of(name), strategy, Given(chunks=3), full=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 3], ids=["P1", "P3"])
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES_OF_ROWS if not STRATEGIES[name].traits.block_error])
+def test_strategies_agree_on_a_convolution_over_all_relations(strategy: str, size: int) -> None:
+    check_on_ranks(size, Case(model=BY_TYPE, typed="x"), strategy, Given(chunks=3), full=True)
 
 
 @pytest.mark.slow
