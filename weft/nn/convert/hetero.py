@@ -128,7 +128,10 @@ class JoinedCall(NamedTuple):
 
 @dataclass(frozen=True)
 class JoinedCalls(GraphStep):
-    """Graph step that calls convolutions over several relations on one block; their results are concatenated."""
+    """Graph step that calls convolutions over several relations on one block.
+
+    Their results are side by side; types of targets share columns.
+    """
 
     calls: tuple[JoinedCall, ...]
     """The convolutions."""

@@ -335,7 +335,6 @@ def edge_width(conv: Any, in_width: int, available: int) -> int:
         return max(available, 1)
     if name == "GENConv":
         return available if available == conv.out_channels else 0
-    fields = (
-        ("edge_dim",) if name == "RGATConv" else ("edge_dim", "in_edge_channels", "dim")
-    )  # its dim is another number
-    return next((n for field in fields if (n := getattr(conv, field, None))), 0)
+    if name == "RGATConv":  # its dim is no width
+        return conv.edge_dim or 0
+    return next((n for field in ("edge_dim", "in_edge_channels", "dim") if (n := getattr(conv, field, None))), 0)
