@@ -68,14 +68,9 @@ class TypedBlock(NamedTuple):
         """
         return x if self.rows is None else x.index_select(0, self.rows.sources[number])
 
-    def targets_of(self, x: Tensor, number: int) -> Tensor:
-        """Return the rows of the targets of a vertex type.
-
-        Args:
-            x: Rows of all sources, [s, F].
-            number: Number of the type.
-        """
-        return x[: self.num_targets] if self.rows is None else x.index_select(0, self.rows.targets[number])
+    def num_targets_of(self, number: int) -> int:
+        """Return the number of targets of a vertex type, which come first among its sources."""
+        return self.num_targets if self.rows is None else len(self.rows.targets[number])
 
     def join(self, vertex_type: Tensor, parts: dict[int, Tensor]) -> Tensor:
         """Return rows [n, F] of all targets, which are zero for a type without a part.
@@ -112,4 +107,5 @@ def select_by_type(vertex_type: Tensor, numbers: tuple[int, ...], *parts: Tensor
 
 
 def _widened(rows: Tensor, width: int) -> Tensor:
-    return functional.pad(rows, (0, width - rows.shape[1]))
+    missing = width - rows.shape[1]
+    return functional.pad(rows, (0, missing)) if missing else rows

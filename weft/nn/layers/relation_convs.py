@@ -45,11 +45,6 @@ class RelationInput(NamedTuple):
     target: Columns
     """Columns of the rows of targets."""
 
-    @property
-    def same_rows(self) -> bool:
-        """True if the rows of targets are the first rows of sources."""
-        return self.source == self.target and self.source_type == self.target_type
-
 
 class RelationBlock:
     """View of the edges of one relation, for a `RelationConv`.
@@ -109,13 +104,14 @@ class RelationConvs(nn.Module):
         sources, _, num_targets = view.block(x)
         vertex_type = sources[:, :1]
         block: TypedBlock = view.typed_block(vertex_type, num_targets, self.num_types)
-        results = defaultdict[int, list[Tensor]](list)
+        rows, results = dict[tuple[int, Columns], Tensor](), defaultdict[int, list[Tensor]](list)
         for conv, relation in zip(self.__dict__["convs"], self.inputs, strict=True):
-            rows = block.sources_of(relation.source.of(sources), relation.source_type)
-            targets = (
-                None if relation.same_rows else block.targets_of(relation.target.of(sources), relation.target_type)
-            )
-            count = num_targets if block.rows is None else len(block.rows.targets[relation.target_type])
+            source, target = (relation.source_type, relation.source), (relation.target_type, relation.target)
+            for number, columns in (source, target):
+                if (number, columns) not in rows:  # relations share the rows of their types
+                    rows[number, columns] = block.sources_of(columns.of(sources), number)
+            count = block.num_targets_of(relation.target_type)
+            targets = None if source == target else rows[target][:count]
             part = RelationBlock(view, block.edges[relation.relation], count, targets, relation)
-            results[relation.target_type].append(conv(part, rows))
+            results[relation.target_type].append(conv(part, rows[source]))
         return block.join(vertex_type, {number: torch.cat(parts, 1) for number, parts in results.items()})

@@ -134,10 +134,7 @@ class TypedLayer(nn.Module):
             functional.pad(block.sources_of(columns.of(sources), number), (0, widest - columns.width))
             for number, columns in zip(types.numbers, self.columns, strict=True)
         ]
-        counts = {
-            name: num_targets if block.rows is None else len(block.rows.targets[number_of[name]])
-            for name in types.results
-        }
+        counts = {name: block.num_targets_of(number_of[name]) for name in types.results}
         part = BlockByType(
             types,
             dict(zip(types.names, map(len, rows), strict=True)),
