@@ -18,6 +18,8 @@ class TypePositions(NamedTuple):
     """Targets of each type, int64 [n_t]."""
     order: Tensor
     """Position of each target in the concatenation of `targets`, int64 [n]."""
+    in_order: bool
+    """True if all sources are targets, and are sorted by type: then the rows of a type are a range."""
 
     @classmethod
     def of(cls, vertex_type: Tensor, num_targets: int, num_types: int) -> TypePositions:
@@ -30,7 +32,8 @@ class TypePositions(NamedTuple):
         """
         sources = tuple((vertex_type == number).nonzero().view(-1) for number in range(num_types))
         targets = tuple(ids[: int((ids < num_targets).sum())] for ids in sources)
-        return cls(sources, targets, torch.cat(targets).argsort())
+        in_order = num_targets == len(vertex_type) and bool((vertex_type[1:] >= vertex_type[:-1]).all())
+        return cls(sources, targets, torch.cat(targets).argsort(), in_order)
 
 
 class TypedBlock(NamedTuple):
@@ -66,7 +69,12 @@ class TypedBlock(NamedTuple):
             x: Rows of all sources, [s, F].
             number: Number of the type.
         """
-        return x if self.rows is None else x.index_select(0, self.rows.sources[number])
+        if self.rows is None:
+            return x
+        sources = self.rows.sources
+        if self.rows.in_order:
+            return x.narrow(0, sum(map(len, sources[:number])), len(sources[number]))
+        return x.index_select(0, sources[number])
 
     def num_targets_of(self, number: int) -> int:
         """Return the number of targets of a vertex type, which come first among its sources."""
@@ -86,7 +94,8 @@ class TypedBlock(NamedTuple):
             _widened(parts[number], width) if number in parts else like.new_zeros(len(ids), width)
             for number, ids in enumerate(self.rows.targets)
         ]
-        return torch.cat(rows).index_select(0, self.rows.order)
+        joined = torch.cat(rows)
+        return joined if self.rows.in_order else joined.index_select(0, self.rows.order)
 
 
 def select_by_type(vertex_type: Tensor, numbers: tuple[int, ...], *parts: Tensor) -> Tensor:

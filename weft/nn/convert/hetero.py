@@ -143,12 +143,11 @@ class JoinedCalls(GraphStep):
     def begin(self, model: nn.Module, view: View, *rows: Tensor) -> Boundary:
         del view
         vertex_type, *parts = rows
-        joined, columns = side_by_side(vertex_type, self.types, parts)
-        x = torch.cat([vertex_type, joined], 1)
+        x, columns = after_types(vertex_type, self.types, parts)
         layer = RelationConvs(
             [cast(RelationConv, model.get_submodule(call.path)) for call, _, _ in self.calls],
             [
-                RelationInput(call.relation, *call.ends, columns[source].after(1), columns[target].after(1))
+                RelationInput(call.relation, *call.ends, columns[source], columns[target])
                 for call, source, target in self.calls
             ],
             self.num_types,
@@ -172,10 +171,9 @@ class CallByType(GraphStep):
     def begin(self, model: nn.Module, view: View, *rows: Tensor) -> Boundary:
         del view
         vertex_type, *parts = rows
-        joined, columns = side_by_side(vertex_type, self.types.numbers, parts)
-        x = torch.cat([vertex_type, joined], 1)
+        x, columns = after_types(vertex_type, self.types.numbers, parts)
         conv = cast(TypedConv, model.get_submodule(self.path))
-        layer = TypedLayer(conv, self.types, [each.after(1) for each in columns], self.num_types)
+        layer = TypedLayer(conv, self.types, columns, self.num_types)
         return Boundary(request=Request(WholeLayer(layer), {"x": x, "own": x}))
 
 
@@ -242,6 +240,25 @@ class JoinedRelationLayer(nn.Module):
         none = x.new_zeros(x.shape[1], self.out_width)
         weight = torch.stack([sum(parts[r], start=none) for r in range(self.step.num_relations)])
         return view.relate(x, weight[:, None], reduce=self.step.reduce)
+
+
+def after_types(vertex_type: Tensor, numbers: tuple[int, ...], parts: Sequence[Tensor]) -> tuple[Tensor, list[Columns]]:
+    """Return rows [n, .] with the vertex's type in the first column, then all parts, and the columns of each part.
+
+    Args:
+        vertex_type: Number of each vertex's type, [n, 1].
+        numbers: Number of the type of each part.
+        parts: Rows of all vertices, [n, .].
+    """
+    rows = vertex_type._base
+    if (
+        rows is not None
+        and rows.dim() == 2
+        and all(part._base is rows and part.storage_offset() == 1 for part in parts)
+    ):
+        return rows, [Columns(1, part.shape[1]) for part in parts]  # those of `RowsByType` are as needed, not copied
+    joined, columns = side_by_side(vertex_type, numbers, parts)
+    return torch.cat([vertex_type, joined], 1), [each._replace(first=each.first + 1) for each in columns]
 
 
 def side_by_side(

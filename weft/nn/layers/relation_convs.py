@@ -26,10 +26,6 @@ class Columns(NamedTuple):
         """Return these columns of x [n, .]."""
         return x.narrow(1, *self)
 
-    def after(self, number: int) -> Columns:
-        """Return the range with some more columns before it."""
-        return self._replace(first=self.first + number)
-
 
 class RelationInput(NamedTuple):
     """Relation of a convolution, and its columns in the rows of a block."""

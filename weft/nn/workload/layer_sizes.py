@@ -62,6 +62,8 @@ class TypedBlockSize(NamedTuple):
     """Number of edges of each relation."""
     loops: tuple[int, ...]
     """Number of self-loops among the edges of each relation."""
+    in_order: bool = False
+    """True if all sources are targets, and are sorted by type."""
 
     @classmethod
     def of(cls, graph: Graph, sources: Tensor, targets: Tensor, edges: Tensor, relation: Tensor) -> TypedBlockSize:
@@ -75,10 +77,18 @@ class TypedBlockSize(NamedTuple):
             relation: Relation of each edge, integer [E].
         """
         types, num_types, num_relations = type_numbers(graph), len(graph.features) + 1, len(graph.relations)
-        by_type = (torch.bincount(types[vertices], minlength=num_types) for vertices in (sources, targets))
-        loops = relation[edges[0] == edges[1]]
-        by_relation = (torch.bincount(numbers, minlength=num_relations) for numbers in (relation, loops))
-        return cls(*(tuple(counts.tolist()) for counts in (*by_type, *by_relation)))
+
+        def count(numbers: Tensor, most: int) -> tuple[int, ...]:
+            return tuple(torch.bincount(numbers, minlength=most).tolist())
+
+        of_sources = types[sources]
+        return cls(
+            sources=count(of_sources, num_types),
+            targets=count(types[targets], num_types),
+            edges=count(relation, num_relations),
+            loops=count(relation[edges[0] == edges[1]], num_relations),
+            in_order=len(sources) == len(targets) and bool((of_sources[1:] >= of_sources[:-1]).all()),
+        )
 
     def of_relation(self, relation: int, source: int, target: int) -> BlockSize:
         """Return the size of the edges of a relation, with the sources and targets of its types.
@@ -98,7 +108,12 @@ class TypedBlockSize(NamedTuple):
             targets: Number of targets.
         """
         count = len(self.sources)
-        return self._replace(sources=(sources,) * count, targets=(targets,) * count)
+        return self._replace(sources=(sources,) * count, targets=(targets,) * count, in_order=False)
+
+    def without_rows(self) -> TypedBlockSize:
+        """Return the size of a block of the same types and relations without vertices and edges."""
+        by_type, by_relation = (0,) * len(self.sources), (0,) * len(self.edges)
+        return TypedBlockSize(by_type, by_type, by_relation, by_relation)
 
 
 def type_numbers(graph: Graph) -> Tensor:

@@ -244,7 +244,7 @@ class OutlineView(GraphView):
             for counts in (size.sources, size.targets)
         )
         order = vertex_type.new_empty(num_targets, dtype=torch.int64)
-        return TypedBlock(edges, num_targets, TypePositions(sources, targets, order))
+        return TypedBlock(edges, num_targets, TypePositions(sources, targets, order, size.in_order))
 
     @property
     def edge_features(self) -> Tensor | None:

@@ -14,7 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from weft.nn import SPREAD, BlockSize, DenseFlops, Inputs, LayerSizes, Total, TypedBlockSize, WholeLayer, Workload
+from weft.nn import SPREAD, BlockSize, DenseFlops, Inputs, LayerSizes, Total, WholeLayer, Workload
 from weft.nn.layers.phases import Boundary, BoundaryState, PhasedModel
 from weft.nn.workload.dense_cost import backward_flops, make_counting_model
 from weft.nn.workload.flops import FlopCounter, FlopPosition
@@ -98,7 +98,7 @@ class SegmentFlops:
             rows=(0, 0),
             relation_rows=(0,),
             blocks=(BlockSize(0, 0, 0, 0),),
-            typed_blocks=tuple(TypedBlockSize(*((0,) * len(counts) for counts in block)) for block in typed),
+            typed_blocks=tuple(block.without_rows() for block in typed),
         )
         return repeated(self._layer(op, segment, size), self._layer(op, segment, none), calls)
 
