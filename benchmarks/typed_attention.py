@@ -172,7 +172,7 @@ class Contender:
 def main() -> None:
     options = parse()
     torch.manual_seed(0)
-    graph = stored(options.graph) if options.graph else generate(options.scale, options.features)
+    graph = generate(options.scale, options.features) if options.graph == "generated" else stored(options.graph)
     graph = graph.by_type()
     print(graph, flush=True)
     size = {"vertices": graph.num_vertices, "edges": graph.num_edges}
@@ -199,7 +199,7 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--graph", default="", help="name of a stored heterogeneous graph; none: a generated one")
+    parser.add_argument("--graph", default="generated", help="generated, or the name of a stored heterogeneous graph")
     parser.add_argument("--scale", type=float, default=0.01, help="share of IGBH-small")
     parser.add_argument("--features", type=int, default=128, help="features of a vertex")
     parser.add_argument("--hidden", type=int, default=64, help="columns of hidden rows")
