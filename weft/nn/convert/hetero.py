@@ -251,14 +251,20 @@ def after_types(vertex_type: Tensor, numbers: tuple[int, ...], parts: Sequence[T
         parts: Rows of all vertices, [n, .].
     """
     rows = vertex_type._base
-    if (
-        rows is not None
-        and rows.dim() == 2
-        and all(part._base is rows and part.storage_offset() == 1 for part in parts)
-    ):
+    if rows is not None and _begins_at(vertex_type, rows, 0) and all(_begins_at(part, rows, 1) for part in parts):
         return rows, [Columns(1, part.shape[1]) for part in parts]  # those of `RowsByType` are as needed, not copied
     joined, columns = side_by_side(vertex_type, numbers, parts)
     return torch.cat([vertex_type, joined], 1), [each._replace(first=each.first + 1) for each in columns]
+
+
+def _begins_at(part: Tensor, rows: Tensor, column: int) -> bool:
+    """Return whether a tensor is a view of the columns of rows from one of them on."""
+    return (
+        part._base is rows
+        and len(part) == len(rows)
+        and part.stride() == rows.stride()
+        and part.storage_offset() == rows.storage_offset() + column
+    )
 
 
 def side_by_side(
