@@ -12,7 +12,7 @@ from torch import Tensor
 from weft.data import Adjacency
 from weft.kernels import EdgeFeatures, Scale
 from weft.nn.aggregate.relations import RelationRows
-from weft.nn.aggregate.typed_block import TypedBlock
+from weft.nn.aggregate.typed_block import TypedBlock, split_by_relation
 from weft.utils.dtypes import sum_dtype
 from weft.utils.errors import InputError
 
@@ -167,8 +167,8 @@ class Topology:
             InputError: The edges have no types.
         """
         if self._typed_block is None:
-            types, edge_index = self._types().to(self.adjacency.device), self.edge_index
-            edges = tuple(edge_index[:, types == number] for number in range(self.num_relations))
+            types = self._types().to(self.adjacency.device)
+            edges = split_by_relation(self.edge_index, types, self.num_relations)
             self._typed_block = (
                 TypedBlock.divide(edges, vertex_type.view(-1), num_targets, num_types)
                 if divided

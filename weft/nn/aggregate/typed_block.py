@@ -98,6 +98,17 @@ class TypedBlock(NamedTuple):
         return joined if self.rows.in_order else joined.index_select(0, self.rows.order)
 
 
+def split_by_relation(edge_index: Tensor, edge_type: Tensor, num_relations: int) -> tuple[Tensor, ...]:
+    """Return the source and target of the edges of each relation, int64 [2, .].
+
+    Args:
+        edge_index: Source and target of all edges, int64 [2, E].
+        edge_type: Relation of each edge, integer [E].
+        num_relations: Number of relations.
+    """
+    return tuple(edge_index[:, edge_type == number] for number in range(num_relations))
+
+
 def select_by_type(vertex_type: Tensor, numbers: tuple[int, ...], *parts: Tensor) -> Tensor:
     """Return rows [n, .] that are taken, for each vertex, from the tensor of its type.
 

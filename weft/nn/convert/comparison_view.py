@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from weft.nn.aggregate.aggregate import Aggregate, Rows, WholeLayer
 from weft.nn.aggregate.attention import MaskKey
 from weft.nn.aggregate.topology import Topology
-from weft.nn.aggregate.typed_block import TypedBlock
+from weft.nn.aggregate.typed_block import TypedBlock, split_by_relation
 from weft.nn.convert.traced_model import Converted
 from weft.nn.graph_view import GraphView
 from weft.nn.layers.pyg_conv import PyGConv
@@ -132,7 +132,8 @@ class PartView:
             num_targets: Number of targets.
             num_types: Number of vertex types.
         """
-        edges = tuple(self._edge_index[:, self.edge_type == number] for number in range(self._num_relations))
+        assert self.edge_type is not None
+        edges = split_by_relation(self._edge_index, self.edge_type, self._num_relations)
         return TypedBlock.divide(edges, vertex_type.view(-1), num_targets, num_types)
 
     def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:

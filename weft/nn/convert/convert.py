@@ -160,8 +160,8 @@ def _replacements(model: nn.Module, program: TracedProgram) -> dict[str, nn.Modu
             for call, _, _ in step.operation.calls:
                 replaced[call.path] = RelationConv(model.get_submodule(call.path), call.width)
         elif isinstance(step.operation, CallByType):
-            call_by_type = step.operation
-            replaced[call_by_type.path] = TypedConv(model.get_submodule(call_by_type.path), call_by_type.width)
+            path, width = step.operation.path, step.operation.width
+            replaced[path] = TypedConv(model.get_submodule(path), width)
         elif isinstance(step.operation, GlobalNorm):
             norm = model.get_submodule(step.operation.path)
             assert isinstance(norm, _BatchNorm)

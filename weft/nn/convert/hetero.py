@@ -2,7 +2,8 @@
 
 While such a model is traced, x_dict and edge_index_dict contain proxies. The rows of a vertex type become rows of all
 vertices: rows of the other types are computed too, like those of isolated vertices, but nothing reads them.
-Convolutions over several relations that do not depend on each other become one `ByRelation` aggregate.
+Convolutions over several relations that do not depend on each other run together: means and sums as one `ByRelation`
+aggregate, all others as calls on one block.
 """
 
 from __future__ import annotations

@@ -251,7 +251,7 @@ class Workload:
         if key not in self._block_costs:
             conv, stats = cast(PyGConv, self.model.get_submodule(name)), self.stats
             make_block, small = (
-                (partial(types.small_block), types.small_size)
+                (types.small_block, types.small_size)
                 if types
                 else (
                     partial(
