@@ -171,7 +171,13 @@ RELATIONS = (*FORWARD, *((target, f"rev_{name}", source) for source, name, targe
 class Hetero(nn.Module):
     """HeteroConv model that takes dicts. Vertices of type c may have no features: `features` then lacks this type."""
 
-    def __init__(self, widths: Widths = SMALL, features: dict[str, int] | None = None, aggr: str = "sum") -> None:
+    def __init__(
+        self,
+        widths: Widths = SMALL,
+        features: dict[str, int] | None = None,
+        aggr: str = "sum",
+        norm: type[nn.Module] = nn.LayerNorm,
+    ) -> None:
         super().__init__()
         features = features or dict.fromkeys("abc", widths.features)
         self.maps = nn.ModuleDict({name: nn.Linear(width, widths.hidden) for name, width in features.items()})
@@ -180,7 +186,7 @@ class Hetero(nn.Module):
             relations = [relation for relation in RELATIONS if {relation[0], relation[2]} <= features.keys()]
             convs = {relation: self.conv(number, hidden) for number, relation in enumerate(relations)}
             self.convs.append(pyg.HeteroConv(convs, aggr=aggr))
-        self.norms = nn.ModuleDict({name: nn.LayerNorm(hidden) for name in "abc"})
+        self.norms = nn.ModuleDict({name: norm(hidden) for name in "abc"})
         self.out = nn.Linear(hidden, widths.classes)
 
     def conv(self, number: int, hidden: int) -> nn.Module:
@@ -399,7 +405,7 @@ TYPED: dict[str, Any] = {
 """Models that weft converts to means by relation, for edges of five types."""
 BY_TYPE: dict[str, Any] = {
     "pyg-hetero": Hetero,
-    "pyg-hetero-max": partial(Hetero, aggr="max"),
+    "pyg-hetero-max": partial(Hetero, aggr="max", norm=nn.BatchNorm1d),
     "pyg-hetero-attention": HeteroAttention,
     "pyg-hetero-hgt": HGT,
     "pyg-hetero-some": partial(Hetero, features={"a": 4, "b": 3}, aggr="mean"),

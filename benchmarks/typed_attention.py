@@ -154,7 +154,7 @@ class Contender:
     def numbers(self) -> list[Tensor]:
         """Return the result and the gradients of a step."""
         y = self.step()
-        return [y, *(each.grad for each in self.model.parameters() if each.grad is not None and each.grad.any())]
+        return [y, *(torch.zeros_like(each) if each.grad is None else each.grad for each in self.model.parameters())]
 
     def seconds(self) -> float:
         """Return the time of a step."""

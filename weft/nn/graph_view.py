@@ -16,7 +16,7 @@ from weft.nn.aggregate.aggregate import Aggregate, Rows, Total, WholeLayer
 from weft.nn.aggregate.attention import MaskKey
 from weft.nn.aggregate.relations import OwnRelationRows
 from weft.nn.aggregate.topology import Topology
-from weft.nn.aggregate.typed_block import TypedBlock
+from weft.nn.aggregate.typed_block import TypedBlock, TypeOrder
 from weft.nn.layers.linear_transform import linear, sum_rows
 from weft.nn.view import TypedRows, View
 from weft.runtime.meter import Meter
@@ -198,16 +198,19 @@ class GraphView(View):
     def typed_block(self, vertex_type: Tensor, num_targets: int, num_types: int) -> TypedBlock:
         return self.topology.typed_block(vertex_type, num_targets, num_types)
 
+    def type_order(self, vertex_type: Tensor, num_types: int) -> TypeOrder:
+        return self.topology.type_order(vertex_type, num_types)
+
     def total(self, x: Tensor) -> Tensor:
         return sum_rows(x)
 
-    def dropout(self, x: Tensor, p: float, *, relu: bool = False) -> Tensor:
+    def dropout(self, x: Tensor, p: float, *, relu: bool = False, rows: slice | Tensor = slice(None)) -> Tensor:
         if relu and (p == 0 or not self.inputs.optimisations.fuse):
             x, relu = torch.relu(x), False
         if p == 0:
             return x
         key = self._next_key()
-        dropped = self._drop(x, key, p, relu)
+        dropped = self._drop(x, key, p, relu, rows)
         if self.origin(x) == "inputs":
             self._dropped, self._mask = dropped, (key, p)
         return dropped
@@ -258,8 +261,8 @@ class GraphView(View):
         self._calls += 1
         return make_key(self._key, self._calls)
 
-    def _drop(self, x: Tensor, key: RandomKey, p: float, relu: bool) -> Tensor:
-        return keyed_dropout(x, self.row_ids[: len(x)], key=key, p=p, relu=relu)
+    def _drop(self, x: Tensor, key: RandomKey, p: float, relu: bool, rows: slice | Tensor) -> Tensor:
+        return keyed_dropout(x, self.row_ids[rows][: len(x)], key=key, p=p, relu=relu)
 
     def constant(self, x: Tensor, features: Tensor, ids: Tensor, first_column: int = 0) -> Tensor:
         """Return other rows or columns of the constant features, under the dropout that x went through.

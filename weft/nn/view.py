@@ -11,7 +11,7 @@ from weft.nn.aggregate.aggregate import Aggregate, Rows
 from weft.nn.aggregate.attention import Attend, AttendEdges, MaskKey
 from weft.nn.aggregate.reduce import ByRelation, Max, Sum
 from weft.nn.aggregate.relations import OwnRelationRows
-from weft.nn.aggregate.typed_block import TypedBlock
+from weft.nn.aggregate.typed_block import TypedBlock, TypeOrder
 from weft.utils.errors import InputError, check_word
 
 
@@ -184,6 +184,15 @@ class View(Protocol):
         """
         ...
 
+    def type_order(self, vertex_type: Tensor, num_types: int) -> TypeOrder:
+        """Return the order by vertex type of this rank's rows, before or after an aggregate.
+
+        Args:
+            vertex_type: Number of each row's vertex type, [n, 1].
+            num_types: Number of vertex types.
+        """
+        ...
+
     def total(self, x: Tensor) -> Tensor:
         """Return the sum [F] of the rows of all vertices, on all ranks."""
         ...
@@ -193,7 +202,7 @@ class View(Protocol):
         """Number of vertices of the graph, whose rows `total` sums."""
         ...
 
-    def dropout(self, x: Tensor, p: float, *, relu: bool = False) -> Tensor:
+    def dropout(self, x: Tensor, p: float, *, relu: bool = False, rows: slice | Tensor = slice(None)) -> Tensor:
         """Return x after dropout with a keyed mask, which is the same on any number of ranks.
 
         The mask depends on (seed, epoch, stage, call, vertex, column) alone.
@@ -202,6 +211,7 @@ class View(Protocol):
             x: Rows [n, F].
             p: Probability that a number becomes zero; 0 in evaluation.
             relu: True to apply ReLU to x first.
+            rows: Positions of x among this rank's rows, a range or int64 [n].
         """
         ...
 

@@ -109,9 +109,8 @@ def check_placing(config: Config, work: Workload, *, launched: bool, own_model: 
                 raise InputError(f"{operation.layer}: {NO_TRITON}")
     rows_device(config)
     if own_model:
-        by_type = isinstance(model, Converted) and bool(model.output_types)
         # Under --order, a row of all vertices has another position than in the model that the user wrote.
-        all_rows = plan.traits == ONE_DEVICE and not by_type and config.order == "none"
+        all_rows = plan.traits == ONE_DEVICE and config.order == "none"
         check_row_independence(work, all_rows=all_rows, alternative="--strategy single")
     if launched:
         if len(list(model.parameters())) < len(list(model.named_parameters(remove_duplicate=False))):

@@ -12,7 +12,7 @@ from torch import Tensor
 from weft.data import Adjacency
 from weft.kernels import EdgeFeatures, Scale
 from weft.nn.aggregate.relations import RelationRows
-from weft.nn.aggregate.typed_block import TypedBlock, split_by_relation
+from weft.nn.aggregate.typed_block import RelationEdges, TypedBlock, TypeOrder, split_by_relation
 from weft.utils.dtypes import sum_dtype
 from weft.utils.errors import InputError
 
@@ -50,6 +50,7 @@ class Topology:
         self._edge_type, self.num_relations = edge_type, num_relations
         self._scales: dict[object, Scale] = {}
         self._typed_block: TypedBlock | None = None
+        self._type_orders: dict[int, TypeOrder] = {}
         self.target_parts: tuple[Sequence[int], int] = (), 0
         """Bounds of the parts of the targets by which relation rows are sorted, and the number of the local part.
         Without bounds, all targets are local."""
@@ -170,11 +171,23 @@ class Topology:
             types = self._types().to(self.adjacency.device)
             edges = split_by_relation(self.edge_index, types, self.num_relations)
             self._typed_block = (
-                TypedBlock.divide(edges, vertex_type.view(-1), num_targets, num_types)
+                TypedBlock.divide(edges, vertex_type, num_targets, num_types)
                 if divided
-                else TypedBlock(edges, num_targets)
+                else TypedBlock(tuple(map(RelationEdges, edges)), num_targets)
             )
         return self._typed_block
+
+    def type_order(self, vertex_type: Tensor, num_types: int) -> TypeOrder:
+        """Return the order by type of the sources, or of the targets, computed once.
+
+        Args:
+            vertex_type: Number of each row's vertex type, [n, 1]. Targets are the first sources, so that their number
+                tells them apart.
+            num_types: Number of vertex types.
+        """
+        if len(vertex_type) not in self._type_orders:
+            self._type_orders[len(vertex_type)] = TypeOrder.of(vertex_type, num_types)
+        return self._type_orders[len(vertex_type)]
 
     def _types(self) -> Tensor:
         if self.edge_type is None:

@@ -17,8 +17,8 @@ source_location  the line of the user's code that an error names
 from weft.nn.convert.convert import convert as convert
 from weft.nn.convert.convert import is_pyg as is_pyg
 from weft.nn.convert.convert import unwrapped as unwrapped
-from weft.nn.convert.hetero import RowsByType as RowsByType
 from weft.nn.convert.hetero import takes_types as takes_types
 from weft.nn.convert.traced_model import Converted as Converted
 from weft.nn.convert.tracing import parameters_of as parameters_of
+from weft.nn.convert.typed_steps import RowsByType as RowsByType
 from weft.nn.convert.unconverted import Unconverted as Unconverted

@@ -82,7 +82,8 @@ class ComparisonView(GraphView):
         super().__init__(topology, **options)
         self._dropped_calls = calls
 
-    def dropout(self, x: Tensor, p: float, *, relu: bool = False) -> Tensor:
+    def dropout(self, x: Tensor, p: float, *, relu: bool = False, rows: slice | Tensor = slice(None)) -> Tensor:
+        del rows
         if p:
             self._dropped_calls.append(Dropped("dropout", p, x.numel()))
         return torch.relu(x) if relu else x
@@ -134,7 +135,7 @@ class PartView:
         """
         assert self.edge_type is not None
         edges = split_by_relation(self._edge_index, self.edge_type, self._num_relations)
-        return TypedBlock.divide(edges, vertex_type.view(-1), num_targets, num_types)
+        return TypedBlock.divide(edges, vertex_type, num_targets, num_types)
 
     def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
         """Return the rows of the sources, of which x are the first, the edges, and the number of rows of x."""

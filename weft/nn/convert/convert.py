@@ -13,13 +13,14 @@ from torch.nn.parameter import UninitializedParameter
 
 from weft.data import GraphShape
 from weft.nn.convert.comparison import check_same_results
-from weft.nn.convert.hetero import INPUT, CallByType, GraphTypes, JoinedCalls, RowsByType, takes_types
+from weft.nn.convert.hetero import GraphTypes, takes_types
 from weft.nn.convert.native_layers import GlobalNorm, WithView
 from weft.nn.convert.random_graph import RandomGraph, RandomTypedGraph
 from weft.nn.convert.source_location import first_line, line_of_code
 from weft.nn.convert.traced_model import Converted
 from weft.nn.convert.traced_steps import GraphStep, TracedProgram
 from weft.nn.convert.tracing import EDGES, parameters_of, trace
+from weft.nn.convert.typed_steps import INPUT, CallByType, JoinedCalls, NormByType, RowsByType
 from weft.nn.layers.norm import BatchNorm
 from weft.nn.layers.relation_convs import RelationConv
 from weft.nn.layers.typed_conv import TypedConv
@@ -162,7 +163,7 @@ def _replacements(model: nn.Module, program: TracedProgram) -> dict[str, nn.Modu
         elif isinstance(step.operation, CallByType):
             path, width = step.operation.path, step.operation.width
             replaced[path] = TypedConv(model.get_submodule(path), width)
-        elif isinstance(step.operation, GlobalNorm):
+        elif isinstance(step.operation, GlobalNorm | NormByType):
             norm = model.get_submodule(step.operation.path)
             assert isinstance(norm, _BatchNorm)
             replaced[step.operation.path] = BatchNorm.of(norm)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import operator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx, nn
 from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
 
-from weft.nn.convert.hetero import GraphTypes, edges_of, join_relations
+from weft.nn.convert.hetero import TYPE, VERTEX_TYPE, GraphTypes, edges_of, join_relations
 from weft.nn.convert.traced_steps import (
     Dropout,
+    GraphStep,
     Method,
     Module,
     Parameter,
@@ -21,6 +22,7 @@ from weft.nn.convert.traced_steps import (
     TracedProgram,
     TracedStep,
     TracedValue,
+    ValueTypes,
     values_in,
 )
 from weft.utils.errors import InputError
@@ -55,13 +57,20 @@ def make_program(graph: fx.Graph, root: nn.Module, *, training: bool, types: Gra
     for node in graph.nodes:
         _check_supported(node)
     _remove_in_place(graph, root)
-    graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
+    _add_without_stacking(graph)
+    graph.eliminate_dead_code(_is_needed)
     return _program(graph, root, training, types)
 
 
 def run_step(*_: Any) -> Any:
     """Stand in for a `GraphStep` among torch.fx nodes; never called."""
     raise NotImplementedError
+
+
+def _is_needed(node: fx.Node) -> bool:
+    """Return whether a node is needed even if nothing reads its result."""
+    has_effect = node.target is run_step and cast(GraphStep, node.args[0]).has_effect
+    return node.op in ("placeholder", "output") or has_effect
 
 
 def _check_supported(node: fx.Node) -> None:
@@ -97,6 +106,22 @@ def _remove_in_place(graph: fx.Graph, root: nn.Module) -> None:
             node.args[0].replace_all_uses_with(node, is_later)
 
 
+def _add_without_stacking(graph: fx.Graph) -> None:
+    """Replace the sum of stacked rows by additions, which need no copy of all of them. HeteroConv stacks and sums."""
+    for node in graph.nodes:
+        stacked = node.args[0] if node.target is torch.sum and node.args else None
+        if not isinstance(stacked, fx.Node) or stacked.target is not torch.stack:
+            continue
+        if node.args[1:] or node.kwargs != {"dim": 0} or stacked.args[1:] or stacked.kwargs not in ({}, {"dim": 0}):
+            continue
+        first, *others = cast(list[fx.Node], stacked.args[0])
+        for other in others:
+            with graph.inserting_before(node):
+                first = graph.call_function(operator.add, (first, other))
+                first.meta = dict(node.meta)
+        node.replace_all_uses_with(first)
+
+
 def _is_after(order: dict[fx.Node, int], node: fx.Node, user: fx.Node) -> bool:
     return order[user] > order[node]
 
@@ -111,7 +136,8 @@ def _program(graph: fx.Graph, root: nn.Module, training: bool, types: GraphTypes
     references: dict[fx.Node, Any] = {}
     edges: set[fx.Node] = set()
     steps: list[TracedStep] = []
-    result = ""
+    result = vertex_type = ""
+    of_value: dict[str, int] = {}
     for node in graph.nodes:
         line = node.meta.get("line", "")
         if node.op == "placeholder":
@@ -144,6 +170,12 @@ def _program(graph: fx.Graph, root: nn.Module, training: bool, types: GraphTypes
         if step is None:  # the call returns its argument
             references[node] = args[0]
             continue
+        if types is not None and TYPE in node.meta:
+            of_value[node.name] = types.names.index(node.meta[TYPE])
+            if isinstance(step[0], Dropout):
+                step = Dropout(step[0].p, of_value[node.name]), (*step[1], TracedValue(vertex_type)), {}
+        if node.meta.get(VERTEX_TYPE):
+            vertex_type = node.name
         kind: StepKind = "rows" if any(kinds[name] == "rows" for name in values_in(args, kwargs)) else "shared"
         if _is_width(node):
             kind = "shared"
@@ -153,8 +185,10 @@ def _program(graph: fx.Graph, root: nn.Module, training: bool, types: GraphTypes
             TracedStep(name=node.name, operation=step[0], args=step[1], kwargs=step[2], line=line, constant=constant)
         )
     layers = [references[node].name for node in graph.nodes if node.meta.get(LAYER)]
-    steps = join_relations(steps, kinds, types) if types else steps
-    return TracedProgram.of(steps, result, kinds, tuple(layers))
+    if types is None:
+        return TracedProgram.of(steps, result, kinds, tuple(layers))
+    value_types = ValueTypes(vertex_type=vertex_type, num_types=types.num_types, of_value=of_value)
+    return TracedProgram.of(join_relations(steps, kinds, types), result, kinds, tuple(layers), value_types)
 
 
 def _step(

@@ -1,7 +1,7 @@
 """Conversion of models on heterogeneous graphs, whose forward takes the dicts of PyG's HeteroData.
 
-While such a model is traced, x_dict and edge_index_dict contain proxies. The rows of a vertex type become rows of all
-vertices: rows of the other types are computed too, like those of isolated vertices, but nothing reads them.
+While such a model is traced, x_dict and edge_index_dict contain proxies. Between convolutions, a rank has the rows of
+each vertex type on their own, as in PyG. A convolution gets rows of all vertices, in which the types share columns.
 Convolutions over several relations that do not depend on each other run together: means and sums as one `ByRelation`
 aggregate, all others as calls on one block.
 """
@@ -9,30 +9,30 @@ aggregate, all others as calls on one block.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from collections.abc import Callable
+from dataclasses import replace
+from operator import getitem
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch.nn import functional
 
 from weft.data import GraphShape, TypedShape
-from weft.nn.aggregate.aggregate import Request, WholeLayer
-from weft.nn.aggregate.typed_block import select_by_type
-from weft.nn.convert.traced_steps import GraphStep, StepKind, TracedStep, TracedValue, values_in
-from weft.nn.layers.phases import Boundary
+from weft.nn.aggregate.typed_block import Columns, Place
+from weft.nn.convert.traced_steps import StepKind, TracedStep, TracedValue, values_in
+from weft.nn.convert.typed_steps import (
+    JoinedCall,
+    JoinedCalls,
+    JoinedRelations,
+    Reduce,
+    RelationAggregate,
+    RelationCall,
+    RelationSlot,
+    SplitByType,
+)
 from weft.nn.layers.pyg_conv import check_parts, checked_width, out_width_of, takes_pair
-from weft.nn.layers.relation_convs import Columns, RelationConv, RelationConvs, RelationInput
-from weft.nn.layers.typed_conv import CalledTypes, TypedConv, TypedLayer
-from weft.nn.layers.typed_input import TypedInput
-from weft.nn.view import View
 from weft.utils.errors import InputError
-
-INPUT = "rows_by_type"
-"""Name of the `RowsByType` module in a converted model."""
-Reduce = Literal["sum", "mean"]
-"""Reduction over the in-neighbours by a relation."""
 
 
 def takes_types(model: nn.Module) -> bool:
@@ -41,281 +41,6 @@ def takes_types(model: nn.Module) -> bool:
         return any(getattr(node.target, "__name__", "") == "get_dict" for node in model.graph.nodes)
     code = getattr(type(model).forward, "__code__", None)
     return code is not None and "edge_index_dict" in (*code.co_varnames, *code.co_names)
-
-
-class RowsByType(TypedInput):
-    """Input layer that returns rows [n, 1 + F]: the number of a vertex's type, and its features, padded to F columns.
-
-    Args:
-        typed: Types of the graph.
-    """
-
-    def __init__(self, typed: TypedShape) -> None:
-        nn.Module.__init__(self)
-        self.typed, self.out_width = typed, 1 + max(width for _, width in typed.featured)
-
-    def forward(self, view: View) -> Tensor:
-        typed = view.typed_rows
-        none = typed.features[0][:0]
-        by_type = [*typed.features, none.new_empty(typed.num_embedded, 0)]
-        rows = torch.cat([self._padded(number, x) for number, x in enumerate(by_type)])
-        return rows if typed.order is None else rows.index_select(0, typed.order)
-
-    def _padded(self, number: int, x: Tensor) -> Tensor:
-        """Return the rows of one type, padded with distinct positive numbers.
-
-        Constant padding would give a row norm or a quotient zeros to divide by, and NaN gradients.
-        """
-        missing = self.out_width - 1 - x.shape[1]
-        fill = torch.arange(1, missing + 1, dtype=x.dtype, device=x.device) / max(missing, 1)
-        return torch.cat([x.new_full((len(x), 1), number), x, fill.expand(len(x), -1)], 1)
-
-
-@dataclass(frozen=True)
-class FirstRows(GraphStep):
-    """Graph step that returns the rows of a model's `RowsByType`."""
-
-    over_edges = False
-
-    def begin(self, model: nn.Module, view: View, *rows: Tensor) -> Tensor:
-        del rows
-        module = model.get_submodule(INPUT)
-        rows_by_type: Tensor = module(view)
-        return rows_by_type
-
-
-@dataclass(frozen=True, kw_only=True)
-class RelationAggregate(GraphStep):
-    """Aggregate and linear transform of one relation, before `join_relations` joins it with others."""
-
-    relation: int
-    """Number of the relation."""
-    target: str
-    """Vertex type of the relation's targets."""
-    source: int
-    """Number of the vertex type of the relation's sources."""
-    reduce: Reduce
-    """Reduction over the in-neighbours."""
-    weight: str
-    """Path of the linear layer in the model."""
-    widths: tuple[int, int]
-    """Number of input and output columns of the linear layer."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RelationCall(GraphStep):
-    """Call of a convolution over one relation, before `join_relations` joins it with others."""
-
-    relation: int
-    """Number of the relation."""
-    ends: tuple[int, int]
-    """Numbers of the vertex types of the relation's sources and targets."""
-    path: str
-    """Path of the convolution in the model."""
-    width: int
-    """Number of columns of its result."""
-
-
-class JoinedCall(NamedTuple):
-    """A convolution of a `JoinedCalls`."""
-
-    call: RelationCall
-    """The call."""
-    source: int
-    """Position of the rows of its sources among the arguments of the step."""
-    target: int
-    """Position of the rows of its targets."""
-
-
-@dataclass(frozen=True)
-class JoinedCalls(GraphStep):
-    """Graph step that calls convolutions over several relations on one block.
-
-    Their results are side by side; types of targets share columns.
-    """
-
-    calls: tuple[JoinedCall, ...]
-    """The convolutions."""
-    types: tuple[int, ...]
-    """Number of the vertex type of each argument."""
-    num_types: int
-    """Number of vertex types, one for all vertices without features."""
-
-    def begin(self, model: nn.Module, view: View, *rows: Tensor) -> Boundary:
-        del view
-        vertex_type, *parts = rows
-        x, columns = after_types(vertex_type, self.types, parts)
-        layer = RelationConvs(
-            [cast(RelationConv, model.get_submodule(call.path)) for call, _, _ in self.calls],
-            [
-                RelationInput(call.relation, *call.ends, columns[source], columns[target])
-                for call, source, target in self.calls
-            ],
-            self.num_types,
-        )
-        return Boundary(request=Request(WholeLayer(layer), {"x": x, "own": x}))
-
-
-@dataclass(frozen=True)
-class CallByType(GraphStep):
-    """Graph step that calls a convolution which takes the rows of all types; its results share columns."""
-
-    path: str
-    """Path of the convolution in the model."""
-    width: int
-    """Number of columns of its result."""
-    types: CalledTypes
-    """Types and relations of the call."""
-    num_types: int
-    """Number of vertex types, one for all vertices without features."""
-
-    def begin(self, model: nn.Module, view: View, *rows: Tensor) -> Boundary:
-        del view
-        vertex_type, *parts = rows
-        x, columns = after_types(vertex_type, self.types.numbers, parts)
-        conv = cast(TypedConv, model.get_submodule(self.path))
-        layer = TypedLayer(conv, self.types, columns, self.num_types)
-        return Boundary(request=Request(WholeLayer(layer), {"x": x, "own": x}))
-
-
-class RelationSlot(NamedTuple):
-    """Columns of one relation in the input and output of a `JoinedRelations`."""
-
-    relation: int
-    """Number of the relation."""
-    weight: str
-    """Path of the linear layer, whose weight is [o, i]."""
-    first_input: int
-    """First of the relation's i consecutive input columns."""
-    first_output: int
-    """First of the relation's o consecutive output columns."""
-
-
-@dataclass(frozen=True)
-class JoinedRelations(GraphStep):
-    """Graph step that aggregates and transforms several relations at once; their results are concatenated."""
-
-    reduce: Reduce
-    """Reduction over the in-neighbours."""
-    slots: tuple[RelationSlot, ...]
-    """Columns of each relation."""
-    sources: tuple[int, ...]
-    """Number of the vertex type of each argument."""
-    num_relations: int
-    """Number of relations of the graph."""
-
-    def begin(self, model: nn.Module, view: View, *rows: Tensor) -> Boundary:
-        del view
-        vertex_type, *parts = rows
-        x, _ = side_by_side(vertex_type, self.sources, parts)
-        layer = JoinedRelationLayer(self, [model.get_submodule(slot.weight) for slot in self.slots])
-        return Boundary(request=Request(WholeLayer(layer), {"x": x, "own": x}))
-
-
-class JoinedRelationLayer(nn.Module):
-    """Layer of a `JoinedRelations`, which uses the weights of other modules without owning them.
-
-    Args:
-        step: The graph step.
-        linears: Linear layer of each slot.
-    """
-
-    def __init__(self, step: JoinedRelations, linears: Sequence[Any]) -> None:
-        super().__init__()
-        self.step = step
-        self.__dict__["linears"] = linears
-        self.out_width = max(
-            slot.first_output + len(linear.weight) for slot, linear in zip(step.slots, linears, strict=True)
-        )
-
-    def forward(self, view: View, x: Tensor) -> Tensor:
-        parts = defaultdict[int, list[Tensor]](list)
-        linears: Sequence[Any] = self.__dict__["linears"]
-        for slot, linear in zip(self.step.slots, linears, strict=True):
-            height, width = linear.weight.shape[1], linear.weight.shape[0]
-            after = (x.shape[1] - slot.first_input - height, self.out_width - slot.first_output - width)
-            parts[slot.relation].append(
-                functional.pad(linear.weight.t(), (slot.first_output, after[1], slot.first_input, after[0]))
-            )
-        # A matrix for each relation, with the weights of its slots at their input rows and output columns, else zeros.
-        none = x.new_zeros(x.shape[1], self.out_width)
-        weight = torch.stack([sum(parts[r], start=none) for r in range(self.step.num_relations)])
-        return view.relate(x, weight[:, None], reduce=self.step.reduce)
-
-
-def after_types(vertex_type: Tensor, numbers: tuple[int, ...], parts: Sequence[Tensor]) -> tuple[Tensor, list[Columns]]:
-    """Return rows [n, .] with the vertex's type in the first column, then all parts, and the columns of each part.
-
-    Args:
-        vertex_type: Number of each vertex's type, [n, 1].
-        numbers: Number of the type of each part.
-        parts: Rows of all vertices, [n, .].
-    """
-    rows = vertex_type._base
-    if rows is not None and _begins_at(vertex_type, rows, 0) and all(_begins_at(part, rows, 1) for part in parts):
-        return rows, [Columns(1, part.shape[1]) for part in parts]  # those of `RowsByType` are as needed, not copied
-    joined, columns = side_by_side(vertex_type, numbers, parts)
-    return torch.cat([vertex_type, joined], 1), [each._replace(first=each.first + 1) for each in columns]
-
-
-def _begins_at(part: Tensor, rows: Tensor, column: int) -> bool:
-    """Return whether a tensor is a view of the columns of rows from one of them on."""
-    return (
-        part._base is rows
-        and len(part) == len(rows)
-        and part.stride() == rows.stride()
-        and part.storage_offset() == rows.storage_offset() + column
-    )
-
-
-def side_by_side(
-    vertex_type: Tensor, numbers: tuple[int, ...], parts: Sequence[Tensor]
-) -> tuple[Tensor, list[Columns]]:
-    """Return rows [n, .] with all parts of a type side by side, and the columns of each part.
-
-    Types share columns, since a vertex has one type.
-
-    Args:
-        vertex_type: Number of each vertex's type, [n, 1].
-        numbers: Number of the type of each part.
-        parts: Rows of all vertices, [n, .].
-    """
-    by_type, columns = defaultdict[int, list[Tensor]](list), list[Columns]()
-    for number, part in zip(numbers, parts, strict=True):
-        columns.append(Columns(sum(before.shape[1] for before in by_type[number]), part.shape[1]))
-        by_type[number].append(part)
-    joined = (torch.cat(type_parts, 1) for type_parts in by_type.values())
-    return select_by_type(vertex_type, tuple(by_type), *joined), columns
-
-
-def select_logits_by_type(vertex_type: Tensor, numbers: tuple[int, ...], *parts: Tensor) -> Tensor:
-    """Return the result of `select_by_type` for logits, which must have the same width for all types.
-
-    Args:
-        vertex_type: Number of each vertex's type, [n, 1].
-        numbers: Number of the type of each part.
-        *parts: Rows of all vertices, [n, .].
-
-    Raises:
-        InputError: The widths differ.
-    """
-    widths = [part.shape[1] for part in parts]
-    if len({*widths}) > 1:
-        raise InputError(
-            f"the model returns rows with {widths} columns by vertex type: return those of the labelled type only"
-        )
-    return select_by_type(vertex_type, numbers, *parts)
-
-
-def columns_of(rows: Tensor, first: int, width: int) -> Tensor:
-    """Return some columns of rows.
-
-    Args:
-        rows: [n, F].
-        first: First column.
-        width: Number of columns.
-    """
-    return rows[:, first : first + width]
 
 
 def edges_of(*_: Any) -> Any:
@@ -352,13 +77,19 @@ class GraphTypes(NamedTuple):
         return cls(shape.featured_types, shape.relations, shape.typed)
 
     @property
+    def num_types(self) -> int:
+        """Number of vertex types, one for all vertices without features."""
+        return len(self.names) + 1
+
+    @property
     def widths(self) -> dict[str, int]:
         """Number of features of each vertex type, by name."""
         return {name: width for name, (_, width) in zip(self.names, self.typed.featured, strict=True)}
 
 
-TYPE, RELATION = "type", "relation"
-"""Keys in the metadata of a node: the vertex type of its rows, and the relation of its edges."""
+TYPE, RELATION, VERTEX_TYPE = "type", "relation", "vertex_type"
+"""Keys in the metadata of a node: the vertex type of its rows; the relation of its edges; True for the node with the
+number of each vertex's type."""
 
 
 def type_of(value: Any) -> str | None:
@@ -486,56 +217,89 @@ def join_relations(steps: list[TracedStep], kinds: dict[str, StepKind], types: G
                 if isinstance(step.operation, RelationAggregate) and step.operation.reduce == reduce
             ]
             if same_reduce:
-                joined += _join(same_reduce, reduce, f"relations_{number}_{reduce}", kinds, len(types.relations))
+                joined += _join(same_reduce, reduce, f"relations_{number}_{reduce}", kinds, types)
         calls = [step for step in by_depth[number] if isinstance(step.operation, RelationCall)]
         if calls:
-            joined += _join_calls(calls, f"calls_{number}", kinds, len(types.names) + 1)
+            joined += _join_calls(calls, f"calls_{number}", kinds, types.num_types)
     return joined
 
 
 def _join_calls(steps: list[TracedStep], name: str, kinds: dict[str, StepKind], num_types: int) -> list[TracedStep]:
     """Return steps that call several convolutions on one block, instead of one step per convolution."""
-    types, calls, parts = dict[str, int](), list[JoinedCall](), list[TracedStep]()
-    output_widths = defaultdict[int, int](int)
+    types, calls, places = dict[str, int](), list[JoinedCall](), Places()
     for step in steps:
         call, (source, target, vertex_type) = step.operation, step.args
         assert isinstance(call, RelationCall)
         types |= dict(zip((source.name, target.name), call.ends, strict=True))
         position = [*types].index
         calls.append(JoinedCall(call, position(source.name), position(target.name)))
-        begin = output_widths[call.ends[1]]
-        output_widths[call.ends[1]] += call.width
-        parts.append(replace(step, operation=columns_of, args=(TracedValue(name), begin, call.width)))
-    kinds[name] = "rows"
+        places.add(call.ends[1], call.width)
     args = (vertex_type, *(TracedValue(value) for value in types))
     operation = JoinedCalls(tuple(calls), tuple(types.values()), num_types)
-    return [TracedStep(name=name, operation=operation, args=args, kwargs={}, line=steps[0].line), *parts]
+    joined = TracedStep(name=name, operation=operation, args=args, kwargs={}, line=steps[0].line)
+    return [joined, *_split_after(joined, steps, places, num_types, kinds)]
+
+
+class Places(list[Place]):
+    """Places in a tensor, with those of a vertex type side by side."""
+
+    def add(self, of_type: int, width: int) -> Place:
+        """Add a place after those of its type, and return it.
+
+        Args:
+            of_type: Number of the vertex type.
+            width: Number of columns.
+        """
+        before = sum(place.columns.width for place in self if place.of_type == of_type)
+        self.append(Place(of_type, Columns(before, width)))
+        return self[-1]
+
+
+def _split_after(
+    joined: TracedStep, steps: list[TracedStep], places: Places, num_types: int, kinds: dict[str, StepKind]
+) -> list[TracedStep]:
+    """Return steps that split the result of a joined step into those of the steps that it replaces.
+
+    Args:
+        joined: The joined step, whose first argument is the number of each vertex's type.
+        steps: The steps that it replaces.
+        places: Places of their results.
+        num_types: Number of vertex types.
+        kinds: Kind of each value, by name; new values are added.
+    """
+    name = f"{joined.name}_by_type"
+    kinds[joined.name] = kinds[name] = "rows"
+    operation = SplitByType(tuple(places), num_types)
+    split = replace(joined, name=name, operation=operation, args=(joined.args[0], TracedValue(joined.name)))
+    parts = [
+        replace(step, operation=getitem, args=(TracedValue(name), number), kwargs={})
+        for number, step in enumerate(steps)
+    ]
+    return [split, *parts]
 
 
 def _join(
-    steps: list[TracedStep], reduce: Reduce, name: str, kinds: dict[str, StepKind], num_relations: int
+    steps: list[TracedStep], reduce: Reduce, name: str, kinds: dict[str, StepKind], types: GraphTypes
 ) -> list[TracedStep]:
     """Return steps that aggregate several relations at once, instead of one step per relation.
 
-    The first step aggregates all relations in one matrix; each other step slices the columns with the output of one
-    relation. Relations with the same input share its columns. Outputs of the same target type are concatenated;
-    outputs of different target types share columns, because a row has only one type.
+    The first step aggregates all relations in one matrix, and the others take the output of each relation out of it.
+    Relations with the same input share its columns. Outputs of the same target type are concatenated; outputs of
+    different target types share columns, because a row has only one type.
     """
-    first_inputs: dict[tuple[int, str], int] = {}
-    input_widths, output_widths, slots = defaultdict[int, int](int), defaultdict[str, int](int), list[RelationSlot]()
-    parts: list[TracedStep] = []
+    inputs: dict[tuple[int, str], Place] = {}
+    input_places, places, slots = Places(), Places(), list[RelationSlot]()
     for step in steps:
         relation, (x, vertex_type) = step.operation, step.args
         assert isinstance(relation, RelationAggregate)
         source, (height, width) = (relation.source, x.name), relation.widths
-        if source not in first_inputs:
-            first_inputs[source] = input_widths[relation.source]
-            input_widths[relation.source] += height
-        begin = output_widths[relation.target]
-        output_widths[relation.target] += width
-        slots.append(RelationSlot(relation.relation, relation.weight, first_inputs[source], begin))
-        parts.append(replace(step, operation=columns_of, args=(TracedValue(name), begin, width)))
-    operation = JoinedRelations(reduce, tuple(slots), tuple(number for number, _ in first_inputs), num_relations)
-    args = (vertex_type, *(TracedValue(input_name) for _, input_name in first_inputs))
-    kinds[name] = "rows"
-    return [TracedStep(name=name, operation=operation, args=args, kwargs={}, line=steps[0].line), *parts]
+        if source not in inputs:
+            inputs[source] = input_places.add(relation.source, height)
+        output = places.add(types.names.index(relation.target), width)
+        first_columns = inputs[source].columns.first, output.columns.first
+        slots.append(RelationSlot(relation.relation, relation.weight, *first_columns))
+    numbers = tuple(number for number, _ in inputs)
+    operation = JoinedRelations(reduce, tuple(slots), numbers, len(types.relations), types.num_types)
+    args = (vertex_type, *(TracedValue(input_name) for _, input_name in inputs))
+    joined = TracedStep(name=name, operation=operation, args=args, kwargs={}, line=steps[0].line)
+    return [joined, *_split_after(joined, steps, places, types.num_types, kinds)]

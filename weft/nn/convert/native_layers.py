@@ -25,6 +25,7 @@ from weft.nn.layers.conv import LinearConv
 from weft.nn.layers.norm import BatchNorm
 from weft.nn.layers.phases import Boundary, BoundaryState, PhasedLayer
 from weft.nn.layers.pyg_conv import PyGConv, from_pyg
+from weft.nn.layers.relation_attention import combine_heads
 from weft.nn.layers.rgcn import relational_update
 from weft.nn.view import View
 
@@ -139,7 +140,7 @@ class GlobalNorm(Phased):
 
     path: str
     """Path of the batch norm in the model."""
-    over_edges = False
+    over_edges, has_effect = False, True  # running statistics
 
     def layer(self, model: nn.Module) -> BatchNorm:
         norm = model.get_submodule(self.path)
@@ -259,20 +260,6 @@ def _gin(scope: LayerScope, conv: Any, *, x: Any) -> Any:
     """Convert GINConv (Xu et al. 2019, eq. 4.1)."""
     op = reduction(conv, weighted=False)
     return op and conv.nn((1 + conv.eps) * x + aggregated(scope, op, x))
-
-
-def combine_heads(conv: Any, y: Any, x: Any) -> Any:
-    """Return the output of an attention convolution.
-
-    Args:
-        conv: The convolution.
-        y: Concatenated results of the heads, [n, H D].
-        x: Input rows, for a residual connection.
-    """
-    if not conv.concat:
-        y = y.view(-1, conv.heads, conv.out_channels).mean(1)
-    y = y if getattr(conv, "res", None) is None else y + conv.res(x)
-    return y if conv.bias is None else y + conv.bias
 
 
 def has_native_attention(conv: Any) -> bool:

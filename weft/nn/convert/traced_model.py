@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from weft.nn.aggregate.aggregate import Request
+from weft.nn.aggregate.typed_block import Place, TypeOrder, side_by_side
 from weft.nn.convert.traced_steps import (
     Dropout,
     GraphStep,
@@ -27,6 +28,17 @@ from weft.utils.errors import InputError
 
 LIVE = "alive."
 """Prefix of the names of live values among the tensors of a boundary; the others belong to the step."""
+BY_TYPE = "by_type"
+"""Name of the live values with rows of one vertex type, side by side."""
+
+
+class TypedShapes(NamedTuple):
+    """Shapes and places of a live value with rows of one vertex type."""
+
+    shape: Any
+    """Shape of the value, for `_restored`."""
+    places: dict[str, Place]
+    """Place of each of its tensors, by name."""
 
 
 class Converted(PhasedModel):
@@ -73,16 +85,19 @@ class Converted(PhasedModel):
         return self._advance(views, 0, None, {"x": x})
 
     def resume(self, views: Sequence[View], state: BoundaryState) -> Boundary | Tensor:
-        number, context, shapes, constants = state.context
+        number, context, shapes, typed_shapes, constants = state.context
         step = self._program.steps[number]
         assert isinstance(step.operation, GraphStep)
         rows, live_rows = _split(state.rows)
         shared, live_shared = _split(state.shared)
+        values = {**constants, **live_shared, **_restored(live_rows, shapes)}
+        if typed_shapes:
+            values |= self._restored_by_type(views[step.stage], values, live_rows[BY_TYPE], typed_shapes)
         with _gradients_of(step):
             reached = step.operation.resume(
                 self, views[step.stage], replace(state, rows=rows, shared=shared, context=context)
             )
-        return self._advance(views, number, reached, {**constants, **live_shared, **_restored(live_rows, shapes)})
+        return self._advance(views, number, reached, values)
 
     @property
     def _program(self) -> TracedProgram:
@@ -106,7 +121,7 @@ class Converted(PhasedModel):
                     with _gradients_of(step):
                         reached = step.operation.begin(self, views[step.stage], *self._arguments(step.args, values))
                 if isinstance(reached, Boundary):
-                    return self._with_state(step, index, values, reached)
+                    return self._with_state(step, views[step.stage], index, values, reached)
                 values[step.name], reached = reached, None
             else:
                 with _gradients_of(step):
@@ -119,6 +134,10 @@ class Converted(PhasedModel):
         """Return the result of a step that does not couple rows."""
         args, kwargs = self._arguments(step.args, values), self._arguments(step.kwargs, values)
         operation = step.operation
+        if isinstance(operation, Dropout) and operation.of_type is not None:
+            x, vertex_type = args
+            rows = self._type_order(view, vertex_type).rows_of(operation.of_type)
+            return view.dropout(x, operation.p, rows=rows)
         if isinstance(operation, Dropout):
             return view.dropout(args[0], operation.p)
         if not isinstance(operation, Module):
@@ -139,9 +158,18 @@ class Converted(PhasedModel):
 
         return map_values(resolve, arguments)
 
-    def _with_state(self, step: TracedStep, number: int, values: dict[str, Any], boundary: Boundary) -> Boundary:
+    def _type_order(self, view: View, vertex_type: Tensor) -> TypeOrder:
+        types = self._program.types
+        assert types is not None
+        return view.type_order(vertex_type, types.num_types)
+
+    def _with_state(
+        self, step: TracedStep, view: View, number: int, values: dict[str, Any], boundary: Boundary
+    ) -> Boundary:
         """Return the boundary of a step with the live values added to its state."""
         kinds, num_rows = self._program.kinds, len(boundary.request.rows[boundary.request.op.first])
+        types = self._program.types
+        type_of = types.of_value if types else {}
         if step.constant:
             op, requested = boundary.request
             detached = {name: tensor.detach() if tensor.requires_grad else tensor for name, tensor in requested.items()}
@@ -149,11 +177,17 @@ class Converted(PhasedModel):
         rows: dict[str, Tensor] = {}
         shared: dict[str, Tensor] = {}
         shapes: dict[str, Any] = {}
+        typed_shapes: dict[str, TypedShapes] = {}
         constants: dict[str, Any] = {}
+        if types and any(kinds[name] == "rows" and name in type_of for name in step.live):
+            order = view.type_order(values[types.vertex_type], types.num_types)
+            rows[LIVE + BY_TYPE], typed_shapes = self._joined_by_type(step, order, values)
         for name in step.live:
             value = values[name]
             if kinds[name] == "shared" and isinstance(value, Tensor):
                 shared[LIVE + name] = value
+            elif kinds[name] == "rows" and name in type_of:
+                continue
             elif kinds[name] == "rows":
                 shapes[name] = _flatten(value, LIVE + name, rows, num_rows, step.line, self.with_leading_dim)
             else:
@@ -163,8 +197,46 @@ class Converted(PhasedModel):
             stage=step.stage,
             rows={**boundary.rows, **rows},
             shared={**boundary.shared, **shared},
-            context=(number, boundary.context, shapes, constants),
+            context=(number, boundary.context, shapes, typed_shapes, constants),
         )
+
+    def _joined_by_type(
+        self, step: TracedStep, order: TypeOrder, values: dict[str, Any]
+    ) -> tuple[Tensor, dict[str, TypedShapes]]:
+        """Return the live values with rows of one type as rows of all vertices, and how to restore them.
+
+        Args:
+            step: The step over which they are live.
+            order: Order of the rows by type.
+            values: Values by name.
+        """
+        kinds, types = self._program.kinds, self._program.types
+        assert types is not None
+        by_name: dict[str, tuple[Any, dict[str, Tensor]]] = {}
+        for name in step.live:
+            if kinds[name] == "rows" and name in types.of_value:
+                parts: dict[str, Tensor] = {}
+                count = order.counts[types.of_value[name]]
+                by_name[name] = _flatten(values[name], name, parts, count, step.line, self.with_leading_dim), parts
+        everything = [part for _, parts in by_name.values() for part in parts.values()]
+        places = side_by_side([types.of_value[name] for name, (_, parts) in by_name.items() for _ in parts], everything)
+        remaining = iter(places)
+        shapes = {
+            name: TypedShapes(shape, {part: next(remaining) for part in parts})
+            for name, (shape, parts) in by_name.items()
+        }
+        return order.join(everything, places), shapes
+
+    def _restored_by_type(
+        self, view: View, values: dict[str, Any], rows: Tensor, shapes: dict[str, TypedShapes]
+    ) -> dict[str, Any]:
+        """Return the live values with rows of one type, from rows of all vertices."""
+        types = self._program.types
+        assert types is not None
+        order = self._type_order(view, values[types.vertex_type])
+        places = {part: place for shape in shapes.values() for part, place in shape.places.items()}
+        parts = dict(zip(places, order.split(rows, [*places.values()]), strict=True))
+        return _restored(parts, {name: shape.shape for name, shape in shapes.items()})
 
 
 def _gradients_of(step: TracedStep) -> torch.set_grad_enabled:

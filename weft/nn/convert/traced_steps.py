@@ -36,6 +36,8 @@ class GraphStep:
 
     over_edges = True
     """True if the step aggregates over edges, False if it goes over all vertices."""
+    has_effect = False
+    """True if the step changes the model, so that it runs even if nothing reads its result."""
 
     def begin(self, model: nn.Module, view: View, *rows: Tensor) -> Boundary | Tensor:
         """Run up to the first boundary, or to the result [n, .] if there is none.
@@ -84,6 +86,8 @@ class Dropout:
 
     p: float
     """Probability that a number becomes zero."""
+    of_type: int | None = None
+    """Number of the vertex type of the rows; None: rows of all vertices."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +105,7 @@ class TracedStep:
     line: str
     """Location in the user's code."""
     constant: bool = False
-    """True if the call is under torch.no_grad."""
+    """True if the call is under torch.no_grad, or only changes the model."""
     stage: int = 0
     """Stage whose view the step uses. An aggregate over edges has a stage of its own; a norm uses that of the aggregate
     before it, and a step on rows that of the next aggregate."""
@@ -110,11 +114,23 @@ class TracedStep:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ValueTypes:
+    """Vertex types of the values of a program, on a heterogeneous graph."""
+
+    vertex_type: str
+    """Name of the value with the number of each vertex's type, [n, 1]."""
+    num_types: int
+    """Number of vertex types, one for all vertices without features."""
+    of_value: dict[str, int]
+    """Number of the vertex type of each value that has rows of one type only, by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TracedProgram:
     """Steps of a forward pass, in order."""
 
     steps: tuple[TracedStep, ...]
-    """Steps that the result depends on."""
+    """Steps that the result depends on, or that change the model."""
     result: str
     """Name of the value that the model returns."""
     kinds: dict[str, StepKind]
@@ -123,32 +139,46 @@ class TracedProgram:
     """Names of the results of convolutions, in the order of the calls."""
     output_types: tuple[str, ...] = ()
     """Vertex types whose rows the model returns, on a heterogeneous graph; rows of the other types are zero."""
+    types: ValueTypes | None = None
+    """Vertex types of the values; None: all rows are of all vertices."""
 
     @classmethod
     def of(
-        cls, steps: Sequence[TracedStep], result: str, kinds: dict[str, StepKind], layers: tuple[str, ...]
+        cls,
+        steps: Sequence[TracedStep],
+        result: str,
+        kinds: dict[str, StepKind],
+        layers: tuple[str, ...],
+        types: ValueTypes | None = None,
     ) -> TracedProgram:
-        """Return the program of the steps that a result depends on, with their stages and live values.
+        """Return the program of the steps that a result needs, with their stages and live values.
 
         Args:
             steps: Steps in order.
             result: Name of the result.
             kinds: Kind of each value, by name.
             layers: Names of the results of convolutions, in the order of the calls.
+            types: Vertex types of the values; None: all rows are of all vertices.
         """
-        read, needed = {result}, list[TracedStep]()
+        read, read_by_effects, needed = {result}, set[str](), list[TracedStep]()
         for step in reversed(steps):
             if step.name in read:
                 needed.append(step)
                 read |= {*values_in(step.args, step.kwargs)}
-        return cls(steps=_with_stages(needed[::-1], result), result=result, kinds=kinds, layers=layers)
+            elif step.name in read_by_effects or (isinstance(step.operation, GraphStep) and step.operation.has_effect):
+                needed.append(replace(step, constant=True))  # the result does not depend on it
+                read_by_effects |= {*values_in(step.args, step.kwargs)}
+        with_stages = _with_stages(needed[::-1], result)
+        return cls(steps=with_stages, result=result, kinds=kinds, layers=layers, types=types)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TracedProgram:
         return self  # steps are not changed; copies of a model, of which each plan needs several, share them
 
     def up_to(self, layer: int) -> TracedProgram:
         """Return the program that ends with a convolution and returns its result; `layer` counts from 1."""
-        return TracedProgram.of(self.steps, self.layers[layer - 1], self.kinds, self.layers[:layer])
+        result = self.layers[layer - 1]
+        end = next(number for number, step in enumerate(self.steps, 1) if step.name == result)
+        return TracedProgram.of(self.steps[:end], result, self.kinds, self.layers[:layer])
 
     @property
     def num_stages(self) -> int:

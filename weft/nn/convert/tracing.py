@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from weft.nn.convert import hetero
+from weft.nn.aggregate.typed_block import Columns, Place
+from weft.nn.convert import hetero, typed_steps
 from weft.nn.convert.fx_calls import CONSTANT, LAYER, ROOT, make_program, run_step
 from weft.nn.convert.native_layers import RULES, GlobalNorm, WithView, pyg_conv_layer
 from weft.nn.convert.source_location import first_line, line_of, line_of_error
@@ -151,9 +152,10 @@ class RootByType(Root):
 
     def forward(self, x: Any, edge_index: Any, edge_weight: Any, edge_attr: Any, edge_type: Any) -> Any:  # noqa: ARG002
         tracer = x.tracer
-        rows = tracer.over_graph(hetero.FirstRows(), x)
-        tracer.vertex_type = hetero.columns_of(rows, 0, 1)
-        x_dict = {name: tracer.first_rows(rows, name) for name in self.types.names}
+        first = tracer.over_graph(typed_steps.FirstRows(), x)
+        tracer.vertex_type = first[0]
+        tracer.vertex_type.node.meta[hetero.VERTEX_TYPE] = True
+        x_dict = tracer.rows_by_type(first, self.types.names, 1)
         edges = {}
         for name in self.types.relations:
             edges[tuple(name.split("|"))] = tracer.edges_by(edge_index, name)
@@ -164,9 +166,8 @@ class RootByType(Root):
             raise InputError("the model must return the rows of a vertex type, or a dict of rows by vertex type")
         self.output_types = tuple(outputs)
         numbers = tuple(self.types.names.index(name) for name in outputs)
-        return tracer.create_proxy(
-            "call_function", hetero.select_logits_by_type, (tracer.vertex_type, numbers, *outputs.values()), {}
-        )
+        logits = typed_steps.LogitsByType(numbers, self.types.num_types)
+        return tracer.over_graph(logits, tracer.vertex_type, *outputs.values())
 
     def _arguments(self, x_dict: Any, edges: Any) -> list[Any]:
         first, *others = parameters_of(self.model)
@@ -236,10 +237,9 @@ class Tracer(fx.Tracer):
                 "rank stores only some: use BatchNorm, or LayerNorm(mode='node')"
             )
         if isinstance(m, _BatchNorm) and self.types is not None:
-            raise InputError(
-                f"{line_of(sys._getframe(1))}: {class_name} over the rows of a vertex type cannot be converted: use "
-                "LayerNorm"
-            )
+            number = self.types.names.index(hetero.type_of(args[0]))
+            norm = typed_steps.NormByType(self._path(m), number, self.types.num_types)
+            return self.over_graph(norm, self.vertex_type, *args)
         if isinstance(m, _BatchNorm):
             return self.over_graph(GlobalNorm(self._path(m)), *args)
         return super().call_module(m, forward, args, kwargs)
@@ -253,17 +253,18 @@ class Tracer(fx.Tracer):
         """
         return self.create_proxy("call_function", run_step, (step, *rows), {}, name=type(step).__name__.lower())
 
-    def first_rows(self, rows: Any, name: str) -> Any:
-        """Return a proxy of the features of a vertex type.
+    def rows_by_type(self, parts: Any, names: Sequence[str], first: int = 0) -> dict[str, Any]:
+        """Return proxies of the rows of vertex types, by name.
 
         Args:
-            rows: Proxy of the rows of `RowsByType`.
-            name: The vertex type.
+            parts: Proxy of a tuple.
+            names: Names of the types of consecutive entries.
+            first: Position of the first of these.
         """
-        assert self.types is not None
-        proxy = self.create_proxy("call_function", hetero.columns_of, (rows, 1, self.types.widths[name]), {})
-        proxy.node.meta[hetero.TYPE] = name
-        return proxy
+        proxies = {name: parts[number] for number, name in enumerate(names, first)}
+        for name, proxy in proxies.items():
+            proxy.node.meta[hetero.TYPE] = name
+        return proxies
 
     def edges_by(self, edge_index: Any, relation: str) -> Any:
         """Return a proxy of the edges of a relation.
@@ -276,7 +277,7 @@ class Tracer(fx.Tracer):
         proxy.node.meta[hetero.RELATION] = relation
         return proxy
 
-    def over_relation(self, weight: str, reduce: hetero.Reduce, x: Any) -> Any:
+    def over_relation(self, weight: str, reduce: typed_steps.Reduce, x: Any) -> Any:
         """Record the aggregate and linear transform of the convolution's relation (see `RelationScope`).
 
         Args:
@@ -288,7 +289,7 @@ class Tracer(fx.Tracer):
         source, _, target = self.relation.split("|")
         path = f"{self.path}.{weight}"
         width, height = self.root.get_submodule(ROOT + path)._parameters["weight"].shape  # type: ignore[union-attr]
-        step = hetero.RelationAggregate(
+        step = typed_steps.RelationAggregate(
             relation=self.types.relations.index(self.relation),
             target=target,
             source=self.types.names.index(source),
@@ -319,13 +320,14 @@ class Tracer(fx.Tracer):
                 "store rows in 16 bits"
             )
         types = {source.meta[hetero.TYPE] for source in node.all_input_nodes if hetero.TYPE in source.meta}
-        is_call = node.target is run_step and isinstance(node.args[0], hetero.RelationCall | hetero.CallByType)
-        if len(types) > 1 and node.op != "output" and node.target is not hetero.select_logits_by_type and not is_call:
+        joining = typed_steps.RelationCall | typed_steps.CallByType | typed_steps.LogitsByType
+        joins = node.target is run_step and isinstance(node.args[0], joining)
+        if len(types) > 1 and node.op != "output" and not joins:
             raise InputError(
                 f"{node.meta['line']}: rows of {' and '.join(sorted(types))} are combined, but these belong to "
                 "different vertices: only convolutions can combine them"
             )
-        if len(types) == 1:
+        if len(types) == 1 and not joins:
             (node.meta[hetero.TYPE],) = types
         return node
 
@@ -370,7 +372,7 @@ class Tracer(fx.Tracer):
         assert self.types is not None
         ends = self.types.names.index(source), self.types.names.index(target)
         number = self.types.relations.index(relation)
-        call = hetero.RelationCall(relation=number, ends=ends, path=self.path, width=width)
+        call = typed_steps.RelationCall(relation=number, ends=ends, path=self.path, width=width)
         proxy = self.over_graph(call, x, x_target, self.vertex_type)
         proxy.node.meta[hetero.TYPE] = target
         return proxy
@@ -405,14 +407,12 @@ class Tracer(fx.Tracer):
             width = hetero.width_by_type(conv)
         except InputError as error:
             raise InputError(f"{location}: {error}") from error
-        step = hetero.CallByType(self._path(conv), width, types, len(self.types.names) + 1)
+        step = typed_steps.CallByType(self._path(conv), width, types, self.types.num_types)
         result = self.over_graph(step, self.vertex_type, *rows.values())
-        result.node.meta.pop(hetero.TYPE, None)
-        results = {}
-        for each in types.results:
-            results[each] = self.create_proxy("call_function", hetero.columns_of, (result, 0, width), {})
-            results[each].node.meta[hetero.TYPE] = each
-        return results
+        columns = Columns(0, width)
+        places = tuple(Place(self.types.names.index(each), columns) for each in types.results)
+        split = typed_steps.SplitByType(places, self.types.num_types)
+        return self.rows_by_type(self.over_graph(split, self.vertex_type, result), types.results)
 
     def _convolve(self, conv: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         name, location = type(conv).__name__, line_of(sys._getframe(1))

@@ -107,7 +107,7 @@ class BatchNorm(PhasedLayer):
         return Boundary(request=squares, rows={"x": x}, shared={"mean": mean}, on_result=on_result)
 
     @torch.no_grad()
-    def update_running_stats(self, mean: Tensor, count: int, squares: Tensor) -> None:
+    def update_running_stats(self, mean: Tensor, count: int | Tensor, squares: Tensor) -> None:
         """Update the running statistics with the mean and the variance of a training step.
 
         Args:
@@ -116,7 +116,8 @@ class BatchNorm(PhasedLayer):
             squares: Sum of the squared distances from the mean, [F].
         """
         self.running_mean.lerp_(mean, self.momentum)
-        self.running_var.lerp_(squares / max(count - 1, 1), self.momentum)  # unbiased, like PyTorch
+        divisor = torch.as_tensor(count - 1).clamp(min=1)
+        self.running_var.lerp_(squares / divisor, self.momentum)  # unbiased, like PyTorch
         self.num_batches_tracked += 1
 
     def normalize(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:

@@ -2,44 +2,27 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
-from weft.nn.aggregate.typed_block import TypedBlock
+from weft.data import Adjacency
+from weft.nn.aggregate.typed_block import Place, RelationEdges, TypedBlock
 from weft.nn.layers.pyg_conv import PyGConv
+from weft.nn.layers.relation_attention import native_attention
 from weft.nn.view import View
 
 
-class Columns(NamedTuple):
-    """Range of columns of a tensor."""
-
-    first: int
-    """First column."""
-    width: int
-    """Number of columns."""
-
-    def of(self, x: Tensor) -> Tensor:
-        """Return these columns of x [n, .]."""
-        return x.narrow(1, *self)
-
-
 class RelationInput(NamedTuple):
-    """Relation of a convolution, and its columns in the rows of a block."""
+    """Relation of a convolution, and the places of its rows among those of a block."""
 
     relation: int
     """Number of the relation."""
-    source_type: int
-    """Number of the vertex type of its sources."""
-    target_type: int
-    """Number of the vertex type of its targets."""
-    source: Columns
-    """Columns of the rows of sources."""
-    target: Columns
-    """Columns of the rows of targets."""
+    source: Place
+    """Place of the rows of its sources."""
+    target: Place
+    """Place of the rows of its targets."""
 
 
 class RelationBlock:
@@ -47,7 +30,7 @@ class RelationBlock:
 
     Args:
         view: View of the edges of all relations.
-        edge_index: Source and target of the edges of the relation, int64 [2, .].
+        edges: The edges of the relation.
         num_targets: Number of targets.
         target_rows: Rows [n, .] of the targets; None: they are the first rows of the sources.
         relation: The relation.
@@ -56,24 +39,43 @@ class RelationBlock:
     edge_features = edge_weight = edge_type = None
 
     def __init__(
-        self, view: View, edge_index: Tensor, num_targets: int, target_rows: Tensor | None, relation: RelationInput
+        self, view: View, edges: RelationEdges, num_targets: int, target_rows: Tensor | None, relation: RelationInput
     ) -> None:
-        self._view, self._edge_index, self._num_targets, self.target_rows = view, edge_index, num_targets, target_rows
+        self._view, self._edges, self._num_targets, self.target_rows = view, edges, num_targets, target_rows
         self._relation = relation
 
     def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
         """Return (rows x of the sources, edge_index, number of targets)."""
-        return x, self._edge_index, self._num_targets
+        return x, self._edges.index, self._num_targets
+
+    def adjacency(self, num_sources: int) -> Adjacency:
+        """Return the edges in compressed rows."""
+        return self._edges.adjacency(num_sources, self._num_targets)
 
     @property
     def block_size(self) -> Any:
         """Size of the block, in an `OutlineView`."""
         view: Any = self._view
-        return view.size_of_relation(*self._relation[:3])
+        relation, source, target = self._relation
+        return view.size_of_relation(relation, source.of_type, target.of_type)
 
 
 class RelationConv(PyGConv):
-    """Layer that calls a PyG convolution on the edges of one relation. Arguments are those of `PyGConv`."""
+    """Layer that computes a PyG convolution on the edges of one relation, by a kernel of weft if there is one.
+
+    Arguments are those of `PyGConv`.
+    """
+
+    def __init__(self, conv: Any, out_width: int) -> None:
+        super().__init__(conv, out_width)
+        self.attention = native_attention(conv)
+
+    def forward(self, view: Any, x: Tensor) -> Tensor:
+        if self.attention is None or x.device.type == "meta":
+            return super().forward(view, x)
+        adjacency = view.adjacency(len(x))
+        targets = x[: adjacency.num_targets] if view.target_rows is None else view.target_rows
+        return self.attention(self.conv, adjacency, x, targets)
 
     def _rows(self, view: Any, sources: Tensor, num_targets: int) -> Any:
         return super()._rows(view, sources, num_targets) if view.target_rows is None else (sources, view.target_rows)
@@ -100,14 +102,12 @@ class RelationConvs(nn.Module):
         sources, _, num_targets = view.block(x)
         vertex_type = sources[:, :1]
         block: TypedBlock = view.typed_block(vertex_type, num_targets, self.num_types)
-        rows, results = dict[tuple[int, Columns], Tensor](), defaultdict[int, list[Tensor]](list)
+        places = [*dict.fromkeys(place for _, *ends in self.inputs for place in ends)]  # relations share rows
+        rows = dict(zip(places, block.split(sources, places), strict=True))
+        results = []
         for conv, relation in zip(self.__dict__["convs"], self.inputs, strict=True):
-            source, target = (relation.source_type, relation.source), (relation.target_type, relation.target)
-            for number, columns in (source, target):
-                if (number, columns) not in rows:  # relations share the rows of their types
-                    rows[number, columns] = block.sources_of(columns.of(sources), number)
-            count = block.num_targets_of(relation.target_type)
+            number, source, target = relation
+            count = block.num_targets_of(target.of_type)
             targets = None if source == target else rows[target][:count]
-            part = RelationBlock(view, block.edges[relation.relation], count, targets, relation)
-            results[relation.target_type].append(conv(part, rows[source]))
-        return block.join(vertex_type, {number: torch.cat(parts, 1) for number, parts in results.items()})
+            results.append(conv(RelationBlock(view, block.edges[number], count, targets, relation), rows[source]))
+        return block.join(vertex_type, [relation.target.of_type for relation in self.inputs], results)

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from weft.nn.aggregate.typed_block import TypedBlock
+from weft.nn.aggregate.typed_block import Place, TypedBlock
 from weft.nn.layers.pyg_conv import PyGConv, drop_results
-from weft.nn.layers.relation_convs import Columns
 from weft.nn.view import View
 
 
@@ -114,15 +113,15 @@ class TypedLayer(nn.Module):
     Args:
         conv: The convolution.
         types: Types and relations of the call.
-        columns: Columns of the rows of each type.
+        places: Place of the rows of each type.
         num_types: Number of vertex types.
     """
 
-    def __init__(self, conv: TypedConv, types: CalledTypes, columns: Sequence[Columns], num_types: int) -> None:
+    def __init__(self, conv: TypedConv, types: CalledTypes, places: Sequence[Place], num_types: int) -> None:
         super().__init__()
         self.__dict__["conv"] = conv
-        self.columns, self.num_types = columns, num_types
-        self.types = types._replace(widths=tuple(each.width for each in columns))
+        self.places, self.num_types = places, num_types
+        self.types = types._replace(widths=tuple(place.columns.width for place in places))
 
     def forward(self, view: View, x: Tensor) -> Tensor:
         # 1. Put the rows of each type one after the other. 2. Call the convolution. 3. Put its rows back.
@@ -130,21 +129,18 @@ class TypedLayer(nn.Module):
         vertex_type, widest = sources[:, :1], max(types.widths)
         block: TypedBlock = view.typed_block(vertex_type, num_targets, self.num_types)
         number_of = dict(zip(types.names, types.numbers, strict=True))
-        rows = [
-            functional.pad(block.sources_of(columns.of(sources), number), (0, widest - columns.width))
-            for number, columns in zip(types.numbers, self.columns, strict=True)
-        ]
+        parts = block.split(sources, self.places)
+        rows = [functional.pad(part, (0, widest - part.shape[1])) for part in parts]
         counts = {name: block.num_targets_of(number_of[name]) for name in types.results}
         part = BlockByType(
             types,
             dict(zip(types.names, map(len, rows), strict=True)),
             counts,
-            [block.edges[number] for number in types.relation_numbers],
+            [block.edges[number].index for number in types.relation_numbers],
             self._size(view, number_of),
         )
         y = self.__dict__["conv"](part, torch.cat(rows))
-        parts = zip(types.results, y.split([*counts.values()]), strict=True)
-        return block.join(vertex_type, {number_of[name]: each for name, each in parts})
+        return block.join(vertex_type, [number_of[name] for name in counts], y.split([*counts.values()]))
 
     def _size(self, view: Any, number_of: dict[str, int]) -> tuple[int, ...] | None:
         """Return the size of the block in an `OutlineView`; None if it is unknown, as in other views."""
@@ -152,7 +148,7 @@ class TypedLayer(nn.Module):
         if size is None:
             return None
         return (
-            *(size.sources[number] for number in self.types.numbers),
-            *(size.targets[number_of[name]] for name in self.types.results),
+            *(size.sources.counts[number] for number in self.types.numbers),
+            *(size.targets.counts[number_of[name]] for name in self.types.results),
             *(size.edges[number] for number in self.types.relation_numbers),
         )

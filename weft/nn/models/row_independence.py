@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from weft.data import Adjacency
 from weft.nn.aggregate.topology import Topology
-from weft.nn.aggregate.typed_block import TypedBlock
+from weft.nn.aggregate.typed_block import TypedBlock, TypeOrder
 from weft.nn.convert import Unconverted
 from weft.nn.graph_view import SPREAD, GraphView
 from weft.nn.layers.norm import BatchNorm
@@ -64,6 +64,9 @@ class ProbeView(GraphView):
     def typed_block(self, vertex_type: Tensor, num_targets: int, num_types: int) -> TypedBlock:
         # Not divided by type: random relations join vertices of any type.
         return self.topology.typed_block(vertex_type, num_targets, num_types, divided=False)
+
+    def type_order(self, vertex_type: Tensor, num_types: int) -> TypeOrder:
+        return TypeOrder.of(vertex_type, num_types)  # other rows have other types, with the same topology
 
     def total(self, x: Tensor) -> Tensor:
         if self._totals is not None:

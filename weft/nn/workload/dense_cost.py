@@ -17,7 +17,7 @@ from weft.nn.layers.pyg_conv import PyGConv
 from weft.nn.layers.relation_convs import RelationBlock
 from weft.nn.layers.typed_input import embeddings, is_embedded
 from weft.nn.workload.flops import CountedConv, DenseFlops, FlopCounter, FlopPosition
-from weft.nn.workload.layer_sizes import BlockSize, LayerSizes, TypedBlockSize
+from weft.nn.workload.layer_sizes import BlockSize, LayerSizes, TypeCounts, TypedBlockSize, type_numbers
 from weft.nn.workload.outline import MetaModel, RunModel, run_whole, typed_rows_of
 from weft.nn.workload.outline_view import MetaExchange, OutlineState, OutlineView
 from weft.nn.workload.workload import DenseFlopsKey, Workload
@@ -120,7 +120,7 @@ def _run_step(
     """
     meta_model = make_counting_model(work, counter, training=training)
     typed = work.stats.typed
-    typed_rows = typed_rows_of(typed, sizes.featured, sizes.num_embedded, meta_model.dtype) if typed.has_input else None
+    typed_rows = typed_rows_of(typed, sizes.types[0].counts, meta_model.dtype) if typed.has_input else None
     inputs = meta_model.inputs(
         sizes.rows[0], typed_rows, optimisations=work.optimisations, sparse=work.sparse, sparse_first=work.sparse_first
     )
@@ -195,23 +195,22 @@ def make_layer_sizes(
     )
     if not work.has_graph:
         shares = [count / max(stats.num_vertices, 1) for count in rows]
-        featured = [round(count * shares[0]) for count, _ in typed.featured]
+        of_types = (*(count for count, _ in typed.featured), typed.num_embedded)
+        types = [TypeCounts.spread(count, of_types) for count in rows if typed.has_input]
         relation_rows = [round(stats.num_relation_rows * share) for share in shares[1:]]
         num_own = len(range(stats.num_vertices)[stored]) if isinstance(stored, slice) else len(stored)
         num_stored = round(typed.num_embedded * num_own / max(stats.num_vertices, 1))
     else:
-        spans = [work.graph.type_range(name) for name in work.graph.vertex_types if name in work.graph.features]
-        ids = torch.arange(stats.num_vertices)[vertices[0]] if spans else torch.empty(0)
-        featured = [int(((ids >= span.start) & (ids < span.stop)).sum()) for span in spans]
+        number_of = type_numbers(work.graph) if typed.has_input else torch.empty(0)
+        types = [TypeCounts.of(number_of[each], len(typed.featured) + 1) for each in vertices if typed.has_input]
         counts = work.graph.num_relations_in if typed.num_relations else torch.zeros(stats.num_vertices)
         relation_rows = [int(counts[selection].sum()) for selection in vertices[1:]]
         num_stored = int(is_embedded(work.graph)[stored].sum()) if typed.num_embedded else 0
     return LayerSizes(
         rows=rows,
-        featured=tuple(featured),
-        num_embedded=rows[0] - sum(featured) if typed.num_embedded else 0,
         num_stored=num_stored,
         relation_rows=tuple(relation_rows),
+        types=tuple(types),
         blocks=tuple(blocks),
         typed_blocks=tuple(typed_blocks),
     )

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from weft.data import Adjacency
+from weft.nn.aggregate.typed_block import RelationEdges
 from weft.nn.layers.pyg_conv import PyGConv
 from weft.nn.workload.layer_sizes import BlockSize
 from weft.nn.workload.meta_shapes import meta_result
@@ -336,14 +338,18 @@ class SmallBlock:
         loops = torch.arange(size.loops) % size.targets
         others = torch.arange(size.edges - size.loops) % size.targets
         edge_index = torch.stack([torch.cat([loops, (others + 1) % size.targets]), torch.cat([loops, others])])
-        self.edge_index = edge_index[:, edge_index[1].argsort(stable=True)]  # by target, as in a graph
+        self.edges = RelationEdges(edge_index[:, edge_index[1].argsort(stable=True)])  # by target, as in a graph
         self.edge_features = torch.ones(size.edges, num_edge_features, dtype=dtype) if num_edge_features else None
         self.edge_weight = torch.ones(size.edges, dtype=dtype) if weighted else None
         self.edge_type = torch.zeros(size.edges, dtype=torch.int64)
 
     def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
         """Return (source rows, edge_index, number of targets)."""
-        return x, self.edge_index, self._num_targets
+        return x, self.edges.index, self._num_targets
+
+    def adjacency(self, num_sources: int) -> Adjacency:
+        """Return the edges in compressed rows, for a `RelationConv`."""
+        return self.edges.adjacency(num_sources, self._num_targets)
 
 
 class CountedConv(torch.autograd.Function):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from weft.data import Adjacency, Graph
+from weft.nn.aggregate.typed_block import TypeOrder
 
 TARGETS_AT_ONCE = 1 << 17
 """Number of vertices whose self-loops are counted at once."""
@@ -51,19 +54,66 @@ class BlockSize(NamedTuple):
         return cls(in_edges.num_sources, int(is_target.sum()), num_edges, num_loops)
 
 
-class TypedBlockSize(NamedTuple):
-    """Size of the block of one aggregate by vertex type and relation. All vertices without features are one type."""
+class TypeCounts(NamedTuple):
+    """Number of rows of each vertex type. All vertices without features are one type, the last one."""
 
-    sources: tuple[int, ...]
+    counts: tuple[int, ...]
+    """Number of rows of each type."""
+    is_sorted: bool = False
+    """True if the rows are sorted by type."""
+
+    @classmethod
+    def of(cls, types: Tensor, num_types: int) -> TypeCounts:
+        """Count rows.
+
+        Args:
+            types: Number of each row's vertex type, int64 [n].
+            num_types: Number of vertex types.
+        """
+        counts = torch.bincount(types, minlength=num_types).tolist()
+        return cls(tuple(counts), bool((types[1:] >= types[:-1]).all()))
+
+    @classmethod
+    def spread(cls, num_rows: int, of_types: Sequence[int]) -> TypeCounts:
+        """Return the numbers if vertices of all types are spread evenly.
+
+        Args:
+            num_rows: Number of rows.
+            of_types: Number of vertices of each type.
+        """
+        ends = (0, *accumulate(of_types))
+        bounds = [round(end * num_rows / max(ends[-1], 1)) for end in ends]
+        return cls(tuple(end - begin for begin, end in pairwise(bounds)), is_sorted=True)
+
+    def none(self) -> TypeCounts:
+        """Return the numbers for no rows."""
+        return TypeCounts((0,) * len(self.counts), is_sorted=True)
+
+    def order(self, like: Tensor) -> TypeOrder:
+        """Return the order of the rows, without data.
+
+        Args:
+            like: Tensor on the meta device.
+        """
+        if self.is_sorted:
+            return TypeOrder(self.counts)
+        position = like.new_empty(1, dtype=torch.int64).expand(sum(self.counts))
+        return TypeOrder(self.counts, position, position)
+
+
+class TypedBlockSize(NamedTuple):
+    """Size of the block of one aggregate by vertex type and relation."""
+
+    sources: TypeCounts
     """Number of sources of each type."""
-    targets: tuple[int, ...]
+    targets: TypeCounts
     """Number of targets of each type."""
     edges: tuple[int, ...]
     """Number of edges of each relation."""
     loops: tuple[int, ...]
     """Number of self-loops among the edges of each relation."""
-    in_order: bool = False
-    """True if all sources are targets, and are sorted by type."""
+    is_divided: bool = True
+    """False if the rows are not divided by type: then those of all types count for each type."""
 
     @classmethod
     def of(cls, graph: Graph, sources: Tensor, targets: Tensor, edges: Tensor, relation: Tensor) -> TypedBlockSize:
@@ -77,17 +127,11 @@ class TypedBlockSize(NamedTuple):
             relation: Relation of each edge, integer [E].
         """
         types, num_types, num_relations = type_numbers(graph), len(graph.features) + 1, len(graph.relations)
-
-        def count(numbers: Tensor, most: int) -> tuple[int, ...]:
-            return tuple(torch.bincount(numbers, minlength=most).tolist())
-
-        of_sources = types[sources]
         return cls(
-            sources=count(of_sources, num_types),
-            targets=count(types[targets], num_types),
-            edges=count(relation, num_relations),
-            loops=count(relation[edges[0] == edges[1]], num_relations),
-            in_order=len(sources) == len(targets) and bool((of_sources[1:] >= of_sources[:-1]).all()),
+            sources=TypeCounts.of(types[sources], num_types),
+            targets=TypeCounts.of(types[targets], num_types),
+            edges=tuple(torch.bincount(relation, minlength=num_relations).tolist()),
+            loops=tuple(torch.bincount(relation[edges[0] == edges[1]], minlength=num_relations).tolist()),
         )
 
     def of_relation(self, relation: int, source: int, target: int) -> BlockSize:
@@ -98,7 +142,8 @@ class TypedBlockSize(NamedTuple):
             source: Number of the vertex type of its sources.
             target: Number of the vertex type of its targets.
         """
-        return BlockSize(self.sources[source], self.targets[target], self.edges[relation], self.loops[relation])
+        num_sources, num_targets = self.sources.counts[source], self.targets.counts[target]
+        return BlockSize(num_sources, num_targets, self.edges[relation], self.loops[relation])
 
     def with_all_rows(self, sources: int, targets: int) -> TypedBlockSize:
         """Return the size if rows of all types are computed for each type.
@@ -107,13 +152,15 @@ class TypedBlockSize(NamedTuple):
             sources: Number of sources.
             targets: Number of targets.
         """
-        count = len(self.sources)
-        return self._replace(sources=(sources,) * count, targets=(targets,) * count, in_order=False)
+        count = len(self.sources.counts)
+        return self._replace(
+            sources=TypeCounts((sources,) * count), targets=TypeCounts((targets,) * count), is_divided=False
+        )
 
     def without_rows(self) -> TypedBlockSize:
         """Return the size of a block of the same types and relations without vertices and edges."""
-        by_type, by_relation = (0,) * len(self.sources), (0,) * len(self.edges)
-        return TypedBlockSize(by_type, by_type, by_relation, by_relation)
+        by_relation = (0,) * len(self.edges)
+        return TypedBlockSize(self.sources.none(), self.targets.none(), by_relation, by_relation, self.is_divided)
 
 
 def type_numbers(graph: Graph) -> Tensor:
@@ -131,10 +178,6 @@ class LayerSizes:
 
     rows: tuple[int, ...]
     """Number of rows before each aggregate, and number of rows of the result."""
-    featured: tuple[int, ...] = ()
-    """Number of first rows of each vertex type with features, in a graph without x."""
-    num_embedded: int = 0
-    """Number of first rows of the vertex types without features, in a graph without x."""
     num_stored: int = 0
     """Number of embedding rows that the rank stores."""
     relation_rows: tuple[int, ...] = ()
@@ -142,5 +185,12 @@ class LayerSizes:
     relations."""
     blocks: tuple[BlockSize, ...] = ()
     """Size of the block of each aggregate; empty if no layer reads the edges itself."""
+    types: tuple[TypeCounts, ...] = ()
+    """Number of rows of each vertex type, for each entry of `rows`, in a graph without x."""
     typed_blocks: tuple[TypedBlockSize, ...] = ()
     """Size of these blocks by vertex type and relation; empty if no layer calls convolutions by relation."""
+
+    @property
+    def num_embedded(self) -> int:
+        """Number of first rows of the vertex types without features, in a graph without x."""
+        return self.types[0].counts[-1] if self.types else 0

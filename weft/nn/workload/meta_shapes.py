@@ -137,7 +137,15 @@ def reduction(x: Tensor, dims: Sequence[int] | None = None, keepdim: bool = Fals
     return x.new_empty(sizes)
 
 
-IN_PLACE = {aten.add_.Tensor, aten.copy_.default, aten.index_add_.default, aten.lerp_.Scalar, aten.zero_.default}
+IN_PLACE = {
+    aten.add_.Tensor,
+    aten.copy_.default,
+    aten.index_add_.default,
+    aten.index_copy_.default,
+    aten.index_fill_.int_Scalar,
+    aten.lerp_.Scalar,
+    aten.zero_.default,
+}
 """Operator overloads that change their first argument and return it."""
 SHAPES: dict[Any, Callable[..., Tensor | None]] = {
     aten.addmm.default: addmm,

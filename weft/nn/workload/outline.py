@@ -201,26 +201,22 @@ def typed_rows_of_all(typed: TypedShape, num_more: int, dtype: torch.dtype) -> T
         num_more: Number of rows that a rank stores in addition.
         dtype: Type of the rows.
     """
-    counts = [count for count, _ in typed.featured]
-    num_embedded = typed.num_embedded
-    if num_embedded:
-        num_embedded += num_more
-    else:
-        counts[-1] += num_more
-    return typed_rows_of(typed, counts, num_embedded, dtype)
+    counts = [*(count for count, _ in typed.featured), typed.num_embedded]
+    counts[-1 if typed.num_embedded else -2] += num_more
+    return typed_rows_of(typed, counts, dtype)
 
 
-def typed_rows_of(typed: TypedShape, counts: Sequence[int], num_embedded: int, dtype: torch.dtype) -> TypedRows:
+def typed_rows_of(typed: TypedShape, counts: Sequence[int], dtype: torch.dtype) -> TypedRows:
     """Return features by type without data.
 
     Args:
         typed: Types of the graph.
-        counts: Number of rows of each type with features.
-        num_embedded: Number of rows of the types without features.
+        counts: Number of rows of each type with features, and of all types without features.
         dtype: Type of the rows.
     """
+    *featured, num_embedded = counts
     widths = (width for _, width in typed.featured)
-    features = (torch.empty(n, width, dtype=dtype, device="meta") for n, width in zip(counts, widths, strict=True))
+    features = (torch.empty(n, width, dtype=dtype, device="meta") for n, width in zip(featured, widths, strict=True))
     return TypedRows(features=tuple(features), num_embedded=num_embedded)
 
 

@@ -16,11 +16,11 @@ from weft.nn.aggregate.attention import AttendEdges
 from weft.nn.aggregate.reduce import ByRelation
 from weft.nn.aggregate.relations import OwnRelationRows, multiply_block_diagonal
 from weft.nn.aggregate.topology import Topology
-from weft.nn.aggregate.typed_block import TypedBlock, TypePositions
+from weft.nn.aggregate.typed_block import RelationEdges, TypedBlock, TypeOrder
 from weft.nn.graph_view import GraphView, Inputs, Origin, ViewTraits
 from weft.nn.layers.linear_transform import linear, sum_rows
 from weft.nn.workload.flops import FlopCounter, FlopPosition
-from weft.nn.workload.layer_sizes import BlockSize, LayerSizes, TypedBlockSize
+from weft.nn.workload.layer_sizes import BlockSize, LayerSizes, TypeCounts, TypedBlockSize
 from weft.nn.workload.operation import GraphOperation
 from weft.utils.errors import InputError
 from weft.utils.random import RandomKey
@@ -236,15 +236,20 @@ class OutlineView(GraphView):
     def typed_block(self, vertex_type: Tensor, num_targets: int, num_types: int) -> TypedBlock:
         del num_types
         size = self.typed_size
-        edges = (vertex_type.new_empty(2, 0, dtype=torch.int64),) * self.state.num_relations
-        if size is None:
+        edges = (RelationEdges(vertex_type.new_empty(2, 0, dtype=torch.int64)),) * self.state.num_relations
+        if size is None or not size.is_divided:
             return TypedBlock(edges, num_targets)
-        sources, targets = (
-            tuple(vertex_type.new_empty(count, dtype=torch.int64) for count in counts)
-            for counts in (size.sources, size.targets)
-        )
-        order = vertex_type.new_empty(num_targets, dtype=torch.int64)
-        return TypedBlock(edges, num_targets, TypePositions(sources, targets, order, size.in_order))
+        return TypedBlock(edges, num_targets, size.sources.order(vertex_type), size.targets.order(vertex_type))
+
+    def type_order(self, vertex_type: Tensor, num_types: int) -> TypeOrder:
+        del num_types
+        sizes, operations = self.state.sizes, self.state.operations
+        if sizes and sizes.types:
+            over_edges = (op for op in reversed(operations) if op.op != "embed" and not isinstance(op.op, Total))
+            last = next(over_edges, None)
+            return sizes.types[last.hop + last.steps if last else 0].order(vertex_type)
+        of_types = (*map(len, self.typed_rows.features), self.typed_rows.num_embedded)
+        return TypeCounts.spread(len(vertex_type), of_types).order(vertex_type)
 
     @property
     def edge_features(self) -> Tensor | None:
@@ -283,8 +288,8 @@ class OutlineView(GraphView):
         counter.record("sparse", nonzeros, len(x), *weight.shape)
         counter.record("sparse_backward", nonzeros, len(x), *weight.shape, backward=True)
 
-    def _drop(self, x: Tensor, key: RandomKey, p: float, relu: bool) -> Tensor:
-        del key, p
+    def _drop(self, x: Tensor, key: RandomKey, p: float, relu: bool, rows: slice | Tensor) -> Tensor:
+        del key, p, rows
         return counted_dropout(self.state.counter, x, relu)
 
     def _record(

@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from weft.nn import SPREAD, BlockSize, DenseFlops, Inputs, LayerSizes, Total, WholeLayer, Workload
+from weft.nn.aggregate.typed_block import TypeOrder
 from weft.nn.layers.phases import Boundary, BoundaryState, PhasedModel
 from weft.nn.workload.dense_cost import backward_flops, make_counting_model
 from weft.nn.workload.flops import FlopCounter, FlopPosition
+from weft.nn.workload.layer_sizes import TypeCounts
 from weft.nn.workload.outline import typed_rows_of
 from weft.nn.workload.outline_view import OutlineState, OutlineView, counted_dropout
 from weft.parallel.chunks.program.chunk_program import ChunkProgram, Segment, differentiable_ports, rows_by_port
@@ -35,9 +37,15 @@ class ShapedRows(RowsView):
 
     counter: FlopCounter
     """Counts the FLOPs of dropout."""
+    types: TypeCounts
+    """Number of rows of each vertex type; only in a graph without x."""
 
-    def _drop(self, x: Tensor, key: RandomKey, p: float, relu: bool) -> Tensor:
-        del key, p
+    def type_order(self, vertex_type: Tensor, num_types: int) -> TypeOrder:
+        del num_types
+        return self.types.order(vertex_type)
+
+    def _drop(self, x: Tensor, key: RandomKey, p: float, relu: bool, rows: slice | Tensor) -> Tensor:
+        del key, p, rows
         return counted_dropout(self.counter, x, relu)
 
 
@@ -132,10 +140,11 @@ class SegmentFlops:
             The boundary or the logits, and the FLOPs counted before.
         """
         work, model, typed = self.work, cast(PhasedModel, self.twin.model), self.work.stats.typed
+        types = self.levels.types[self.segments[number].hop] if typed.has_input else TypeCounts(())
+        types = types if num_rows else types.none()
         rows = None
         if not number and typed.has_input:
-            featured = self.levels.featured if num_rows else [0] * len(typed.featured)
-            rows = typed_rows_of(typed, featured, self.levels.num_embedded if num_rows else 0, self.twin.dtype)
+            rows = typed_rows_of(typed, types.counts, self.twin.dtype)
         inputs = self.twin.inputs(num_rows, rows, optimisations=work.optimisations)
         ids = torch.empty(num_rows, dtype=torch.int64, device="meta")
         make = partial(ShapedRows, self.twin.topology, ids, work.stats.num_vertices, key=0, calls=0, inputs=inputs)
@@ -143,7 +152,7 @@ class SegmentFlops:
         embedded = lambda weight: leaf(weight.new_empty(count, weight.shape[1]), differentiable=True)  # noqa: E731
         views = [make(embedded=embedded) for _ in range(model.num_stages)]
         for view in views:
-            view.counter = self.counter
+            view.counter, view.types = self.counter, types
         start = self._start()
         with torch.enable_grad(), torch.device("meta"), self.counter:
             if not number:

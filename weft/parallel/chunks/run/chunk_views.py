@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from weft.nn import SPREAD, GraphView, Inputs, Topology, TypedBlock
+from weft.nn.aggregate.typed_block import TypeOrder
 from weft.runtime.meter import Meter
 from weft.utils.errors import InputError
 
@@ -63,6 +64,9 @@ class RowsView(GraphView):
     def calls(self) -> int:
         """Number of dropout masks that were drawn so far."""
         return self._calls
+
+    def type_order(self, vertex_type: Tensor, num_types: int) -> TypeOrder:
+        return TypeOrder.of(vertex_type, num_types)  # not the topology's, which belongs to other rows
 
     def embed(self, weight: Tensor) -> Tensor:
         return self._embedded(weight)
