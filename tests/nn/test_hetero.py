@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from dataclasses import replace
 from typing import Any
 
@@ -74,6 +75,21 @@ def test_equals_pyg(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         else:
             torch.testing.assert_close(parameters[path].grad, expected_grad, rtol=1e-9, atol=1e-9, msg=path)
     check_by_type(graph, of_weft(converted.eval(), graph), of_pyg(original.eval(), graph))
+
+
+def test_a_step_leaves_no_tensors_to_the_garbage_collector() -> None:
+    """Live rows of a step would stay in memory until Python happens to collect cycles."""
+    graph = graph_of("pyg-hetero")
+    converted = convert(make_model("pyg-hetero"), shape=GraphShape.of(graph))
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        of_weft(converted, graph).sum().backward()
+        gc.collect()
+        assert not any(isinstance(each, Tensor) for each in gc.garbage)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
 
 
 def check_by_type(graph: Graph, y: Tensor, expected: dict[str, Tensor]) -> None:

@@ -66,9 +66,8 @@ EXCEPTIONS = {
     "pyg-rgcn-bases": 0.1,  # a gradient that PyTorch frees earlier than on the meta device
     "sparse": 0.7,  # the graphs have a thousand features and few rows: a copy of the weight is most of the peak
     "broadcast": 0.45,  # a strategy that states only its operations: weft assumes which rows it gathers, evenly split
-    "pyg-hetero-some": 0.03,  # rows of relations are assumed to be of equal number
-    **dict.fromkeys((*BY_BLOCKS, *PYG), 0.05),  # gradients of a convolution's input before they are added up
-    **dict.fromkeys(BY_RELATION, 0.08),  # rows that convolutions share are estimated for each
+    # Gradients of a convolution's input before they are added up; rows that convolutions share are estimated for each.
+    **dict.fromkeys((*BY_BLOCKS, *BY_RELATION, *PYG), 0.05),
 }
 """Largest share of error of other cells, by model, kind of graph or strategy, and why."""
 STRATEGIES_IN_STEPS = ["single", "tensor", "communicated", "cached", "hybrid", "stale", "broadcast"]

@@ -284,10 +284,12 @@ def _flatten(
 
 
 def _restored(rows: dict[str, Tensor], shapes: dict[str, Any]) -> dict[str, Any]:
-    def restore(name: str, shape: Any) -> Any:
-        if isinstance(shape, list):
-            return [restore(f"{name}.{number}", part) for number, part in enumerate(shape)]
-        tensor, (before, widths) = rows[name], shape
-        return tensor if not before and len(widths) == 1 else tensor.reshape(*[1] * before, len(tensor), *widths)
+    return {name: _restored_value(rows, name, shape) for name, shape in shapes.items()}
 
-    return {name: restore(name, shape) for name, shape in shapes.items()}
+
+def _restored_value(rows: dict[str, Tensor], name: str, shape: Any) -> Any:
+    # No function within a function: one that calls itself would keep the rows until the next garbage collection.
+    if isinstance(shape, list):
+        return [_restored_value(rows, f"{name}.{number}", part) for number, part in enumerate(shape)]
+    tensor, (before, widths) = rows[name], shape
+    return tensor if not before and len(widths) == 1 else tensor.reshape(*[1] * before, len(tensor), *widths)
