@@ -1,12 +1,13 @@
 """Train attention by relation on a heterogeneous graph, or compare its steps with PyG's.
 
     python benchmarks/typed_attention.py --scale 0.01 --hidden 64 --out NAME
-    python benchmarks/typed_attention.py --scale 0.1 --hidden 512 --epochs 10
+    LD_PRELOAD=weft/_heap.so python benchmarks/typed_attention.py --scale 0.1 --hidden 512 --layers 3 --epochs 10 --out NAME
 
 The graph has the types and relations of IGBH-small (papers, authors, institutes, fields of study), and `--scale` is its
 share; `--graph hetero_acm` names a stored one. Features are class centres with noise. The models are those of
 MLPerf's R-GAT, HeteroConv of GATConv with 4 heads, and the same with other attention. Without `--epochs`, the script
-compares results and gradients with PyG's, then the steps of both alternate.
+compares results and gradients with PyG's, then the steps of both alternate. The training needs 21 GB, with weft's
+heap for large arrays, which `weft train` preloads itself.
 """
 
 from __future__ import annotations
@@ -182,6 +183,9 @@ def main() -> None:
             graph, model, epochs=options.epochs, lr=1e-3, weight_decay=0.0, strategy=options.strategy, out=options.run
         )
         print(run.summary)
+        if options.out:
+            rows = [{**line, "bytes": run.summary["ranks"][0]["peak_memory_bytes"]} for line in run.history]
+            save(options.out, {"options": vars(options), "graph": size, "rows": rows})
         return
     rows = []
     for name, kind in ATTENTION.items():

@@ -129,7 +129,7 @@ def pyg_conv_layer(conv: Any, edge_arguments: frozenset[str]) -> PyGConv:
         conv: The convolution.
         edge_arguments: Names of the edge arguments that the model passes to it.
     """
-    layer = from_pyg(conv, reads_edge_attr="edge_attr" in edge_arguments)
+    layer = from_pyg(conv, reads_edge_attr="edge_attr" in edge_arguments, may_keep_width=True)
     layer.takes &= edge_arguments
     return layer
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -19,6 +20,10 @@ PADDED = ("GRUAggregation", "LSTMAggregation", "SetTransformerAggregation", "Sor
 stores."""
 
 
+ANY_WIDTH = 3
+"""Number of columns of rows with which a convolution without matrices is tried."""
+
+
 class PyGConv(nn.Module):
     """Layer that calls a PyG convolution on a view's block: sources, of which the targets are the first, and edges.
 
@@ -27,7 +32,7 @@ class PyGConv(nn.Module):
 
     Args:
         conv: The convolution.
-        out_width: Columns of its result.
+        out_width: Columns of its result; 0: as many as its rows have.
         reads_edge_attr: True if the model calls the convolution with edge features, which it then always gets.
     """
 
@@ -55,12 +60,16 @@ class PyGConv(nn.Module):
         sources, edge_index, num_targets = view.block(x)
         edge_arguments = self._edge_arguments(view, sources.shape[1])
         if sources.device.type == "meta":  # many convolutions read ids of edges, which meta tensors do not have
-            weight = sources.new_empty(sources.shape[1], self.out_width)
+            weight = sources.new_empty(sources.shape[1], self.result_width(sources))
             return sources[:num_targets] @ weight + sum(t.sum() for t in (sources, *self.parameters()))
         with self.tiled.replacing() if sources.device.type == "cpu" else nullcontext():
             y: Tensor = self.conv(self._rows(view, sources, num_targets), edge_index, **edge_arguments)
         drop_results(self.conv)
         return y if self.takes_pair else y[:num_targets]
+
+    def result_width(self, x: Tensor) -> int:
+        """Return the number of columns of the result. `x`: its rows."""
+        return self.out_width or x.shape[1]
 
     def _rows(self, view: Any, sources: Tensor, num_targets: int) -> Any:
         """Return the convolution's first argument."""
@@ -119,7 +128,7 @@ def share_tensors(wrapper: nn.Module, module: nn.Module) -> None:
     wrapper._non_persistent_buffers_set = module._non_persistent_buffers_set
 
 
-def from_pyg(conv: Any, *, reads_edge_attr: bool = False) -> PyGConv:
+def from_pyg(conv: Any, *, reads_edge_attr: bool = False, may_keep_width: bool = False) -> PyGConv:
     """Return a layer for weft.nn.Stack from a PyG convolution such as SAGEConv, GATv2Conv or TransformerConv.
 
     The layer runs under every strategy in which a rank stores all in-edges of its vertices, with the same results as on
@@ -128,19 +137,23 @@ def from_pyg(conv: Any, *, reads_edge_attr: bool = False) -> PyGConv:
     Args:
         conv: The convolution.
         reads_edge_attr: True if the model calls the convolution with edge features.
+        may_keep_width: True to accept a convolution whose result has as many columns as its rows, whatever their
+            number. Its `out_width` is 0.
 
     Raises:
         InputError: See `checked_width`.
     """
-    return PyGConv(conv, checked_width(conv, reads_edge_attr=reads_edge_attr), reads_edge_attr=reads_edge_attr)
+    width = checked_width(conv, reads_edge_attr=reads_edge_attr, may_keep_width=may_keep_width)
+    return PyGConv(conv, width, reads_edge_attr=reads_edge_attr)
 
 
-def checked_width(conv: Any, *, reads_edge_attr: bool = False) -> int:
+def checked_width(conv: Any, *, reads_edge_attr: bool = False, may_keep_width: bool = False) -> int:
     """Return the number of columns of the result of a PyG convolution, if it can run on blocks of edges.
 
     Args:
         conv: The convolution.
         reads_edge_attr: True if the model calls the convolution with edge features.
+        may_keep_width: True to return 0 for a convolution whose result has as many columns as its rows.
 
     Raises:
         InputError: The convolution reads more of the graph than the in-edges of its targets (GCNConv: the degrees of
@@ -160,7 +173,7 @@ def checked_width(conv: Any, *, reads_edge_attr: bool = False) -> int:
     check_parts(conv)
     has_matrix = any(parameter.dim() > 1 for parameter in conv.parameters())  # else any width may run in a trial
     width = out_width_of(conv) or (tried.out_width if tried and has_matrix else 0)
-    if not width:
+    if not width and not (may_keep_width and keeps_width(conv, needs_edge_attr=needs_edge_attr)):
         raise InputError(f"{name} has no attribute out_channels: use weft.nn.PyGConv(conv, out_width)")
     return width
 
@@ -225,6 +238,18 @@ def takes_pair(conv: nn.Module) -> bool:
     return parameter is not None and "Tuple" in str(parameter.annotation)
 
 
+def keeps_width(conv: Any, *, needs_edge_attr: bool) -> bool:
+    """Return whether the result of a convolution has as many columns as its rows, whatever their number.
+
+    Args:
+        conv: The convolution.
+        needs_edge_attr: True if it must be called with edge features.
+    """
+    widths = (ANY_WIDTH, ANY_WIDTH + 1)
+    tried = [Trial.of(conv, needs_edge_attr=needs_edge_attr, in_widths=[width]) for width in widths]
+    return all(each is not None and each.out_width == width for each, width in zip(tried, widths, strict=True))
+
+
 class Trial(NamedTuple):
     """Properties of a convolution, from running it on a few random rows and edges."""
 
@@ -234,12 +259,13 @@ class Trial(NamedTuple):
     """Number of columns of the result."""
 
     @classmethod
-    def of(cls, conv: Any, *, needs_edge_attr: bool = False) -> Trial | None:
-        """Run a convolution on random rows whose width is taken from the shapes of its parameters.
+    def of(cls, conv: Any, *, needs_edge_attr: bool = False, in_widths: Sequence[int] = ()) -> Trial | None:
+        """Run a convolution on random rows.
 
         Args:
             conv: The convolution, which is not changed.
             needs_edge_attr: True if it must be called with edge features.
+            in_widths: Candidate numbers of columns of the rows; empty: those that the shapes of its parameters suggest.
 
         Returns:
             The result, or None if it fails for every candidate width.
@@ -256,7 +282,8 @@ class Trial(NamedTuple):
         sizes = [size for parameter in conv.parameters() for size in reversed(parameter.shape[:2])]
         widths = [size // rows for rows in (1, 2, 3) for size in sizes]  # it may read both endpoints of an edge
         in_channels = getattr(conv, "in_channels", 0)  # a pair in some convolutions
-        in_widths = dict.fromkeys([in_channels, *widths] if isinstance(in_channels, int) else widths)
+        from_shapes = [in_channels, *widths] if isinstance(in_channels, int) else widths
+        in_widths = in_widths or [*dict.fromkeys([*from_shapes, ANY_WIDTH])]
         tries = (
             (width, num_edge_features)
             for width in in_widths

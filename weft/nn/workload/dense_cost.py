@@ -296,4 +296,5 @@ def run_counted_conv(
     ).on(view.block_size)
     counter.position = position
     read = (sources, *(() if targets is None else (targets,)), *layer.parameters())
-    return CountedConv.apply(counter, cost, (num_targets, layer.out_width), *read)  # type: ignore[no-untyped-call]
+    shape = num_targets, layer.result_width(sources)
+    return CountedConv.apply(counter, cost, shape, *read)  # type: ignore[no-untyped-call]
