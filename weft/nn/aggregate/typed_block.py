@@ -57,8 +57,6 @@ class TypeOrder(NamedTuple):
     """Number of rows of each type."""
     by_type: Tensor | None = None
     """Positions of the rows, type by type, int64 [n]; None: the rows are sorted by type."""
-    inverse: Tensor | None = None
-    """Position of each row in `by_type`, int64 [n]; None: the rows are sorted by type."""
 
     @classmethod
     def of(cls, vertex_type: Tensor, num_types: int) -> TypeOrder:
@@ -73,9 +71,7 @@ class TypeOrder(NamedTuple):
             bounds = torch.arange(num_types + 1, dtype=numbers.dtype, device=numbers.device)
             return cls(tuple(torch.searchsorted(numbers.contiguous(), bounds).diff().tolist()))
         positions = [(numbers == number).nonzero().view(-1) for number in range(num_types)]
-        by_type = torch.cat(positions)
-        inverse = torch.empty_like(by_type).scatter_(0, by_type, torch.arange(len(by_type), device=by_type.device))
-        return cls(tuple(map(len, positions)), by_type, inverse)
+        return cls(tuple(map(len, positions)), torch.cat(positions))
 
     def rows_of(self, number: int) -> slice | Tensor:
         """Return the positions of the rows of a type: a range, or int64."""

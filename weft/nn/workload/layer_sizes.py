@@ -95,10 +95,8 @@ class TypeCounts(NamedTuple):
         Args:
             like: Tensor on the meta device.
         """
-        if self.is_sorted:
-            return TypeOrder(self.counts)
-        position = like.new_empty(1, dtype=torch.int64).expand(sum(self.counts))
-        return TypeOrder(self.counts, position, position)
+        by_type = None if self.is_sorted else like.new_empty(1, dtype=torch.int64).expand(sum(self.counts))
+        return TypeOrder(self.counts, by_type)
 
 
 class TypedBlockSize(NamedTuple):
