@@ -1,7 +1,8 @@
 """Train attention by relation on a heterogeneous graph, or compare its steps with PyG's.
 
     python benchmarks/typed_attention.py --scale 0.01 --hidden 64 --out NAME
-    LD_PRELOAD=weft/_heap.so python benchmarks/typed_attention.py --scale 0.1 --hidden 512 --layers 3 --epochs 10 --out NAME
+    export LD_PRELOAD=weft/_heap.so
+    python benchmarks/typed_attention.py --scale 0.1 --hidden 512 --layers 3 --epochs 10 --out NAME
 
 The graph has the types and relations of IGBH-small (papers, authors, institutes, fields of study), and `--scale` is its
 share; `--graph hetero_acm` names a stored one. Features are class centres with noise. The models are those of

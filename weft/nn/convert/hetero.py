@@ -226,7 +226,7 @@ def join_relations(steps: list[TracedStep], kinds: dict[str, StepKind], types: G
 
 def _join_calls(steps: list[TracedStep], name: str, kinds: dict[str, StepKind], num_types: int) -> list[TracedStep]:
     """Return steps that call several convolutions on one block, instead of one step per convolution."""
-    types, calls, places = dict[str, int](), list[JoinedCall](), Places()
+    types, calls, places = dict[str, int](), list[JoinedCall](), PlacesByType()
     for step in steps:
         call, (source, target, vertex_type) = step.operation, step.args
         assert isinstance(call, RelationCall)
@@ -240,8 +240,8 @@ def _join_calls(steps: list[TracedStep], name: str, kinds: dict[str, StepKind], 
     return [joined, *_split_after(joined, steps, places, num_types, kinds)]
 
 
-class Places(list[Place]):
-    """Places in a tensor, with those of a vertex type side by side."""
+class PlacesByType(list[Place]):
+    """PlacesByType in a tensor, with those of a vertex type side by side."""
 
     def add(self, of_type: int, width: int) -> Place:
         """Add a place after those of its type, and return it.
@@ -256,14 +256,14 @@ class Places(list[Place]):
 
 
 def _split_after(
-    joined: TracedStep, steps: list[TracedStep], places: Places, num_types: int, kinds: dict[str, StepKind]
+    joined: TracedStep, steps: list[TracedStep], places: PlacesByType, num_types: int, kinds: dict[str, StepKind]
 ) -> list[TracedStep]:
     """Return steps that split the result of a joined step into those of the steps that it replaces.
 
     Args:
         joined: The joined step, whose first argument is the number of each vertex's type.
         steps: The steps that it replaces.
-        places: Places of their results.
+        places: PlacesByType of their results.
         num_types: Number of vertex types.
         kinds: Kind of each value, by name; new values are added.
     """
@@ -288,7 +288,7 @@ def _join(
     different target types share columns, because a row has only one type.
     """
     inputs: dict[tuple[int, str], Place] = {}
-    input_places, places, slots = Places(), Places(), list[RelationSlot]()
+    input_places, places, slots = PlacesByType(), PlacesByType(), list[RelationSlot]()
     for step in steps:
         relation, (x, vertex_type) = step.operation, step.args
         assert isinstance(relation, RelationAggregate)
