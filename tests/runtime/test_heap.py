@@ -220,3 +220,18 @@ def test_ranks_use_the_heap(heap: dict[str, str], tmp_path: Path) -> None:
         process.terminate()
     assert sum("_native" in text for text in maps) >= 2
     assert all(heap[PRELOAD] in text for text in maps)
+
+
+def test_large_arrays_are_mapped_without_the_heap(heap: dict[str, str]) -> None:
+    """Freed arrays return to the system, also after `keep_freed_memory`; a process with the heap stays as it is."""
+    script = """
+from weft.runtime.memory.heap import keep_freed_memory, map_large_arrays
+keep_freed_memory()
+assert map_large_arrays() == {expected}
+large, small = torch.ones(16 * MB), torch.ones(MB)
+before = resident()
+del large
+assert (before - resident() > 48 * MB) == {expected}
+"""
+    run(heap, script.replace("{expected}", "False"))
+    run({}, script.replace("{expected}", "True"))

@@ -44,12 +44,30 @@ def test_a_run_beyond_memory_is_refused(strategy: str, workers: int, monkeypatch
     rank.make_plan(config, work)
 
 
-def test_small_graphs_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = Config(graph="digits")
+def test_small_runs_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wide model of the same graph is checked, since its rows take more than the graph."""
+    config, wide = Config(graph="digits"), Config(graph="digits", hidden=1 << 12)
     work = prepared_workload(config, None, None)
-    monkeypatch.setattr(rank, "memory_limit_bytes", lambda: 11 * work.stats.num_bytes)
+    monkeypatch.setattr(rank, "memory_limit_bytes", lambda: 11 * work.rough_bytes)
     monkeypatch.setattr(SinglePlan, "peak_memory", None)
     rank.make_plan(config, work)
+    with pytest.raises(TypeError):  # calls None
+        rank.make_plan(wide, prepared_workload(wide, None, None))
+
+
+def test_a_run_near_the_limit_maps_its_arrays(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Without weft's heap, freed arrays would take memory that the run needs."""
+    config, calls = Config(graph="digits"), []
+    work = prepared_workload(config, None, None)
+    monkeypatch.setattr(rank, "map_large_arrays", lambda: calls.append(1) or True)
+    for limit, expected in ((1 << 30, 0), (15_000_000, 1)):
+        monkeypatch.setattr(rank, "memory_limit_bytes", lambda limit=limit: limit)
+        monkeypatch.setattr(rank, "FRAGMENTED_SHARE", 0.1)
+        rank.make_plan(config, work)
+        assert len(calls) == expected
+    assert "needs much memory" in capfd.readouterr().err
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ PARAMETER_COPIES = 5
 CHECKPOINT_COPIES = 8
 """Copies made while a checkpoint is written: each of the above but the gradient, as tensors and as bytes."""
 CHECKED_SHARE = 0.1
-"""Memory is estimated before a run if the graph takes at least this share of it."""
+"""Memory is estimated before a run if the graph and its rows roughly take at least this share of it."""
 RECOMPUTING = SPREAD._replace(shrinks_rows=True, alternative="--strategy communicated")
 """Properties of views on ranks that recompute remote rows: an aggregate has fewer rows after it than before."""
 

@@ -210,7 +210,7 @@ class SinglePlan(ResidentPlan):
             layouts: Layout of training steps (True) and evaluations (False).
         """
         limit = memory_limit_bytes()
-        if not self.work.has_graph or self.work.stats.num_bytes < CHECKED_SHARE * limit:
+        if not self.work.has_graph or self.work.rough_bytes < CHECKED_SHARE * limit:
             return True
         temporary = (layout.temporary_memory(0, training=training) for training, layout in layouts.items())
         return self._lasting_memory(layouts) + max(map(max, temporary)) <= ROWS_SHARE * limit

@@ -20,7 +20,7 @@ from weft.data import Graph, degree_counts
 from weft.nn import Workload
 from weft.partition import Quality
 from weft.runtime.kernel_selection import DEFAULT, KernelSelection, select_kernels
-from weft.runtime.memory.heap import keep_freed_memory, release_freed_memory
+from weft.runtime.memory.heap import keep_freed_memory, map_large_arrays, release_freed_memory
 from weft.runtime.memory.limit import memory_limit_bytes
 from weft.runtime.processes.stop_request import StopRequest
 from weft.strategies import Plan, get_strategy
@@ -120,11 +120,16 @@ def make_plan(config: Config, work: Workload, *, predicts: bool = False) -> Plan
     return plan
 
 
+FRAGMENTED_SHARE = 0.6
+"""Share of memory above which a run maps its large arrays: freed ones in the C library's heap take up to half more."""
+
+
 def check_memory(plan: Plan, *, predicts: bool = False) -> None:
     """Check that the rows of the ranks on this host fit in memory, before anything large is allocated.
 
-    Arrays of a graph folder do not count, since the system can read them again. Small graphs are not checked, because
-    the estimate takes time. If ranks are on several hosts, only that of the planning rank is checked.
+    Arrays of a graph folder do not count, since the system can read them again. Small runs are not checked, because
+    the estimate takes time. If ranks are on several hosts, only that of the planning rank is checked. A run that needs
+    much memory maps its large arrays if this process lacks weft's heap, which takes more time and less memory.
 
     Args:
         plan: The plan of the run.
@@ -134,7 +139,7 @@ def check_memory(plan: Plan, *, predicts: bool = False) -> None:
         InputError: The rows do not fit. The message names options that need less.
     """
     limit, work = memory_limit_bytes(), plan.work
-    if work.stats.num_bytes < CHECKED_SHARE * limit or (predicts and plan.streams):
+    if work.rough_bytes < CHECKED_SHARE * limit or (predicts and plan.streams):
         return
     ranks = range(min(int(os.environ.get("LOCAL_WORLD_SIZE", plan.size)), plan.size))
     uses = [plan.peak_memory(rank) for rank in ranks]
@@ -150,6 +155,8 @@ def check_memory(plan: Plan, *, predicts: bool = False) -> None:
             f"{work.graph.name}: strategy {plan.name} needs {format_bytes(needed)} of memory, and "
             f"{format_bytes(limit)} are available: give {', '.join(options[:-1])}, or {options[-1]}"
         )
+    if needed > FRAGMENTED_SHARE * limit and map_large_arrays():
+        print_message("the run needs much memory, which scripts use with more page faults: weft train is faster")
 
 
 def prepare_process(config: Config) -> None:

@@ -112,11 +112,11 @@ class BatchNorm(PhasedLayer):
 
         Args:
             mean: Mean of each column, [F].
-            count: Number of vertices.
+            count: Number of vertices; a tensor without dimensions if only the ranks together know it.
             squares: Sum of the squared distances from the mean, [F].
         """
         self.running_mean.lerp_(mean, self.momentum)
-        divisor = torch.as_tensor(count - 1).clamp(min=1)
+        divisor = max(count - 1, 1) if isinstance(count, int) else (count - 1).clamp(min=1)
         self.running_var.lerp_(squares / divisor, self.momentum)  # unbiased, like PyTorch
         self.num_batches_tracked += 1
 

@@ -119,6 +119,14 @@ class Workload:
         return row_dtype(self.model)
 
     @property
+    def rough_bytes(self) -> int:
+        """Rough number of bytes of the graph and of a step's rows: a row for each vertex and matrix of the model."""
+        count = self.stats.num_vertices
+        sizes = ([size for size in matrix.shape if size < count] for matrix in self.model.parameters())
+        width = sum(max(each) for each in sizes if len(each) > 1)
+        return self.stats.num_bytes + count * width * self.itemsize
+
+    @property
     def itemsize(self) -> int:
         """Bytes of a number in a row."""
         return self.row_dtype.itemsize

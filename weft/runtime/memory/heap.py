@@ -10,12 +10,16 @@ from pathlib import Path
 
 from weft.utils.terminal import print_message
 
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -2, -3, -4
 """Options of mallopt, from malloc.h of glibc."""
 NEVER_TRIM = -1
 """Trim threshold that is never reached, unlike the largest positive one: 2 GiB of free memory would reach that."""
+MAPPED_BYTES, MAPPED_ARRAYS = 1 << 20, 1 << 16
+"""Least bytes and largest number of arrays that are mapped on their own, with `map_large_arrays`."""
 STEP_BYTES = 64 << 20
 """Bytes by which the heap grows at a time."""
+HEAP_FILE = "_heap.so"
+"""File of the separate heap, next to the native module."""
 PRELOAD = "LD_PRELOAD"
 """Environment variable of libraries that the dynamic linker loads first."""
 SEPARATORS = re.compile(r"[\s:]")
@@ -38,6 +42,22 @@ def keep_freed_memory() -> bool:
     return all(
         mallopt(*option) == 1 for option in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, NEVER_TRIM), (M_TOP_PAD, STEP_BYTES))
     )
+
+
+def map_large_arrays() -> bool:
+    """Tell the C library to return large arrays to the system as soon as they are freed, and return True if it does.
+
+    This undoes `keep_freed_memory`: steps take more time, but freed arrays fragment no memory. Does nothing without
+    glibc, or in a process with the separate heap (`heap_environment`), which needs neither.
+    """
+    try:
+        if HEAP_FILE in Path("/proc/self/maps").read_text():
+            return False
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    options = (M_MMAP_THRESHOLD, MAPPED_BYTES), (M_MMAP_MAX, MAPPED_ARRAYS), (M_TRIM_THRESHOLD, MAPPED_BYTES)
+    return all(mallopt(*option) == 1 for option in options)
 
 
 def release_freed_memory() -> None:
@@ -76,5 +96,5 @@ def warn_without_heap() -> None:
 def _heap_file() -> Path | None:
     """Return the library of the separate heap, or None if there is none or LD_PRELOAD is already set."""
     native = find_spec("weft._native")
-    heap = Path(native.origin).with_name("_heap.so") if native and native.origin else Path()
+    heap = Path(native.origin).with_name(HEAP_FILE) if native and native.origin else Path()
     return heap if PRELOAD not in os.environ and heap.is_file() else None
