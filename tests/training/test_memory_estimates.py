@@ -46,7 +46,7 @@ def test_a_run_beyond_memory_is_refused(strategy: str, workers: int, monkeypatch
 
 def test_small_runs_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wide model of the same graph is checked, since its rows take more than the graph."""
-    config, wide = Config(graph="digits"), Config(graph="digits", hidden=1 << 12)
+    config, wide = Config(graph="digits"), Config(graph="digits", hidden=1 << 10)
     work = prepared_workload(config, None, None)
     monkeypatch.setattr(rank, "memory_limit_bytes", lambda: 11 * work.rough_bytes)
     monkeypatch.setattr(SinglePlan, "peak_memory", None)
