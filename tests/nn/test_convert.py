@@ -308,6 +308,21 @@ def linear_then_gat(self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
     return self.gat(self.lin(x), edge_index)
 
 
+def stacking(self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
+    y = self.conv(x, edge_index)
+    summed = torch.sum(torch.stack([y, y.tanh(), y.relu()], dim=0), dim=0)
+    return summed + torch.sum(torch.stack(y.split(1, dim=1)), dim=0)
+
+
+def test_sums_of_stacked_rows_equal_pyg() -> None:
+    """Of a list of rows, which are added without a stack, and of the result of a call."""
+    data, model = Data.make(), Written(stacking).double()
+    original, converted = copy.deepcopy(model), convert(model)
+    torch.testing.assert_close(data.of_weft(converted), data.of_pyg(original, []), rtol=1e-9, atol=1e-9)
+    calls = [step.operation for step in converted.programs[True].steps]
+    assert calls.count(torch.stack) == 1
+
+
 @pytest.mark.parametrize("norm", ["GraphNorm", "InstanceNorm", "PairNorm", "LayerNorm"])
 def test_a_norm_that_couples_rows_is_refused(norm: str) -> None:
     module = pyg.PairNorm() if norm == "PairNorm" else getattr(pyg, norm)(NUM_CLASSES)

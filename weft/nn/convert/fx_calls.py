@@ -112,6 +112,8 @@ def _add_without_stacking(graph: fx.Graph) -> None:
         stacked = node.args[0] if node.target is torch.sum and node.args else None
         if not isinstance(stacked, fx.Node) or stacked.target is not torch.stack:
             continue
+        if not isinstance(stacked.args[0], list | tuple):  # the result of a call
+            continue
         if node.args[1:] or node.kwargs != {"dim": 0} or stacked.args[1:] or stacked.kwargs not in ({}, {"dim": 0}):
             continue
         first, *others = cast(list[fx.Node], stacked.args[0])
