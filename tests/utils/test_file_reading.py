@@ -29,6 +29,7 @@ READERS = {
     "reporting/page.py": 1,  # a file of the package
     "runtime/processes/child_process.py": 1,  # a file in the private folder of this process
     "runtime/processes/cores.py": 1,  # /sys
+    "runtime/memory/heap.py": 1,  # /proc
     "runtime/memory/limit.py": 3,  # /proc and /sys
     "runtime/meter.py": 1,  # a file of the launcher, in its private folder
     "runtime/processes/usage.py": 1,  # standard error of a measured run, in a private folder
