@@ -315,7 +315,7 @@ def stacking(self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
 
 
 def test_sums_of_stacked_rows_equal_pyg() -> None:
-    """Of a list of rows, which are added without a stack, and of the result of a call."""
+    """The sum of listed rows needs no stack; that of the result of a call does."""
     data, model = Data.make(), Written(stacking).double()
     original, converted = copy.deepcopy(model), convert(model)
     torch.testing.assert_close(data.of_weft(converted), data.of_pyg(original, []), rtol=1e-9, atol=1e-9)
