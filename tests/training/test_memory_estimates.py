@@ -67,7 +67,7 @@ def test_a_run_near_the_limit_maps_its_arrays(
         monkeypatch.setattr(rank, "FRAGMENTED_SHARE", 0.1)
         rank.make_plan(config, work)
         assert len(calls) == expected
-    assert "needs much memory" in capfd.readouterr().err
+    assert "needs most of the memory" in capfd.readouterr().err
 
 
 @pytest.mark.slow

@@ -156,7 +156,10 @@ def check_memory(plan: Plan, *, predicts: bool = False) -> None:
             f"{format_bytes(limit)} are available: give {', '.join(options[:-1])}, or {options[-1]}"
         )
     if needed > FRAGMENTED_SHARE * limit and map_large_arrays():
-        print_message("the run needs much memory, which scripts use with more page faults: weft train is faster")
+        print_message(
+            "the run needs most of the memory, so this process returns large arrays to the system when they are freed, "
+            "which takes time: weft train has an allocator that need not"
+        )
 
 
 def prepare_process(config: Config) -> None:

@@ -168,8 +168,6 @@ class Converted(PhasedModel):
     ) -> Boundary:
         """Return the boundary of a step with the live values added to its state."""
         kinds, num_rows = self._program.kinds, len(boundary.request.rows[boundary.request.op.first])
-        types = self._program.types
-        type_of = types.of_value if types else {}
         if step.constant:
             op, requested = boundary.request
             detached = {name: tensor.detach() if tensor.requires_grad else tensor for name, tensor in requested.items()}
@@ -179,14 +177,15 @@ class Converted(PhasedModel):
         shapes: dict[str, Any] = {}
         typed_shapes: dict[str, TypedShapes] = {}
         constants: dict[str, Any] = {}
-        if types and any(kinds[name] == "rows" and name in type_of for name in step.live):
-            order = view.type_order(values[types.vertex_type], types.num_types)
-            rows[LIVE + BY_TYPE], typed_shapes = self._joined_by_type(step, order, values)
+        types = self._program.types
+        typed = [name for name in step.live if types and kinds[name] == "rows" and name in types.of_value]
+        if typed:
+            rows[LIVE + BY_TYPE], typed_shapes = self._joined_by_type(step, view, typed, values)
         for name in step.live:
             value = values[name]
             if kinds[name] == "shared" and isinstance(value, Tensor):
                 shared[LIVE + name] = value
-            elif kinds[name] == "rows" and name in type_of:
+            elif name in typed:
                 continue
             elif kinds[name] == "rows":
                 shapes[name] = _flatten(value, LIVE + name, rows, num_rows, step.line, self.with_leading_dim)
@@ -201,23 +200,24 @@ class Converted(PhasedModel):
         )
 
     def _joined_by_type(
-        self, step: TracedStep, order: TypeOrder, values: dict[str, Any]
+        self, step: TracedStep, view: View, names: Sequence[str], values: dict[str, Any]
     ) -> tuple[Tensor, dict[str, TypedShapes]]:
-        """Return the live values with rows of one type as rows of all vertices, and how to restore them.
+        """Return live values with rows of one type as rows of all vertices, and how to restore them.
 
         Args:
             step: The step over which they are live.
-            order: Order of the rows by type.
+            view: The graph.
+            names: Names of these values.
             values: Values by name.
         """
-        kinds, types = self._program.kinds, self._program.types
+        types = self._program.types
         assert types is not None
+        order = self._type_order(view, values[types.vertex_type])
         by_name: dict[str, tuple[Any, dict[str, Tensor]]] = {}
-        for name in step.live:
-            if kinds[name] == "rows" and name in types.of_value:
-                parts: dict[str, Tensor] = {}
-                count = order.counts[types.of_value[name]]
-                by_name[name] = _flatten(values[name], name, parts, count, step.line, self.with_leading_dim), parts
+        for name in names:
+            parts: dict[str, Tensor] = {}
+            count = order.counts[types.of_value[name]]
+            by_name[name] = _flatten(values[name], name, parts, count, step.line, self.with_leading_dim), parts
         everything = [part for _, parts in by_name.values() for part in parts.values()]
         places = side_by_side([types.of_value[name] for name, (_, parts) in by_name.items() for _ in parts], everything)
         remaining = iter(places)

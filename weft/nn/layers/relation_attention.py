@@ -25,8 +25,10 @@ def native_attention(conv: Any) -> RunAttention | None:
     run = KERNELS.get(kind.__name__) if kind.__module__.startswith("torch_geometric.nn.conv") else None
     if run is None or conv.add_self_loops or conv.edge_dim is not None or conv.aggr not in ("add", "sum"):
         return None
-    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in conv.modules())
-    return None if hooked or conv._message_forward_hooks or conv._aggregate_forward_hooks else run
+    # Of the convolution, its message functions (such as _message_forward_hooks) and its linear layers.
+    names = ("forward_hooks", "forward_pre_hooks")
+    hooked = any(hooks for part in conv.modules() for name, hooks in vars(part).items() if name.endswith(names))
+    return None if hooked else run
 
 
 def combine_heads(conv: Any, y: Any, x: Any) -> Any:
