@@ -74,6 +74,14 @@ def test_imports_go_down() -> None:
             assert not {target, package} <= PEERS, f"{path} imports {name}: sideways"
 
 
+def test_only_upper_packages_read_the_whole_configuration() -> None:
+    """Every package below them gets the section that it reads, or single values."""
+    for path in ROOT.rglob("*.py"):
+        package, *inner = path.relative_to(ROOT).parts
+        if "weft.config.config.Config" in imports(path) and inner:
+            assert PACKAGES.index(package) >= PACKAGES.index("reporting") or package == "config", f"{path}: Config"
+
+
 def test_no_folder_has_many_files() -> None:
     counts = {folder: len([*folder.glob("*.py")]) for folder in ROOT.rglob("*") if folder.is_dir()}
     assert max(counts.values()) <= MAX_FILES, {folder for folder in counts if counts[folder] > MAX_FILES}

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tests.lib.graphs import make_graph
-from weft.config.config import Config
-from weft.nn import Attend, BatchNorm, GCNConv, GraphView, Inputs, RowLayer, Stack, Topology, from_config, make_model
+from weft.config.config import ModelOptions
+from weft.nn import Attend, BatchNorm, GCNConv, GraphView, Inputs, RowLayer, Stack, Topology, from_options, make_model
 from weft.nn.layers.activation import elu
 from weft.nn.workload.outline import outline
 from weft.utils.errors import InputError
@@ -30,15 +30,14 @@ def test_batch_norm_equals_torch() -> None:
 
 
 def test_weights_depend_on_the_seed_alone() -> None:
-    def weights(seed: int, dtype: str) -> Tensor:
+    def weights(seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
         torch.manual_seed(seed + 100)  # the global state must not matter
-        return torch.cat(
-            [p.detach().reshape(-1) for p in from_config(Config(seed=seed, dtype=dtype), 7, 3).parameters()]
-        )
+        model = from_options(ModelOptions(), 7, 3, seed=seed, dtype=dtype)
+        return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
-    assert torch.equal(weights(1, "float32"), weights(1, "float32"))
-    assert torch.equal(weights(1, "float32").double(), weights(1, "float64"))
-    assert not torch.equal(weights(1, "float32"), weights(2, "float32"))
+    assert torch.equal(weights(1), weights(1))
+    assert torch.equal(weights(1).double(), weights(1, torch.float64))
+    assert not torch.equal(weights(1), weights(2))
 
 
 def test_dropout_depends_on_its_key() -> None:
@@ -140,7 +139,7 @@ def test_errors_say_what_to_do() -> None:
     with pytest.raises(InputError, match="--attention-dropout only works with gat and gatv2, and sage"):
         make_model("sage", 7, 3, attention_dropout=0.5)
     with pytest.raises(InputError, match="--edge-attention: the graph has no edge features"):
-        from_config(Config(model="gat", edge_attention=True), 7, 3)
+        from_options(ModelOptions(model="gat", edge_attention=True), 7, 3, seed=0, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("model", ["gat", "gatv2"])
@@ -155,8 +154,11 @@ def test_missing_edge_features_are_an_error_before_the_run(model: str, num_featu
 
 def test_edge_features_have_no_effect_without_edge_attention() -> None:
     graph = make_graph(23, edge_features=3)
-    config = Config(model="gatv2", edge_attention=True, dropout=0.0)
-    plain, attending = (from_config(c, 7, 3, 3) for c in (replace(config, edge_attention=False), config))
+    options = ModelOptions(model="gatv2", edge_attention=True, dropout=0.0)
+    plain, attending = (
+        from_options(chosen, 7, 3, seed=0, dtype=torch.float32, edge_width=3)
+        for chosen in (replace(options, edge_attention=False), options)
+    )
     assert graph.x is not None
     assert graph.edge_features is not None
     for model, same in ((plain, True), (attending, False)):

@@ -38,7 +38,7 @@ from weft.nn.models.model_zoo import (
     SAGE,
     GATv2,
     check_model_name,
-    from_config,
+    from_options,
     make_model,
 )
 from weft.nn.models.probe_model import ProbeModel, random_topology, some_vertices
@@ -132,7 +132,7 @@ __all__ = [
     "dense_flops",
     "embedding_rows",
     "embeddings",
-    "from_config",
+    "from_options",
     "from_pyg",
     "has_onednn",
     "idle_parameters",

@@ -11,7 +11,7 @@ from typing import ParamSpec
 import torch
 from torch import nn
 
-from weft.config.config import Config
+from weft.config.config import ModelOptions
 from weft.data import UNTYPED, TypedShape
 from weft.nn.layers.activation import elu
 from weft.nn.layers.conv import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv, mlp
@@ -265,56 +265,65 @@ GATv2 = define_family("GATv2", partial(make_model, "gatv2"), GATv2Conv)
 RGCN = define_family("RGCN", partial(make_model, "rgcn"), RGCNConv)
 
 
-def from_config(
-    config: Config, in_width: int, out_width: int, edge_width: int = 0, typed: TypedShape = UNTYPED
+def from_options(
+    options: ModelOptions,
+    in_width: int,
+    out_width: int,
+    *,
+    seed: int,
+    dtype: torch.dtype,
+    edge_width: int = 0,
+    typed: TypedShape = UNTYPED,
 ) -> Stack | Decoupled:
-    """Return the model of a configuration, with initial weights from its seed, in its dtype.
+    """Return the built-in model that options describe.
 
     Args:
-        config: The configuration.
+        options: The options.
         in_width: Number of features of a vertex.
         out_width: Number of logits of a vertex.
+        seed: Seed of the initial weights.
+        dtype: Type of the rows. If it is one of low precision, the parameters have another one.
         edge_width: Number of edge features of the graph.
         typed: Types of the graph.
 
     Raises:
-        InputError: The configuration needs edge features that the graph does not have, or its options do not fit.
+        InputError: The model needs edge features that the graph does not have, or the options do not fit.
     """
-    if config.edge_attention and not edge_width:
+    if options.edge_attention and not edge_width:
         raise InputError("--edge-attention: the graph has no edge features: leave it out")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
+        torch.manual_seed(seed)
         model = make_model(
-            config.model,
+            options.model,
             in_width,
             out_width,
-            edge_width=edge_width if config.edge_attention else 0,
+            edge_width=edge_width if options.edge_attention else 0,
             typed=typed,
-            **{name: getattr(config, name) for name in FAMILY_OPTIONS if name != "edge_attention"},
+            **{name: getattr(options, name) for name in FAMILY_OPTIONS if name != "edge_attention"},
         )
-    dtype = getattr(torch, config.dtype)
     if is_low_precision(dtype):
-        check_low_precision_rows(config, typed)
+        check_low_precision_rows(options, dtype, typed)
         model.row_dtype = dtype
     return model.to(sum_dtype(dtype))
 
 
-def check_low_precision_rows(config: Config, typed: TypedShape) -> None:
+def check_low_precision_rows(options: ModelOptions, dtype: torch.dtype, typed: TypedShape) -> None:
     """Check that a model can store rows in lower precision than its parameters.
 
     Args:
-        config: The configuration.
+        options: The options that describe the model.
+        dtype: Type of the rows.
         typed: Types of the graph.
 
     Raises:
         InputError: The model supports only float32, or trains embeddings.
     """
-    flag, remedy = f"--dtype {config.dtype}", "leave it out"
-    if config.model not in (*PLAIN, "gat"):
+    flag, remedy = f"--dtype {str(dtype).removeprefix('torch.')}", "leave it out"
+    if options.model not in (*PLAIN, "gat"):
         raise InputError(
-            f"{flag} only works with {', '.join((*PLAIN, 'gat'))}, and {config.model} computes in float32: {remedy}"
+            f"{flag} only works with {', '.join((*PLAIN, 'gat'))}, and {options.model} computes in float32: {remedy}"
         )
-    if config.edge_attention:
+    if options.edge_attention:
         raise InputError(f"{flag}: attention by edge features computes in float32: {remedy}, or --edge-attention")
     if typed.has_input:
         raise InputError(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import TypeVar
 
-from weft.config.config import Config
+from weft.config.config import PlacementOptions
 from weft.utils.errors import InputError
+
+Placement = TypeVar("Placement", bound=PlacementOptions)
 
 SCHEDULERS = {"SLURM_STEP_NUM_TASKS": "srun", "OMPI_COMM_WORLD_SIZE": "mpirun", "PMI_SIZE": "mpiexec"}
 """Commands that start several tasks, by the environment variable with the number of tasks."""
@@ -17,8 +20,8 @@ def under_torchrun() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def on_present_ranks(config: Config) -> Config:
-    """Return the configuration, under torchrun with the number of its ranks as workers.
+def on_present_ranks(options: Placement) -> Placement:
+    """Return options of a run, under torchrun with the number of its ranks as workers.
 
     Raises:
         InputError: A scheduler has started several tasks without torchrun, each of which would be a run by itself.
@@ -31,7 +34,7 @@ def on_present_ranks(config: Config) -> Config:
                 "task "
                 f"per node, or unset {name} if this is an independent run"
             )
-    return replace(config, workers=int(os.environ["WORLD_SIZE"])) if under_torchrun() else config
+    return replace(options, workers=int(os.environ["WORLD_SIZE"])) if under_torchrun() else options
 
 
 def is_main_process() -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from weft.autotune import Cluster
-from weft.config.config import Config
+from weft.config.config import PlacementOptions
 from weft.cost import GPUS, Network, Profile, nominal_network, nominal_prices
 from weft.cost.datasheets import GIB
 from weft.runtime.memory.limit import memory_limit_bytes
@@ -129,11 +129,11 @@ def _bytes_per_second(network: str) -> float:
     return float(match[1]) * BITS[match[2].lower()] / 8
 
 
-def clusters_of(config: Config, profile: Profile, hosts: int = 1) -> list[Cluster]:
+def clusters_of(options: PlacementOptions, profile: Profile, hosts: int = 1) -> list[Cluster]:
     """Return the clusters to plan for, of hosts like a measured machine.
 
     Args:
-        config: The configuration. If it sets `workers`, there is one cluster, with that number of ranks in all; else
+        options: Where to train. If they set `workers`, there is one cluster, with that number of ranks in all; else
             one for each of 1, 2, 4, ... ranks on each host, up to its number of cores.
         profile: Profile of the machine.
         hosts: Number of hosts.
@@ -141,10 +141,14 @@ def clusters_of(config: Config, profile: Profile, hosts: int = 1) -> list[Cluste
     Raises:
         InputError: The ranks cannot be divided evenly over the hosts.
     """
-    if hosts < 1 or (config.workers != Config().workers and config.workers % hosts):
-        raise InputError(f"--hosts {hosts}: give a number of at least 1 that divides --workers {config.workers}")
+    if hosts < 1 or (options.workers != PlacementOptions().workers and options.workers % hosts):
+        raise InputError(f"--hosts {hosts}: give a number of at least 1 that divides --workers {options.workers}")
     powers = range(profile.cores.bit_length())
-    each = [config.workers // hosts] if config.workers != Config().workers else [1 << power for power in powers]
+    each = (
+        [options.workers // hosts]
+        if options.workers != PlacementOptions().workers
+        else [1 << power for power in powers]
+    )
     return [
         Cluster(
             profile=profile,
@@ -157,23 +161,23 @@ def clusters_of(config: Config, profile: Profile, hosts: int = 1) -> list[Cluste
     ]
 
 
-def clusters_on(alternatives: Sequence[Machines], config: Config, profile: Profile | None) -> list[Cluster]:
+def clusters_on(alternatives: Sequence[Machines], options: PlacementOptions, profile: Profile | None) -> list[Cluster]:
     """Return the clusters to plan for, of the machines of `--machines`.
 
     Args:
-        alternatives: The machines. Hosts with GPUs have a rank for each GPU, other hosts the ranks that `config` sets,
+        alternatives: The machines. Hosts with GPUs have a rank for each GPU, other hosts the ranks that `options` set,
             or 1, 2, 4, ... ranks up to the number of cores.
-        config: The configuration.
+        options: Where to train.
         profile: Profile of this machine, which hosts without GPUs are assumed to be like. None: all have GPUs.
 
     Raises:
-        InputError: The number of ranks of the configuration does not match the machines.
+        InputError: The number of ranks does not match the machines.
     """
-    return [cluster for machines in alternatives for cluster in _clusters(machines, config, profile)]
+    return [cluster for machines in alternatives for cluster in _clusters(machines, options, profile)]
 
 
-def _clusters(machines: Machines, config: Config, profile: Profile | None) -> list[Cluster]:
-    ranks = config.workers if config.workers != Config().workers else None
+def _clusters(machines: Machines, options: PlacementOptions, profile: Profile | None) -> list[Cluster]:
+    ranks = options.workers if options.workers != PlacementOptions().workers else None
     if ranks is not None and ranks % machines.hosts:
         raise InputError(f"{FLAG} {machines}: --workers {ranks} must be a multiple of the {machines.hosts} hosts")
     if machines.gpu:

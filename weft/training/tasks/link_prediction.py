@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from weft.comm import Group, Halo, make_route
-from weft.config.config import Config
+from weft.config.config import TaskOptions
 from weft.cost import Operation, Trace, all_reduce
 from weft.data import Adjacency, Links, negative_key
 from weft.kernels import spmm
@@ -268,7 +268,8 @@ class LinkTask:
     and link, not on ranks.
 
     Args:
-        config: The run's configuration.
+        options: The task's options.
+        seed: Seed of the negative samples.
         links: Training, validation and test links of the graph.
         decoder: The decoder, whose parameters `loss` gives gradients.
         rows: Vertices of this rank's rows.
@@ -278,7 +279,8 @@ class LinkTask:
 
     def __init__(
         self,
-        config: Config,
+        options: TaskOptions,
+        seed: int,
         links: Links,
         decoder: Decoder,
         rows: slice | Tensor,
@@ -286,13 +288,13 @@ class LinkTask:
         empty: Callable[[Tensor], Tensor] = torch.empty_like,
     ) -> None:
         self.links, self.decoder, self.group, self.empty = links, decoder, group, empty
-        self.ranked = "mrr" in config.metrics.split(",")
+        self.ranked = "mrr" in options.metrics.split(",")
         self.vertices = torch.arange(links.num_vertices)[rows]
         owner = torch.zeros(links.num_vertices, dtype=torch.int64, device=group.device)
         owner[self.vertices] = group.rank
         owner = group.all_reduce(owner, tag="route").cpu()
         self.assignment = LinkAssignment(
-            links=links, owner=owner, size=group.size, seed=config.seed, num_negatives=config.negatives
+            links=links, owner=owner, size=group.size, seed=seed, num_negatives=options.negatives
         )
         self.row_of_vertex = torch.full((links.num_vertices,), -1)
         self.row_of_vertex[self.vertices] = torch.arange(len(self.vertices))

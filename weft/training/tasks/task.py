@@ -22,7 +22,7 @@ from weft.data import (
     with_held_out_links,
     with_inverse_relations,
 )
-from weft.nn import LinkModel, Unconverted, convert, from_config, make_decoder, parameter_dtype
+from weft.nn import LinkModel, Unconverted, convert, from_options, make_decoder, parameter_dtype
 from weft.nn.convert import is_pyg, parameters_of, takes_types, unwrapped
 from weft.strategies import Placed
 from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions
@@ -83,7 +83,15 @@ def task_model(model: nn.Module | str | None, shape: GraphShape, config: Config)
         model = imported_model(model, shape, width, config)
     elif not isinstance(model, nn.Module):
         config = config if model is None else replace(config, model=model)
-        model = from_config(config, shape.num_features, width, shape.num_edge_features, shape.typed)
+        model = from_options(
+            config,
+            shape.num_features,
+            width,
+            seed=config.seed,
+            dtype=getattr(torch, config.dtype),
+            edge_width=shape.num_edge_features,
+            typed=shape.typed,
+        )
     model = unwrapped(model)
     if is_called_with_any(model):
         raise InputError(
@@ -216,4 +224,4 @@ def make_task(config: Config, strategy: Placed, functions: OwnFunctions = NO_FUN
         loss, metrics = make_loss(config, graph, functions), make_metrics(config, graph, functions)
         return NodeTask(graph, strategy.rows, group, strategy.empty_rows, strategy.rows_device, loss, metrics)
     assert isinstance(model, LinkModel)
-    return LinkTask(config, strategy.links, model.decoder, strategy.rows, group, strategy.empty_rows)
+    return LinkTask(config, config.seed, strategy.links, model.decoder, strategy.rows, group, strategy.empty_rows)
