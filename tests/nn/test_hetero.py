@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from weft.nn.aggregate.topology import Topology
 from weft.nn.aggregate.typed_block import TypeOrder
 from weft.nn.convert import hetero
 from weft.nn.graph_view import Inputs
-from weft.nn.layers.relation_convs import RelationConv, RelationConvs
+from weft.nn.layers.relation_convs import RelationConvs
 from weft.nn.layers.typed_input import typed_rows
 from weft.utils.errors import InputError
 
@@ -219,14 +220,14 @@ def test_a_convolution_computes_the_rows_of_its_types_only(monkeypatch: pytest.M
     """Under `single`, so that the FLOPs of convolutions are PyG's."""
     graph, model, rows = graph_of("x"), make_model("pyg-hetero-attention"), list[tuple[int, int]]()
     converted = convert(model, shape=GraphShape.of(graph))
-    run = RelationConv.forward
+    run = RelationConvs.on_block
 
-    def record(self: RelationConv, view: Any, x: Tensor) -> Tensor:
-        result = run(self, view, x)
-        rows.append((len(x), len(result)))
-        return result
+    def record(self: RelationConvs, view: Any, block: Any, x: Sequence[Tensor]) -> Sequence[Tensor]:
+        results = run(self, view, block, x)
+        rows.extend((len(x[each.source]), len(y)) for each, y in zip(self.inputs, results, strict=True))
+        return results
 
-    monkeypatch.setattr(RelationConv, "forward", record)
+    monkeypatch.setattr(RelationConvs, "on_block", record)
     of_weft(converted, graph)
     sizes = {name: len(graph.type_range(name)) for name in graph.vertex_types}
     used = [(source, target) for source, _, target in RELATIONS if target == "a"]

@@ -180,6 +180,10 @@ class GraphView(View):
         return x, self.topology.edge_index, self.num_vertices
 
     @property
+    def has_all_sources(self) -> bool:
+        return True
+
+    @property
     def edge_features(self) -> Tensor | None:
         self.check_block()
         return self.topology.edge_features

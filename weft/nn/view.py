@@ -160,6 +160,11 @@ class View(Protocol):
         ...
 
     @property
+    def has_all_sources(self) -> bool:
+        """True if this rank has the rows of all sources: `block` returns the rows that it gets."""
+        ...
+
+    @property
     def edge_features(self) -> Tensor | None:
         """Features of the edges that `block` returned, [E, K], in their order, constant; None if they have none."""
         ...

@@ -47,6 +47,11 @@ class Exchange(ABC):
         """Pairs of a relation and a vertex of this rank."""
         return self.topology.relation_rows
 
+    @property
+    def has_all_sources(self) -> bool:
+        """True if `block` returns the rows that it gets: there is no other rank."""
+        return self.group.size == 1
+
     def targets(self, x: Tensor) -> Tensor:
         """Return the rows of `x` for which the aggregate has results, if these may be fewer (`ViewTraits`)."""
         return x
@@ -126,6 +131,10 @@ class PlacedView(GraphView):
     def total(self, x: Tensor) -> Tensor:
         total = sum_rows(self.exchange.own_rows(x))
         return sum_over_ranks(total, self.exchange.group, tag="statistics")
+
+    @property
+    def has_all_sources(self) -> bool:
+        return self.exchange.has_all_sources
 
     def _next_key(self) -> RandomKey:
         key = super()._next_key()

@@ -78,6 +78,8 @@ class ComparisonView(GraphView):
         **options: Further arguments of `GraphView`.
     """
 
+    has_all_sources = False
+
     def __init__(self, topology: Topology, calls: list[Dropped], **options: Any) -> None:
         super().__init__(topology, **options)
         self._dropped_calls = calls

@@ -235,7 +235,7 @@ def _join_calls(steps: list[TracedStep], name: str, kinds: dict[str, StepKind], 
         calls.append(JoinedCall(call, position(source.name), position(target.name)))
         places.add(call.ends[1], call.width)
     args = (vertex_type, *(TracedValue(value) for value in types))
-    operation = JoinedCalls(tuple(calls), tuple(types.values()), num_types)
+    operation = JoinedCalls(calls=tuple(calls), types=tuple(types.values()), num_types=num_types)
     joined = TracedStep(name=name, operation=operation, args=args, kwargs={}, line=steps[0].line)
     return [joined, *_split_after(joined, steps, places, num_types, kinds)]
 

@@ -120,6 +120,8 @@ class Converted(PhasedModel):
                 if reached is None:
                     with _gradients_of(step):
                         reached = step.operation.begin(self, views[step.stage], *self._arguments(step.args, values))
+                    if step.operation.over_edges and not isinstance(reached, Boundary):
+                        values = self._of_targets(step, views[step.stage], values)
                 if isinstance(reached, Boundary):
                     return self._with_state(step, views[step.stage], index, values, reached)
                 values[step.name], reached = reached, None
@@ -198,6 +200,26 @@ class Converted(PhasedModel):
             shared={**boundary.shared, **shared},
             context=(number, boundary.context, shapes, typed_shapes, constants),
         )
+
+    def _of_targets(self, step: TracedStep, view: View, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the live values of a step over edges that needed no boundary, with the rows of its targets only."""
+        types, kinds = self._program.types, self._program.kinds
+        assert types is not None
+        before = values[types.vertex_type]
+        after = view.targets(before)
+        if len(after) == len(before):
+            return values
+        orders, restricted = [self._type_order(view, each) for each in (before, after)], dict[str, Any]()
+        for name in step.live:
+            if kinds[name] == "rows":
+                count, num_targets = len(before), len(after)
+                if name in types.of_value:
+                    count, num_targets = (order.counts[types.of_value[name]] for order in orders)
+                rows = dict[str, Tensor]()
+                shape = _flatten(values[name], name, rows, count, step.line, self.with_leading_dim)
+                rows = {part: tensor[:num_targets] for part, tensor in rows.items()}
+                restricted[name] = _restored_value(rows, name, shape)
+        return values | restricted
 
     def _joined_by_type(
         self, step: TracedStep, view: View, names: Sequence[str], values: dict[str, Any]

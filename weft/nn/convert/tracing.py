@@ -407,7 +407,9 @@ class Tracer(fx.Tracer):
             width = hetero.width_by_type(conv)
         except InputError as error:
             raise InputError(f"{location}: {error}") from error
-        step = typed_steps.CallByType(self._path(conv), width, types, self.types.num_types)
+        step = typed_steps.CallByType(
+            path=self._path(conv), width=width, called=types, types=types.numbers, num_types=self.types.num_types
+        )
         result = self.over_graph(step, self.vertex_type, *rows.values())
         columns = Columns(0, width)
         places = tuple(Place(self.types.names.index(each), columns) for each in types.results)

@@ -67,7 +67,7 @@ class FirstRows(GraphStep):
 
 @dataclass(frozen=True)
 class SplitByType(GraphStep):
-    """Step that returns parts of rows of all vertices."""
+    """Step that returns the parts of a result over all vertices."""
 
     places: tuple[Place, ...]
     """Place of each part."""
@@ -75,9 +75,11 @@ class SplitByType(GraphStep):
     """Number of vertex types, one for all vertices without features."""
     over_edges = False
 
-    def begin(self, model: nn.Module, view: View, *rows: Tensor) -> Any:
+    def begin(self, model: nn.Module, view: View, *rows: Any) -> Any:
         del model
         vertex_type, x = rows
+        if not isinstance(x, Tensor):  # a step that has all sources does not join the parts
+            return x
         return view.type_order(vertex_type, self.num_types).split(x, self.places)
 
 
@@ -182,8 +184,42 @@ class JoinedCall(NamedTuple):
     """Position of the rows of its targets."""
 
 
-@dataclass(frozen=True)
-class JoinedCalls(GraphStep):
+@dataclass(frozen=True, kw_only=True)
+class BlockStep(GraphStep):
+    """Base class of graph steps that call convolutions of PyG on a block, with rows of each vertex type.
+
+    On a rank that has all sources, neither their rows nor the results are joined to rows of all vertices.
+    """
+
+    types: tuple[int, ...]
+    """Number of the vertex type of each argument."""
+    num_types: int
+    """Number of vertex types, one for all vertices without features."""
+
+    def make_layer(self, model: nn.Module, places: Sequence[Place]) -> RelationConvs | TypedLayer:
+        """Return the layer that calls the convolutions.
+
+        Args:
+            model: The converted model, which has the parameters.
+            places: Place of each argument in the rows of the layer.
+        """
+        raise NotImplementedError
+
+    def begin(self, model: nn.Module, view: View, *rows: Tensor) -> Any:
+        vertex_type, *parts = rows
+        order = view.type_order(vertex_type, self.num_types)
+        numbers = [vertex_type.new_full((count, 1), number) for number, count in enumerate(order.counts)]
+        places = side_by_side([*range(self.num_types), *self.types], [*numbers, *parts])
+        layer = self.make_layer(model, places[self.num_types :])
+        if view.has_all_sources:
+            _, _, num_targets = view.block(vertex_type)
+            return layer.on_block(view, view.typed_block(vertex_type, num_targets, self.num_types), parts)
+        x = order.join([*numbers, *parts], places)
+        return Boundary(request=Request(WholeLayer(layer), {"x": x, "own": x}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinedCalls(BlockStep):
     """Graph step that calls convolutions over several relations on one block.
 
     Their results are side by side; types of targets share columns.
@@ -191,39 +227,26 @@ class JoinedCalls(GraphStep):
 
     calls: tuple[JoinedCall, ...]
     """The convolutions."""
-    types: tuple[int, ...]
-    """Number of the vertex type of each argument."""
-    num_types: int
-    """Number of vertex types, one for all vertices without features."""
 
-    def begin(self, model: nn.Module, view: View, *rows: Tensor) -> Boundary:
-        x, places = after_types(view, self.num_types, self.types, rows)
-        layer = RelationConvs(
-            [cast(RelationConv, model.get_submodule(call.path)) for call, _, _ in self.calls],
-            [RelationInput(call.relation, places[source], places[target]) for call, source, target in self.calls],
-            self.num_types,
-        )
-        return Boundary(request=Request(WholeLayer(layer), {"x": x, "own": x}))
+    def make_layer(self, model: nn.Module, places: Sequence[Place]) -> RelationConvs:
+        convs = [cast(RelationConv, model.get_submodule(call.path)) for call, _, _ in self.calls]
+        inputs = [RelationInput(call.relation, source, target) for call, source, target in self.calls]
+        return RelationConvs(convs, inputs, places, self.num_types)
 
 
-@dataclass(frozen=True)
-class CallByType(GraphStep):
+@dataclass(frozen=True, kw_only=True)
+class CallByType(BlockStep):
     """Graph step that calls a convolution which takes the rows of all types; its results share columns."""
 
     path: str
     """Path of the convolution in the model."""
     width: int
     """Number of columns of its result."""
-    types: CalledTypes
+    called: CalledTypes
     """Types and relations of the call."""
-    num_types: int
-    """Number of vertex types, one for all vertices without features."""
 
-    def begin(self, model: nn.Module, view: View, *rows: Tensor) -> Boundary:
-        x, places = after_types(view, self.num_types, self.types.numbers, rows)
-        conv = cast(TypedConv, model.get_submodule(self.path))
-        layer = TypedLayer(conv, self.types, places, self.num_types)
-        return Boundary(request=Request(WholeLayer(layer), {"x": x, "own": x}))
+    def make_layer(self, model: nn.Module, places: Sequence[Place]) -> TypedLayer:
+        return TypedLayer(cast(TypedConv, model.get_submodule(self.path)), self.called, places, self.num_types)
 
 
 class RelationSlot(NamedTuple):
@@ -290,22 +313,3 @@ class JoinedRelationLayer(nn.Module):
         none = x.new_zeros(x.shape[1], self.out_width)
         weight = torch.stack([sum(parts[r], start=none) for r in range(self.step.num_relations)])
         return view.relate(x, weight[:, None], reduce=self.step.reduce)
-
-
-def after_types(
-    view: View, num_types: int, numbers: tuple[int, ...], arguments: Sequence[Tensor]
-) -> tuple[Tensor, list[Place]]:
-    """Return rows [n, .] with the vertex's type in the first column, then all parts, and the place of each part.
-
-    Args:
-        view: The graph.
-        num_types: Number of vertex types.
-        numbers: Number of the type of each part.
-        arguments: Number of each vertex's type, [n, 1], and the parts: rows of their type.
-    """
-    vertex_type, *parts = arguments
-    order = view.type_order(vertex_type, num_types)
-    types = [vertex_type.new_full((count, 1), number) for number, count in enumerate(order.counts)]
-    everything = [*types, *parts]
-    places = side_by_side([*range(num_types), *numbers], everything)
-    return order.join(everything, places), places[num_types:]

@@ -2,33 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 
 from weft.data import Adjacency
 from weft.kernels import attend, attend_edges, pair_logits
 from weft.nn.aggregate.attention import even_heads
-
-RunAttention = Callable[[Any, Adjacency, Tensor, Tensor], Tensor]
-"""Function of a convolution, the edges, and the rows of sources and targets, that returns the convolution's result."""
+from weft.nn.layers.conv import by_head
 
 
-def native_attention(conv: Any) -> RunAttention | None:
-    """Return the function that computes a convolution by weft's kernels; None if there is none for its options.
+class Transform(NamedTuple):
+    """Linear transform of some rows."""
 
-    Args:
-        conv: A PyG convolution.
-    """
+    weight: Tensor
+    """Weight, [o, i]."""
+    bias: Tensor | None
+    """Bias, [o]; None: there is none."""
+
+
+class AttentionKernel(NamedTuple):
+    """Computation of one class of convolutions."""
+
+    transforms: Callable[[Any], tuple[Transform, Transform]]
+    """Function of a convolution that returns the transforms of the rows of sources and of targets."""
+    run: Callable[[Any, Adjacency, Tensor, Tensor], Tensor]
+    """Function of a convolution, the edges, and the transformed rows of sources and targets, that returns the results
+    of the heads, [n, H D]."""
+
+
+class AttentionCall(NamedTuple):
+    """Call of a convolution over one relation."""
+
+    conv: Any
+    """The convolution, for which `native_attention` returns True."""
+    adjacency: Adjacency
+    """Edges of the relation."""
+    sources: Tensor
+    """Rows of the sources, [s, i]."""
+    targets: Tensor
+    """Rows of the targets, [n, j]."""
+
+
+def native_attention(conv: Any) -> bool:
+    """Return whether weft's kernels compute a convolution of PyG with its options."""
     kind = type(conv)
-    run = KERNELS.get(kind.__name__) if kind.__module__.startswith("torch_geometric.nn.conv") else None
-    if run is None or conv.add_self_loops or conv.edge_dim is not None or conv.aggr not in ("add", "sum"):
-        return None
+    if kind.__name__ not in KERNELS or not kind.__module__.startswith("torch_geometric.nn.conv"):
+        return False
     # Of the convolution, its message functions (such as _message_forward_hooks) and its linear layers.
     names = ("forward_hooks", "forward_pre_hooks")
     hooked = any(hooks for part in conv.modules() for name, hooks in vars(part).items() if name.endswith(names))
-    return None if hooked else run
+    return not (hooked or conv.add_self_loops or conv.edge_dim is not None or conv.aggr not in ("add", "sum"))
+
+
+def attend_relations(calls: Sequence[AttentionCall]) -> list[Tensor]:
+    """Return the results of several convolutions, whose linear transforms of the same rows are one product.
+
+    Args:
+        calls: The calls.
+    """
+    products = []
+    for call in calls:
+        of_sources, of_targets = KERNELS[type(call.conv).__name__].transforms(call.conv)
+        products += [(call.sources, of_sources), (call.targets, of_targets)]
+    transformed, results = transform_each(products), []
+    for call, left, right in zip(calls, transformed[::2], transformed[1::2], strict=True):
+        y = KERNELS[type(call.conv).__name__].run(call.conv, call.adjacency, left, right)
+        results.append(combine_heads(call.conv, y, call.targets))
+    return results
+
+
+def transform_each(products: Sequence[tuple[Tensor, Transform]]) -> list[Tensor]:
+    """Return the rows after each linear transform; those of the same tensor are computed as one.
+
+    Args:
+        products: Rows [n, i], and their transform.
+    """
+    numbers_by_rows = defaultdict[int, list[int]](list)
+    for number, (x, _) in enumerate(products):
+        numbers_by_rows[id(x)].append(number)
+    transformed: dict[int, Tensor] = {}
+    for numbers in numbers_by_rows.values():
+        (x, _), weights = products[numbers[0]], [products[number][1].weight for number in numbers]
+        biases = [products[number][1].bias for number in numbers]
+        present = [x.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)]
+        y = functional.linear(x, torch.cat(weights), torch.cat(present) if any(b is not None for b in biases) else None)
+        transformed |= zip(numbers, y.split([*map(len, weights)], 1), strict=True)
+    return [transformed[number] for number in range(len(products))]
 
 
 def combine_heads(conv: Any, y: Any, x: Any) -> Any:
@@ -45,28 +109,33 @@ def combine_heads(conv: Any, y: Any, x: Any) -> Any:
     return y if conv.bias is None else y + conv.bias
 
 
-def _gat(conv: Any, adjacency: Adjacency, sources: Tensor, targets: Tensor) -> Tensor:
-    """Compute GATConv (Velickovic et al. 2018, eqs. 1-6)."""
+def _transforms_of_gat(conv: Any) -> tuple[Transform, Transform]:
     linear, linear_target = (conv.lin_src, conv.lin_dst) if conv.lin is None else (conv.lin, conv.lin)
-    h = linear(sources)
-    # The targets' logits are linear in their rows, so the weights [in, H] are combined instead of the rows.
-    weight = linear_target.weight.view(conv.heads, conv.out_channels, -1)
-    logit_dst = targets @ (weight * conv.att_dst[0].unsqueeze(-1)).sum(1).t()
-    logit_src = (h.view(-1, conv.heads, conv.out_channels) * conv.att_src).sum(-1)
-    bounds = even_heads(h.shape[1], conv.heads)
-    y = attend(adjacency, h, logit_src, logit_dst, bounds=bounds, slope=conv.negative_slope)
-    result: Tensor = combine_heads(conv, y, targets)
-    return result
+    # The targets' logits are linear in their rows, so the weights [H, in] are combined instead of the rows.
+    by_heads = linear_target.weight.view(conv.heads, conv.out_channels, -1)
+    return Transform(linear.weight, None), Transform((by_heads * conv.att_dst[0].unsqueeze(-1)).sum(1), None)
 
 
-def _gatv2(conv: Any, adjacency: Adjacency, sources: Tensor, targets: Tensor) -> Tensor:
+def _gat(conv: Any, adjacency: Adjacency, h: Tensor, logit_dst: Tensor) -> Tensor:
+    """Compute GATConv (Velickovic et al. 2018, eqs. 1-6)."""
+    bounds, logit_src = even_heads(h.shape[1], conv.heads), h @ by_head(conv.att_src[0])
+    return attend(adjacency, h, logit_src, logit_dst, bounds=bounds, slope=conv.negative_slope)
+
+
+def _transforms_of_gatv2(conv: Any) -> tuple[Transform, Transform]:
+    left, right = (Transform(linear.weight, linear.bias) for linear in (conv.lin_l, conv.lin_r))
+    return left, right
+
+
+def _gatv2(conv: Any, adjacency: Adjacency, left: Tensor, right: Tensor) -> Tensor:
     """Compute GATv2Conv (Brody et al. 2022, eq. 7)."""
-    left, right = conv.lin_l(sources), conv.lin_r(targets)
     bounds = even_heads(left.shape[1], conv.heads)
     logits = pair_logits(adjacency, left, right, conv.att.reshape(-1), bounds=bounds, slope=conv.negative_slope)
-    result: Tensor = combine_heads(conv, attend_edges(adjacency, left, logits, bounds=bounds), targets)
-    return result
+    return attend_edges(adjacency, left, logits, bounds=bounds)
 
 
-KERNELS: dict[str, RunAttention] = {"GATConv": _gat, "GATv2Conv": _gatv2}
-"""Function for each convolution, by the name of PyG's class."""
+KERNELS = {
+    "GATConv": AttentionKernel(_transforms_of_gat, _gat),
+    "GATv2Conv": AttentionKernel(_transforms_of_gatv2, _gatv2),
+}
+"""Kernel of each convolution, by the name of PyG's class."""

@@ -10,19 +10,19 @@ from torch import Tensor, nn
 from weft.data import Adjacency
 from weft.nn.aggregate.typed_block import Place, RelationEdges, TypedBlock
 from weft.nn.layers.pyg_conv import PyGConv
-from weft.nn.layers.relation_attention import native_attention
+from weft.nn.layers.relation_attention import AttentionCall, attend_relations, native_attention
 from weft.nn.view import View
 
 
 class RelationInput(NamedTuple):
-    """Relation of a convolution, and the places of its rows among those of a block."""
+    """Relation of a convolution, and the rows that it reads."""
 
     relation: int
     """Number of the relation."""
-    source: Place
-    """Place of the rows of its sources."""
-    target: Place
-    """Place of the rows of its targets."""
+    source: int
+    """Position of the rows of its sources among the arguments."""
+    target: int
+    """Position of the rows of its targets."""
 
 
 class RelationBlock:
@@ -33,13 +33,18 @@ class RelationBlock:
         edges: The edges of the relation.
         num_targets: Number of targets.
         target_rows: Rows [n, .] of the targets; None: they are the first rows of the sources.
-        relation: The relation.
+        relation: Number of the relation, and of the vertex types of its sources and targets.
     """
 
     edge_features = edge_weight = edge_type = None
 
     def __init__(
-        self, view: View, edges: RelationEdges, num_targets: int, target_rows: Tensor | None, relation: RelationInput
+        self,
+        view: View,
+        edges: RelationEdges,
+        num_targets: int,
+        target_rows: Tensor | None,
+        relation: tuple[int, int, int],
     ) -> None:
         self._view, self._edges, self._num_targets, self.target_rows = view, edges, num_targets, target_rows
         self._relation = relation
@@ -56,8 +61,7 @@ class RelationBlock:
     def block_size(self) -> Any:
         """Size of the block, in an `OutlineView`."""
         view: Any = self._view
-        relation, source, target = self._relation
-        return view.size_of_relation(relation, source.of_type, target.of_type)
+        return view.size_of_relation(*self._relation)
 
 
 class RelationConv(PyGConv):
@@ -68,14 +72,26 @@ class RelationConv(PyGConv):
 
     def __init__(self, conv: Any, out_width: int) -> None:
         super().__init__(conv, out_width)
-        self.attention = native_attention(conv)
+        self.has_kernel = native_attention(conv)
 
     def forward(self, view: Any, x: Tensor) -> Tensor:
-        if self.attention is None or x.device.type == "meta":
+        if not self.has_kernel or x.device.type == "meta":
             return super().forward(view, x)
+        (result,) = attend_relations([self.attention_call(view, x)])
+        return result
+
+    def attention_call(self, view: RelationBlock, x: Tensor) -> AttentionCall:
+        """Return the call of an attention that has a kernel, for `attend_relations`.
+
+        Args:
+            view: The edges.
+            x: Rows of the sources, [s, .].
+        """
         adjacency = view.adjacency(len(x))
-        targets = x[: adjacency.num_targets] if view.target_rows is None else view.target_rows
-        return self.attention(self.conv, adjacency, x, targets)
+        targets = view.target_rows
+        if targets is None:
+            targets = x if adjacency.num_targets == len(x) else x[: adjacency.num_targets]
+        return AttentionCall(self.conv, adjacency, x, targets)
 
     def _rows(self, view: Any, sources: Tensor, num_targets: int) -> Any:
         return super()._rows(view, sources, num_targets) if view.target_rows is None else (sources, view.target_rows)
@@ -89,25 +105,49 @@ class RelationConvs(nn.Module):
 
     Args:
         convs: The convolutions.
-        inputs: Relation and columns of each.
+        inputs: Relation and rows of each.
+        places: Place of each argument among the rows of a block.
         num_types: Number of vertex types.
     """
 
-    def __init__(self, convs: Sequence[RelationConv], inputs: Sequence[RelationInput], num_types: int) -> None:
+    def __init__(
+        self, convs: Sequence[RelationConv], inputs: Sequence[RelationInput], places: Sequence[Place], num_types: int
+    ) -> None:
         super().__init__()
         self.__dict__["convs"] = convs
-        self.inputs, self.num_types = inputs, num_types
+        self.inputs, self.places, self.num_types = inputs, places, num_types
 
     def forward(self, view: View, x: Tensor) -> Tensor:
         sources, _, num_targets = view.block(x)
         vertex_type = sources[:, :1]
         block: TypedBlock = view.typed_block(vertex_type, num_targets, self.num_types)
-        places = [*dict.fromkeys(place for _, *ends in self.inputs for place in ends)]  # relations share rows
-        rows = dict(zip(places, block.split(sources, places), strict=True))
-        results = []
-        for conv, relation in zip(self.__dict__["convs"], self.inputs, strict=True):
-            number, source, target = relation
-            count = block.num_targets_of(target.of_type)
-            targets = None if source == target else rows[target][:count]
-            results.append(conv(RelationBlock(view, block.edges[number], count, targets, relation), rows[source]))
-        return block.join(vertex_type, [relation.target.of_type for relation in self.inputs], results)
+        results = self.on_block(view, block, block.split(sources, self.places))
+        return block.join(vertex_type, [self.places[target].of_type for _, _, target in self.inputs], results)
+
+    def on_block(self, view: View, block: TypedBlock, rows: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the result of each convolution, [n_t, .].
+
+        Args:
+            view: View of the edges of all relations.
+            block: The edges by relation.
+            rows: Rows of the sources, for each argument.
+        """
+        convs: Sequence[RelationConv] = self.__dict__["convs"]
+        counts = [block.num_targets_of(place.of_type) for place in self.places]
+        # Convolutions that read the same rows get the same tensor, so that `attend_relations` transforms it once.
+        targets = [x if count == len(x) else x[:count] for x, count in zip(rows, counts, strict=True)]
+        parts = [
+            RelationBlock(
+                view,
+                block.edges[number],
+                counts[target],
+                None if source == target else targets[target],
+                (number, self.places[source].of_type, self.places[target].of_type),
+            )
+            for number, source, target in self.inputs
+        ]
+        calls = [*zip(convs, parts, (rows[source] for _, source, _ in self.inputs), strict=True)]
+        if rows[0].device.type == "meta":
+            return [conv(part, x) for conv, part, x in calls]
+        attention = iter(attend_relations([conv.attention_call(part, x) for conv, part, x in calls if conv.has_kernel]))
+        return [next(attention) if conv.has_kernel else conv(part, x) for conv, part, x in calls]

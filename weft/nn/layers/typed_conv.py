@@ -122,33 +122,44 @@ class TypedLayer(nn.Module):
         self.__dict__["conv"] = conv
         self.places, self.num_types = places, num_types
         self.types = types._replace(widths=tuple(place.columns.width for place in places))
+        self.number_of = dict(zip(types.names, types.numbers, strict=True))
+        """Number of each type, by name."""
 
     def forward(self, view: View, x: Tensor) -> Tensor:
-        # 1. Put the rows of each type one after the other. 2. Call the convolution. 3. Put its rows back.
-        types, (sources, _, num_targets) = self.types, view.block(x)
-        vertex_type, widest = sources[:, :1], max(types.widths)
+        sources, _, num_targets = view.block(x)
+        vertex_type = sources[:, :1]
         block: TypedBlock = view.typed_block(vertex_type, num_targets, self.num_types)
-        number_of = dict(zip(types.names, types.numbers, strict=True))
-        parts = block.split(sources, self.places)
-        rows = [functional.pad(part, (0, widest - part.shape[1])) for part in parts]
+        results = self.on_block(view, block, block.split(sources, self.places))
+        return block.join(vertex_type, [self.number_of[name] for name in self.types.results], results)
+
+    def on_block(self, view: View, block: TypedBlock, rows: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the result of each type in `CalledTypes.results`, [n_t, .].
+
+        Args:
+            view: View of the edges of all relations.
+            block: The edges by relation.
+            rows: Rows of the sources of each type, [k, .].
+        """
+        types, number_of, widest = self.types, self.number_of, max(self.types.widths)
+        rows = [functional.pad(part, (0, widest - part.shape[1])) for part in rows]
         counts = {name: block.num_targets_of(number_of[name]) for name in types.results}
         part = BlockByType(
             types,
             dict(zip(types.names, map(len, rows), strict=True)),
             counts,
             [block.edges[number].index for number in types.relation_numbers],
-            self._size(view, number_of),
+            self._size(view),
         )
-        y = self.__dict__["conv"](part, torch.cat(rows))
-        return block.join(vertex_type, [number_of[name] for name in counts], y.split([*counts.values()]))
+        y: Tensor = self.__dict__["conv"](part, torch.cat(rows))
+        return torch.split(y, [*counts.values()])
 
-    def _size(self, view: Any, number_of: dict[str, int]) -> tuple[int, ...] | None:
+    def _size(self, view: Any) -> tuple[int, ...] | None:
         """Return the size of the block in an `OutlineView`; None if it is unknown, as in other views."""
         size = getattr(view, "typed_size", None)
         if size is None:
             return None
         return (
             *(size.sources.counts[number] for number in self.types.numbers),
-            *(size.targets.counts[number_of[name]] for name in self.types.results),
+            *(size.targets.counts[self.number_of[name]] for name in self.types.results),
             *(size.edges[number] for number in self.types.relation_numbers),
         )

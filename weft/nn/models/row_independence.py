@@ -46,7 +46,7 @@ class ProbeView(GraphView):
         **options: Further arguments of `GraphView`.
     """
 
-    traits = SPREAD
+    traits, has_all_sources = SPREAD, False
 
     def __init__(
         self, topology: Topology, *, recorded: list[Tensor], totals: Iterator[Tensor] | None, **options: Any

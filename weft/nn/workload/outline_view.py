@@ -37,6 +37,10 @@ class MetaExchange(Protocol):
     def relation_rows(self) -> OwnRelationRows:
         """Relation rows of the rank's vertices."""
 
+    @property
+    def has_all_sources(self) -> bool:
+        """True if `block` returns the rows that it gets."""
+
     def aggregate(self, view: GraphView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
         """Return the result of an aggregate for the rank's rows.
 
@@ -210,6 +214,10 @@ class OutlineView(GraphView):
             return x.clone(), self.topology.edge_index, len(targets)
         edges = self.topology.edge_index.new_empty(2, size.edges)
         return x.new_empty(size.sources, x.shape[1]) + x.sum(), edges, size.targets
+
+    @property
+    def has_all_sources(self) -> bool:
+        return bool(self.state.exchanges) and self.state.exchanges[self.stage].has_all_sources
 
     @property
     def block_size(self) -> BlockSize | None:

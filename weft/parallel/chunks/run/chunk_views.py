@@ -35,7 +35,7 @@ class RowsView(GraphView):
         meter: Counts operations; None: not counted.
     """
 
-    traits = SPREAD
+    traits, has_all_sources = SPREAD, False
 
     def __init__(
         self,
