@@ -110,7 +110,7 @@ def test_link_prediction(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def results(like: Make, empty: Make) -> tuple[float, Tensor, Tensor, dict[str, float | None]]:
         model.zero_grad()
-        task = LinkTask(case.config, Links.of(graph), model.decoder, slice(0, len(z)), Group(), empty)
+        task = LinkTask(case.config, case.config.seed, Links.of(graph), model.decoder, slice(0, len(z)), Group(), empty)
         rows = like(z)
         loss, grad = task.loss(rows, Step(epoch=3, training=True))
         return loss.item(), grad, torch.zeros(0) if weight is None else weight.grad.clone(), task.counts(rows, STEP)
