@@ -96,6 +96,7 @@ def test_a_round_of_chunks_has_a_price() -> None:
     assert prices.seconds(KernelCall("round", (), 4)) == 12.0
 
 
+@pytest.mark.slow
 def test_exchanges_are_measured_during_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """The exchange starts first, then the work runs, and only then the rank waits for the exchange."""
     (network,) = machine().networks

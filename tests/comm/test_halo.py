@@ -140,6 +140,7 @@ def check_all(group: Group) -> list[tuple[int, int, int]]:
     return sizes
 
 
+@pytest.mark.slow
 def test_equals_the_whole_product() -> None:
     """Products are correct also with recomputed rows, with a rank without vertices, and without any exchange."""
     sizes = on_ranks(SIZE, check_all)

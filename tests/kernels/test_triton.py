@@ -292,6 +292,7 @@ def test_sums_of_half_precision(device: str, kernels: ModuleType) -> None:
     torch.testing.assert_close(rounded, wanted, rtol=2**-23, atol=2**-22)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [param(1, name="1", quick=HAS_GPU), param(2, name="2", quick=True)])
 def test_gradients_of_attention_of_half_precision(steps: int, device: str) -> None:
     """Gradients equal those in float32, up to the rows that forward saves, which every step rounds once."""

@@ -336,6 +336,7 @@ def test_schedules_on_all_ranks(options: dict[str, bool]) -> None:
         simulate(problem, problem.schedules(**options), **options)
 
 
+@pytest.mark.slow
 def test_volumes_equal_the_definition() -> None:
     for problem in PROBLEMS:
         ranks, count = range(len(problem.parts)), problem.num_batches

@@ -222,6 +222,7 @@ def test_ranks_use_the_heap(heap: dict[str, str], tmp_path: Path) -> None:
     assert all(heap[PRELOAD] in text for text in maps)
 
 
+@pytest.mark.slow
 def test_large_arrays_are_mapped_without_the_heap(heap: dict[str, str]) -> None:
     """Freed arrays return to the system, also after `keep_freed_memory`; a process with the heap stays as it is."""
     script = """

@@ -299,6 +299,7 @@ def sampled_aggregate(case: Case, model: Stack, number: int, fanout: str, sampli
 NORMS_AND_SAMPLERS = list(product((None, "gcn", "mean"), ("uniform", "labor", "weighted")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("norm", "sampling"),
     [param(*pair, name=f"{pair[0]}-{pair[1]}", quick=pair == ("gcn", "uniform")) for pair in NORMS_AND_SAMPLERS],

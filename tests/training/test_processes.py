@@ -107,6 +107,7 @@ def test_a_rank_that_fails_is_named_and_ends_the_others(
     assert time.monotonic() - begun < 60
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_ranks_import_ends_them_silently(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,6 +227,7 @@ def test_a_launcher_counts_as_gone_only_after_its_end() -> None:
     assert _is_gone(process.pid)
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_after_its_launcher_was_killed_prints_nothing(
     capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

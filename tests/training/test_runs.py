@@ -379,6 +379,7 @@ def test_a_rank_killed_among_others(tmp_path: Path) -> None:
     assert "in epoch" in line
 
 
+@pytest.mark.slow
 def test_dependencies(tmp_path: Path) -> None:
     """Hybrid decides by a partition file and measured costs, by a profile, and under a memory limit."""
     options = {"hidden": 16, "dtype": "float64", "norm": "batch", "layers": 3, "workers": 2, "quiet": True}
