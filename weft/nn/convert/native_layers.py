@@ -420,7 +420,7 @@ def without_loops(scope: LayerScope, conv: Any, x: Any, weight: Any) -> Callable
     op = reduction(conv, weighted=weight is not None)
     if conv.aggr not in ("add", "sum") or op is None:
         return None
-    if not conv.normalize:
+    if not getattr(conv, "normalize", True):
         return partial(aggregated, scope, op)
     degree = aggregated(scope, op, torch.ones_like(x[:, :1]))
     scale = degree.pow(-0.5).masked_fill(degree == 0, 0.0)
@@ -458,6 +458,44 @@ def _gcn2(scope: LayerScope, conv: Any, *, x: Any, x_0: Any, edge_weight: Any) -
     return mix(y, y, conv.weight1) + mix(first, first, conv.weight2)
 
 
+def _arma(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
+    """Convert ARMAConv (Bianchi et al. 2021, eqs. 13-15)."""
+    step = without_loops(scope, conv, x, edge_weight)
+    if step is None:
+        return None
+    stacks, width, y = conv.num_stacks, conv.out_channels, x
+    for layer in range(conv.num_layers):
+        number = 0 if conv.shared_weights else layer
+        if layer:  # a matrix for each stack
+            weight = conv.weight[0 if conv.shared_weights else layer - 1]
+            y = torch.einsum("nki,kio->nko", y, weight).reshape(-1, stacks * width)
+        else:  # all stacks read the same rows: one product
+            y = x @ conv.init_weight.transpose(0, 1).reshape(-1, stacks * width)
+        root = functional.dropout(x, conv.dropout, conv.training) @ conv.root_weight[number].transpose(0, 1).reshape(
+            -1, stacks * width
+        )
+        y = (step(y) + root).view(-1, stacks, width)
+        y = y if conv.bias is None else y + conv.bias[number].view(stacks, width)
+        y = y if conv.act is None else conv.act(y)
+    return y.mean(1)
+
+
+def _eg(scope: LayerScope, conv: Any, *, x: Any) -> Any:
+    """Convert EGConv (Tailor et al. 2022, eqs. 2 and 3) with its symmetrically normalized sum."""
+    if conv.aggregators != ["symnorm"]:
+        return None
+    bases, weights = conv.bases_lin(x), conv.comb_lin(x).view(-1, conv.num_heads, conv.num_bases)
+    if conv.add_self_loops:
+        y = aggregated(scope, Sum("gcn"), bases)
+    else:
+        step = without_loops(scope, conv, x, None)
+        assert step is not None
+        y = step(bases)
+    y = torch.matmul(weights, y.view(-1, conv.num_bases, conv.out_channels // conv.num_heads))
+    y = y.reshape(-1, conv.out_channels)
+    return y if conv.bias is None else y + conv.bias
+
+
 class RelationalConv(nn.Module):
     """Layer that computes PyG's RGCNConv with `View.relate`, and has its parameters under the same names.
 
@@ -488,6 +526,8 @@ def _simple(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
 
 RULES: dict[str, Callable[..., Any]] = {
     "APPNP": _appnp,
+    "ARMAConv": _arma,
+    "EGConv": _eg,
     "FastRGCNConv": _rgcn,
     "GatedGraphConv": _gated_graph,
     "GATConv": _gat,
