@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -70,14 +70,14 @@ def attend_relations(calls: Sequence[AttentionCall]) -> list[Tensor]:
         of_sources, of_targets = KERNELS[type(call.conv).__name__].transforms(call.conv)
         products += [(call.sources, of_sources), (call.targets, of_targets)]
     transformed, results = transform_each(products), []
-    for call, left, right in zip(calls, transformed[::2], transformed[1::2], strict=True):
-        y = KERNELS[type(call.conv).__name__].run(call.conv, call.adjacency, left, right)
+    for call in calls:
+        y = KERNELS[type(call.conv).__name__].run(call.conv, call.adjacency, next(transformed), next(transformed))
         results.append(combine_heads(call.conv, y, call.targets))
     return results
 
 
-def transform_each(products: Sequence[tuple[Tensor, Transform]]) -> list[Tensor]:
-    """Return the rows after each linear transform; those of the same tensor are computed as one.
+def transform_each(products: Sequence[tuple[Tensor, Transform]]) -> Iterator[Tensor]:
+    """Yield the rows after each linear transform; those of the same tensor are computed as one.
 
     Args:
         products: Rows [n, i], and their transform.
@@ -91,8 +91,11 @@ def transform_each(products: Sequence[tuple[Tensor, Transform]]) -> list[Tensor]
         biases = [products[number][1].bias for number in numbers]
         present = [x.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)]
         y = functional.linear(x, torch.cat(weights), torch.cat(present) if any(b is not None for b in biases) else None)
-        transformed |= zip(numbers, y.split([*map(len, weights)], 1), strict=True)
-    return [transformed[number] for number in range(len(products))]
+        # Kernels need contiguous rows; the product is freed.
+        parts = [part.contiguous() for part in y.split([*map(len, weights)], 1)]
+        transformed |= zip(numbers, parts, strict=True)
+        del y
+    return (transformed.pop(number) for number in range(len(products)))
 
 
 def combine_heads(conv: Any, y: Any, x: Any) -> Any:
