@@ -20,6 +20,7 @@ from tests.lib.cases import Case
 from tests.lib.graphs import NUM_CLASSES, NUM_FEATURES
 from weft.data import Graph
 from weft.nn import Converted, PyGConv, convert
+from weft.nn.layers.pyg_conv import call_conv
 from weft.utils.errors import InputError
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "convolutions.md"
@@ -37,10 +38,6 @@ PACKAGES = {
 }
 """Packages that convolutions need besides PyG."""
 OTHER_ARGUMENTS = {
-    "PointNetConv": "positions as an argument of their own",
-    "PPFConv": "positions and normals as arguments of their own",
-    "PointTransformerConv": "positions as an argument of their own",
-    "PointGNNConv": "positions as an argument of their own",
     "HypergraphConv": "hyperedges in place of edges",
     "SignedConv": "positive and negative edges as two arguments",
     "DNAConv": "a row of several layers for each vertex",
@@ -196,6 +193,10 @@ def constructors() -> dict[str, Callable[[Any], Any]]:
         "AntiSymmetricConv": lambda g: g.AntiSymmetricConv(i),
         "DirGNNConv": lambda g: g.DirGNNConv(g.SAGEConv(i, o)),
         "MixHopConv": lambda g: g.MixHopConv(i, o),
+        "PointNetConv": lambda g: g.PointNetConv(mlp(i + 3), mlp(o)),
+        "PPFConv": lambda g: g.PPFConv(mlp(i + 4)),
+        "PointTransformerConv": lambda g: g.PointTransformerConv(i, o),
+        "PointGNNConv": lambda g: g.PointGNNConv(mlp(i, 3), mlp(i + 3), mlp(o, i)),
     }
 
 
@@ -239,6 +240,26 @@ class WithFirstRows(Plain):
         return self.out(self.conv(x, x, edge_index).relu())
 
 
+class WithPositions(Plain):
+    """A convolution that gets positions in space, between linear layers."""
+
+    def __init__(self, conv: nn.Module, width: int) -> None:
+        super().__init__(conv, width)
+        self.first = nn.Linear(F_IN, F_IN)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.out(self.conv(x, x[:, :3], edge_index).relu())
+
+
+class WithNormals(WithPositions):
+    """A convolution that gets positions and normals, between linear layers."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.out(self.conv(x, x[:, :3], x[:, 3:6], edge_index).relu())
+
+
 class WithRelations(Plain):
     """A convolution that gets the relation of each edge, and a linear layer."""
 
@@ -266,10 +287,12 @@ def make_net(name: str) -> nn.Module:
         "RGCNConv": WithRelations,
         "FastRGCNConv": WithRelations,
         "RGATConv": WithRelations,
+        "PPFConv": WithNormals,
+        **dict.fromkeys(("PointNetConv", "PointTransformerConv", "PointGNNConv"), WithPositions),
     }
     kind = kinds.get(name, WithEdgeRows if reads_edge_rows(name) else Plain)
     narrow = {"SimpleConv", "AGNNConv", "APPNP", "GatedGraphConv", "CGConv", "GCN2Conv", "WLConvContinuous", "FAConv"}
-    narrow |= {"LGConv", "AntiSymmetricConv"}
+    narrow |= {"LGConv", "AntiSymmetricConv", "PointGNNConv"}
     width = 3 * HIDDEN if name == "MixHopConv" else F_IN if name in narrow else HIDDEN
     return kind(conv, width)
 
@@ -315,7 +338,8 @@ def how(name: str) -> How:
     try:
         model = convert(make_net(name), edge_inputs=optional)
     except InputError as error:
-        return How(None, str(error).partition(": ")[2].partition(": ")[0] or str(error))
+        first, _, rest = str(error).partition(": ")  # the line in the model, if it is one
+        return How(None, rest.partition(": ")[0] if ".py" in first else first)
     assert isinstance(model, Converted)
     layers = [part for part in model.modules() if isinstance(part, PyGConv)]
     if not layers:
@@ -325,7 +349,8 @@ def how(name: str) -> How:
     rows = {argument: arguments[argument] for argument in optional}
     for layer in layers:
         with layer.tiled.replacing():
-            layer.conv(torch.ones(4, NUM_FEATURES), edge_index, **rows)
+            others = {argument: torch.ones(4, 3) for argument in layer.row_arguments.names}
+            call_conv(layer.conv, torch.ones(4, NUM_FEATURES), others, edge_index, rows)
     reasons = {each for layer in layers for each in layer.tiled.messages.values() if isinstance(each, str)}
     if reasons or not all(layer.tiled.messages for layer in layers):
         return How(False, f"PyG's code on all edges of a block: {', '.join(sorted(reasons)) or 'it reads all edges'}")

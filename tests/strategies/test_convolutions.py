@@ -7,9 +7,12 @@ import torch
 
 from tests.lib.cases import BY_TYPE, Case
 from tests.lib.convolutions import CUSTOM, NAMES, PAGE, case_of, how, make_net, page
+from tests.lib.graphs import NUM_FEATURES, make_graph
 from tests.lib.pairwise import param
 from tests.lib.session import Given, check_close, check_on_ranks, reference
-from weft.strategies import STRATEGIES
+from weft.nn import Workload, convert
+from weft.strategies import STRATEGIES, get_strategy
+from weft.utils.errors import InputError
 
 pytest.importorskip("torch_geometric")
 
@@ -21,8 +24,8 @@ FAILING = {
     ),
 }
 """Known defects."""
-QUICK = ("TransformerConv", "edge MLP", "EGNN-like coordinates")
-"""Convolutions of the quick set, which test_messages.py compares with PyG as well."""
+QUICK = ("TransformerConv", "edge MLP", "EGNN-like coordinates", "PointNetConv")
+"""Convolutions of the quick set."""
 
 
 @pytest.mark.parametrize("name", [param(name, name=name, quick=name in QUICK) for name in NAMES])
@@ -47,6 +50,16 @@ def test_equals_pyg(name: str) -> None:
     for parameter, tensor in model.named_parameters():
         if tensor.grad is not None:
             check_close(expected.gradients[parameter], tensor.grad, f"{name}: gradient of {parameter}")
+
+
+def test_further_rows_without_a_comparison() -> None:
+    """The width of the result, and whether a convolution reads degrees, are then found when the plan is made."""
+    model = convert(make_net("PointNetConv"), unchecked=True)
+    work = Workload(model, make_graph(23))
+    plan = get_strategy("single")(work, 1)
+    assert [op.width for op in work.outline(plan.traits, training=True)] == [NUM_FEATURES + 3]
+    with pytest.raises(InputError, match="FAConv reads more of the graph than the in-edges of a vertex"):
+        get_strategy("single")(Workload(convert(make_net("FAConv"), unchecked=True), make_graph(23)), 1)
 
 
 @pytest.mark.slow

@@ -65,7 +65,9 @@ EXCEPTIONS = {
     "pyg-gru": 0.04,  # as the LSTM
     "pyg-rgcn-bases": 0.1,  # a gradient that PyTorch frees earlier than on the meta device
     "sparse": 0.7,  # the graphs have a thousand features and few rows: a copy of the weight is most of the peak
-    "broadcast": 0.45,  # a strategy that states only its operations: weft assumes which rows it gathers, evenly split
+    # A strategy that states only its operations: weft assumes that the rows which it gathers, and those of each vertex
+    # type, are evenly split.
+    "broadcast": 0.5,
     # Gradients of a convolution's input before they are added up; rows that convolutions share are estimated for each.
     **dict.fromkeys((*BY_BLOCKS, *BY_RELATION, *PYG), 0.05),
 }

@@ -118,18 +118,20 @@ class WithView(GraphStep):
 
     def begin(self, model: nn.Module, view: View, *rows: Tensor) -> Boundary:
         del view
-        (x,) = rows
-        return Boundary(request=Request(WholeLayer(model.get_submodule(self.path)), {"x": x, "own": x}))
+        layer = model.get_submodule(self.path)
+        x = layer.row_arguments.join(rows) if isinstance(layer, PyGConv) else rows[0]
+        return Boundary(request=Request(WholeLayer(layer), {"x": x, "own": x}))
 
 
-def pyg_conv_layer(conv: Any, edge_arguments: frozenset[str]) -> PyGConv:
+def pyg_conv_layer(conv: Any, edge_arguments: frozenset[str], row_names: tuple[str, ...]) -> PyGConv:
     """Return a layer that calls a convolution on blocks of edges.
 
     Args:
         conv: The convolution.
         edge_arguments: Names of the edge arguments that the model passes to it.
+        row_names: Names of further arguments with rows.
     """
-    layer = from_pyg(conv, reads_edge_attr="edge_attr" in edge_arguments, may_keep_width=True)
+    layer = from_pyg(conv, reads_edge_attr="edge_attr" in edge_arguments, may_keep_width=True, row_names=row_names)
     layer.takes &= edge_arguments
     return layer
 

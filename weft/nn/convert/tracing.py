@@ -444,13 +444,14 @@ class Tracer(fx.Tracer):
                 y = rule(self, conv, x=x, **{key: arguments.get(key) for key in accepted})
                 if y is not None:
                     return y
-        others = [key for key in arguments if key not in EDGES]
-        if others:
+        others = {key: arguments.pop(key) for key in [*arguments] if key not in EDGES}
+        if not all(isinstance(value, fx.Proxy) for value in others.values()):
             raise InputError(
-                f"{location}: {name} gets {' and '.join(others)}, but weft passes a convolution only x and the edges "
-                "with their weights, features and types: make it an attribute of the layer"
+                f"{location}: {name} gets {' and '.join(others)}, but weft passes a convolution only rows, and the "
+                "edges with their weights, features and types: make it an attribute of the layer"
             )
-        return self.over_graph(WithView(self.path, partial(pyg_conv_layer, edge_arguments=frozenset(arguments))), x)
+        make = partial(pyg_conv_layer, edge_arguments=frozenset(arguments), row_names=tuple(others))
+        return self.over_graph(WithView(self.path, make), x, *others.values())
 
 
 def _is_unchanged(edges: Any, name: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -20,8 +20,50 @@ PADDED = ("GRUAggregation", "LSTMAggregation", "SetTransformerAggregation", "Sor
 stores."""
 
 
+FROM_CALL = -1
+"""Width of the result of a layer with further rows, until it is called."""
 ANY_WIDTH = 3
 """Number of columns of rows with which a convolution without matrices is tried."""
+
+
+class RowArguments:
+    """Arguments of a convolution that are rows of the vertices, besides the first: `pos` of `conv(x, pos, edge_index)`.
+
+    A layer gets all of them side by side. Copies of a layer share this object, since only a call tells the widths.
+
+    Args:
+        names: Names of the arguments.
+    """
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+        self.widths: tuple[int, ...] = ()
+        """Number of columns of the first argument and of each of these, in the last call."""
+        self.out_width = 0
+        """Number of columns of the result, from a trial; 0: there was none."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RowArguments:
+        return self
+
+    def join(self, rows: Sequence[Tensor]) -> Tensor:
+        """Return the rows of all arguments side by side.
+
+        Args:
+            rows: The first argument and the others, [n, .].
+        """
+        self.widths = tuple(each.shape[1] for each in rows)
+        return rows[0] if len(rows) == 1 else torch.cat([*rows], 1)
+
+    def split(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the first argument, and the others by name.
+
+        Args:
+            x: The rows of all arguments side by side.
+        """
+        if not self.names:
+            return x, {}
+        first, *others = x.split(self.widths, 1)
+        return first, dict(zip(self.names, others, strict=True))
 
 
 class PyGConv(nn.Module):
@@ -32,8 +74,9 @@ class PyGConv(nn.Module):
 
     Args:
         conv: The convolution.
-        out_width: Columns of its result; 0: as many as its rows have.
+        out_width: Columns of its result; 0: as many as its rows have; `FROM_CALL`: as many as in a trial.
         reads_edge_attr: True if the model calls the convolution with edge features, which it then always gets.
+        row_names: Names of further arguments with rows of the vertices.
     """
 
     conv: Any
@@ -41,14 +84,17 @@ class PyGConv(nn.Module):
     tiled: TiledConv
     """Runs its message functions in tiles."""
 
-    def __init__(self, conv: Any, out_width: int, *, reads_edge_attr: bool = False) -> None:
+    def __init__(
+        self, conv: Any, out_width: int, *, reads_edge_attr: bool = False, row_names: tuple[str, ...] = ()
+    ) -> None:
         super().__init__()
         self.__dict__["conv"] = conv
+        self.row_arguments = RowArguments(row_names)
         self.tiled = TiledConv(conv)
         share_tensors(self, conv)
         self.out_width = out_width
         self.needs_edge_attr = reads_edge_attr or requires_edge_attr(conv)
-        self.takes_pair = takes_pair(conv)
+        self.takes_pair = takes_pair(conv) and not row_names
         self.takes = frozenset(inspect.signature(conv.forward).parameters)
 
     def train(self, mode: bool = True) -> PyGConv:
@@ -58,23 +104,36 @@ class PyGConv(nn.Module):
 
     def forward(self, view: View, x: Tensor) -> Tensor:
         sources, edge_index, num_targets = view.block(x)
-        edge_arguments = self._edge_arguments(view, sources.shape[1])
+        edge_arguments, width = self._edge_arguments(view, sources.shape[1]), self.result_width(sources)
         if sources.device.type == "meta":  # many convolutions read ids of edges, which meta tensors do not have
-            weight = sources.new_empty(sources.shape[1], self.result_width(sources))
+            weight = sources.new_empty(sources.shape[1], width)
             return sources[:num_targets] @ weight + sum(t.sum() for t in (sources, *self.parameters()))
         with self.tiled.replacing() if sources.device.type == "cpu" else nullcontext():
-            y: Tensor = self.conv(self._rows(view, sources, num_targets), edge_index, **edge_arguments)
+            rows, others = self._rows(view, sources, num_targets)
+            y: Tensor = call_conv(self.conv, rows, others, edge_index, edge_arguments)
         drop_results(self.conv)
         return y if self.takes_pair else y[:num_targets]
 
     def result_width(self, x: Tensor) -> int:
         """Return the number of columns of the result. `x`: its rows."""
-        return self.out_width or x.shape[1]
+        if self.out_width != FROM_CALL:
+            return self.out_width or x.shape[1]
+        if not self.row_arguments.out_width:
+            first, *widths = self.row_arguments.widths
+            others = dict(zip(self.row_arguments.names, widths, strict=True))
+            with torch.device("cpu"):  # also where tensors are created without data
+                tried = Trial.of(self.conv, needs_edge_attr=self.needs_edge_attr, in_widths=[first], others=others)
+            if tried is None or not tried.reads_sources_alone:
+                raise reads_more(self.conv)
+            self.row_arguments.out_width = tried.out_width
+        return self.row_arguments.out_width
 
-    def _rows(self, view: Any, sources: Tensor, num_targets: int) -> Any:
-        """Return the convolution's first argument."""
+    def _rows(self, view: Any, sources: Tensor, num_targets: int) -> tuple[Any, dict[str, Tensor]]:
+        """Return the convolution's first argument, and further rows by name."""
         del view
-        return (sources, sources[:num_targets]) if self.takes_pair else sources
+        if self.takes_pair:
+            return (sources, sources[:num_targets]), {}
+        return self.row_arguments.split(sources)
 
     def _edge_arguments(self, view: View, in_width: int) -> dict[str, Tensor]:
         """Return the convolution's arguments with edge weights and features."""
@@ -104,6 +163,23 @@ class PyGConv(nn.Module):
         return arguments
 
 
+def call_conv(
+    conv: Any, rows: Any, others: Mapping[str, Tensor], edge_index: Tensor, edge_arguments: Mapping[str, Tensor]
+) -> Any:
+    """Call a convolution.
+
+    Args:
+        conv: The convolution.
+        rows: Its first argument: rows [s, .], or a pair of rows of sources and targets.
+        others: Further arguments with rows, by name.
+        edge_index: Edges [2, E], after the rows.
+        edge_arguments: Arguments with a row for each edge, by name.
+    """
+    if others:
+        return conv(rows, edge_index=edge_index, **others, **edge_arguments)
+    return conv(rows, edge_index, **edge_arguments)
+
+
 def drop_results(conv: nn.Module) -> None:
     """Drop tensors that a convolution keeps from a call, such as SuperGATConv's attention, with their autograd graph.
 
@@ -128,7 +204,9 @@ def share_tensors(wrapper: nn.Module, module: nn.Module) -> None:
     wrapper._non_persistent_buffers_set = module._non_persistent_buffers_set
 
 
-def from_pyg(conv: Any, *, reads_edge_attr: bool = False, may_keep_width: bool = False) -> PyGConv:
+def from_pyg(
+    conv: Any, *, reads_edge_attr: bool = False, may_keep_width: bool = False, row_names: tuple[str, ...] = ()
+) -> PyGConv:
     """Return a layer for weft.nn.Stack from a PyG convolution such as SAGEConv, GATv2Conv or TransformerConv.
 
     The layer runs under every strategy in which a rank stores all in-edges of its vertices, with the same results as on
@@ -139,10 +217,14 @@ def from_pyg(conv: Any, *, reads_edge_attr: bool = False, may_keep_width: bool =
         reads_edge_attr: True if the model calls the convolution with edge features.
         may_keep_width: True to accept a convolution whose result has as many columns as its rows, whatever their
             number. Its `out_width` is 0.
+        row_names: Names of further arguments with rows of the vertices, such as `pos`.
 
     Raises:
         InputError: See `checked_width`.
     """
+    if row_names:  # their widths, and with them the result's, are known in a call
+        check_parts(conv)
+        return PyGConv(conv, FROM_CALL, reads_edge_attr=reads_edge_attr, row_names=row_names)
     width = checked_width(conv, reads_edge_attr=reads_edge_attr, may_keep_width=may_keep_width)
     return PyGConv(conv, width, reads_edge_attr=reads_edge_attr)
 
@@ -165,17 +247,22 @@ def checked_width(conv: Any, *, reads_edge_attr: bool = False, may_keep_width: b
     needs_edge_attr = reads_edge_attr or requires_edge_attr(conv)
     tried = None if takes_pair(conv) and out_width_of(conv) else Trial.of(conv, needs_edge_attr=needs_edge_attr)
     if not takes_pair(conv) and not (tried and tried.reads_sources_alone):
-        raise InputError(
-            f"{name}{_options_of(conv)} reads more of the graph than the in-edges of a vertex, such as the degrees of "
-            "its neighbours, which a rank does not store: let message() depend on x_i, x_j and edge_attr only; in a "
-            "model for weft.nn.convert, use GCNConv, GCN2Conv, APPNP or SGConv with their default options"
-        )
+        raise reads_more(conv)
     check_parts(conv)
     has_matrix = any(parameter.dim() > 1 for parameter in conv.parameters())  # else any width may run in a trial
     width = out_width_of(conv) or (tried.out_width if tried and has_matrix else 0)
     if not width and not (may_keep_width and keeps_width(conv, needs_edge_attr=needs_edge_attr)):
         raise InputError(f"{name} has no attribute out_channels: use weft.nn.PyGConv(conv, out_width)")
     return width
+
+
+def reads_more(conv: Any) -> InputError:
+    """Return the error of a convolution that reads more of the graph than the in-edges of its targets."""
+    return InputError(
+        f"{type(conv).__name__}{_options_of(conv)} reads more of the graph than the in-edges of a vertex, such as the "
+        "degrees of its neighbours, which a rank does not store: let message() depend on x_i, x_j and edge_attr only; "
+        "in a model for weft.nn.convert, use GCNConv, GCN2Conv, APPNP or SGConv with their default options"
+    )
 
 
 def check_parts(conv: Any) -> None:
@@ -259,13 +346,21 @@ class Trial(NamedTuple):
     """Number of columns of the result."""
 
     @classmethod
-    def of(cls, conv: Any, *, needs_edge_attr: bool = False, in_widths: Sequence[int] = ()) -> Trial | None:
+    def of(
+        cls,
+        conv: Any,
+        *,
+        needs_edge_attr: bool = False,
+        in_widths: Sequence[int] = (),
+        others: Mapping[str, int] | None = None,
+    ) -> Trial | None:
         """Run a convolution on random rows.
 
         Args:
             conv: The convolution, which is not changed.
             needs_edge_attr: True if it must be called with edge features.
             in_widths: Candidate numbers of columns of the rows; empty: those that the shapes of its parameters suggest.
+            others: Number of columns of further arguments with rows, by name.
 
         Returns:
             The result, or None if it fails for every candidate width.
@@ -277,7 +372,7 @@ class Trial(NamedTuple):
         targets, num_vertices = 6, 12
         edge_index = torch.randint(num_vertices, (2, 5 * num_vertices), generator=random)
         partial_edges = edge_index[:, edge_index[1] < targets]
-        conv = copy.deepcopy(conv).to("cpu").eval()
+        conv = with_data(copy.deepcopy(conv)).eval()
         dtype = next((parameter.dtype for parameter in conv.parameters()), torch.float32)
         sizes = [size for parameter in conv.parameters() for size in reversed(parameter.shape[:2])]
         widths = [size // rows for rows in (1, 2, 3) for size in sizes]  # it may read both endpoints of an edge
@@ -292,17 +387,34 @@ class Trial(NamedTuple):
         for width, columns in tries:
             if width < 1:
                 continue
-            x = torch.randn(num_vertices, width, dtype=dtype, generator=random)
+            x, *more = (
+                torch.randn(num_vertices, columns_of_rows, dtype=dtype, generator=random)
+                for columns_of_rows in (width, *(others or {}).values())
+            )
+            rows = dict(zip(others or {}, more, strict=True))
             try:
                 with torch.no_grad():
                     whole, part = (
-                        conv(x, edges, **_trial_arguments(conv, edges.shape[1], columns, dtype))
+                        call_conv(conv, x, rows, edges, _trial_arguments(conv, edges.shape[1], columns, dtype))
                         for edges in (edge_index, partial_edges)
                     )
             except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
                 continue
             return cls(torch.allclose(whole[:targets], part[:targets], rtol=1e-4, atol=1e-6), whole.shape[1])
         return None
+
+
+def with_data(conv: nn.Module) -> nn.Module:
+    """Return a convolution moved to the CPU; parameters without data become random."""
+    random = torch.Generator().manual_seed(0)
+    for part in conv.modules():
+        for tensors in (part._parameters, part._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None and tensor.device.type == "meta":
+                    data = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+                    data = data.uniform_(-1, 1, generator=random) if data.is_floating_point() else data.zero_()
+                    tensors[name] = nn.Parameter(data) if isinstance(tensor, nn.Parameter) else data  # type: ignore[assignment]
+    return conv.to("cpu")
 
 
 def _trial_arguments(conv: Any, num_edges: int, num_edge_features: int, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -93,8 +93,10 @@ class RelationConv(PyGConv):
             targets = x if adjacency.num_targets == len(x) else x[: adjacency.num_targets]
         return AttentionCall(self.conv, adjacency, x, targets)
 
-    def _rows(self, view: Any, sources: Tensor, num_targets: int) -> Any:
-        return super()._rows(view, sources, num_targets) if view.target_rows is None else (sources, view.target_rows)
+    def _rows(self, view: Any, sources: Tensor, num_targets: int) -> tuple[Any, dict[str, Tensor]]:
+        if view.target_rows is None:
+            return super()._rows(view, sources, num_targets)
+        return (sources, view.target_rows), {}
 
 
 class RelationConvs(nn.Module):

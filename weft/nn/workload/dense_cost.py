@@ -286,6 +286,7 @@ def run_counted_conv(
     assert view.block_size is not None
     targets: Tensor | None = getattr(view, "target_rows", None)
     position, counter.position = counter.position, None
+    shape = num_targets, layer.result_width(sources)
     cost = work.block_cost(
         name,
         sources.shape[1],
@@ -296,5 +297,4 @@ def run_counted_conv(
     ).on(view.block_size)
     counter.position = position
     read = (sources, *(() if targets is None else (targets,)), *layer.parameters())
-    shape = num_targets, layer.result_width(sources)
     return CountedConv.apply(counter, cost, shape, *read)  # type: ignore[no-untyped-call]
