@@ -67,7 +67,7 @@ EXCEPTIONS = {
     "sparse": 0.7,  # the graphs have a thousand features and few rows: a copy of the weight is most of the peak
     # A strategy that states only its operations: weft assumes that the rows which it gathers, and those of each vertex
     # type, are evenly split.
-    "broadcast": 0.5,
+    "broadcast": 0.55,
     # Gradients of a convolution's input before they are added up; rows that convolutions share are estimated for each.
     **dict.fromkeys((*BY_BLOCKS, *BY_RELATION, *PYG), 0.05),
 }
