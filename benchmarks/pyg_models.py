@@ -210,6 +210,23 @@ class HeteroAttention(Hetero):
         return kind((hidden, hidden), hidden // 2, heads=2, **options) if number % 4 < 3 else kind(hidden, hidden)
 
 
+class HeteroEdges(Hetero):
+    """HeteroConv model with attention by relation that reads three features of each edge."""
+
+    def conv(self, number: int, hidden: int) -> nn.Module:
+        kind = (pyg.GATConv, pyg.GATv2Conv, pyg.TransformerConv)[number % 3]
+        options = {} if kind is pyg.TransformerConv else {"add_self_loops": False}
+        return kind((hidden, hidden), hidden // 2, heads=2, edge_dim=3, **options)
+
+    def forward(  # type: ignore[override]
+        self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor], edge_attr_dict: dict[Any, Tensor]
+    ) -> Tensor:
+        x_dict = {name: self.maps[name](x).relu() for name, x in x_dict.items()}
+        for conv in self.convs:
+            x_dict = x_dict | conv(x_dict, edge_index_dict, edge_attr_dict)
+        return self.out(x_dict["a"])
+
+
 class HGT(nn.Module):
     """Two layers of heterogeneous graph transformers, over all relations at once."""
 
@@ -407,6 +424,7 @@ BY_TYPE: dict[str, Any] = {
     "pyg-hetero": Hetero,
     "pyg-hetero-max": partial(Hetero, aggr="max", norm=nn.BatchNorm1d),
     "pyg-hetero-attention": HeteroAttention,
+    "pyg-hetero-edges": HeteroEdges,
     "pyg-hetero-hgt": HGT,
     "pyg-hetero-some": partial(Hetero, features={"a": 4, "b": 3}, aggr="mean"),
     "pyg-to-hetero": to_hetero,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from tests.lib.ranks import spawn
-from weft.comm import Group, Key
+from weft.comm import Group, Key, sum_gradients
 from weft.comm.group import PendingExchange
 
 NUM_NUMBERS = 5
@@ -70,3 +71,19 @@ def check_collectives(group: Group) -> None:
 
 def test_collectives() -> None:
     spawn(2, check_collectives)
+
+
+def check_partial_gradients(group: Group) -> None:
+    """A parameter gets a gradient on all ranks if it has one on any, even one of zeros; otherwise on none."""
+    parameters = [nn.Parameter(torch.ones(2)) for _ in range(4)]
+    with_gradient = {0: (0, 1), 1: (0, 2)}[group.rank]
+    for number in with_gradient:
+        parameters[number].grad = torch.full((2,), 0.0 if number == 2 else 1.0 + group.rank)
+    sum_gradients(parameters, group)
+    sums = [None if parameter.grad is None else parameter.grad.tolist() for parameter in parameters]
+    assert sums == [[3.0, 3.0], [1.0, 1.0], [0.0, 0.0], None]
+
+
+def test_a_gradient_on_one_rank_is_on_all() -> None:
+    """A rank without edges of a relation computes no gradient for its weights; its optimizer must step all the same."""
+    spawn(2, check_partial_gradients)

@@ -141,6 +141,9 @@ class Case:
                 sparse=self.sparse,
             )
         )
+        if self.typed and self.edge_features:
+            random = torch.Generator().manual_seed(6)
+            graph = replace(graph, edge_features=torch.randn(graph.num_edges, self.edge_features, generator=random))
         if self.by_type:
             graph = make_named_relations(graph).by_type()
         if self.labels:
@@ -220,7 +223,7 @@ def pyg_cases() -> list[Case]:
     return result
 
 
-BY_RELATION = ("pyg-hetero-attention",)
+BY_RELATION = ("pyg-hetero-attention", "pyg-hetero-edges")
 """PyG models whose convolutions run on the edges of relations."""
 BY_TYPE = "pyg-hetero-hgt"
 """PyG model whose convolutions take all relations. Planning it takes seconds, so it is not among the cases."""
@@ -237,7 +240,8 @@ def converted_cases() -> list[Case]:
     result += [Case(model=f"pyg-{name}-edges", edge_features=3) for name in ("gat", "gatv2")]
     result += [Case(model=f"pyg-{name}-dropout") for name in ("gat", "gatv2")]
     result += [Case(model=f"pyg-rgcn{kind}", typed="x") for kind in ("", "-bases", "-blocks")]
-    result += [Case(model=name, typed="x") for name in ("pyg-hetero", "pyg-hetero-max", "pyg-to-hetero", *BY_RELATION)]
+    names = ["pyg-hetero", "pyg-hetero-max", "pyg-to-hetero", *BY_RELATION]
+    result += [Case(model=name, typed="x", edge_features=3 if "edges" in name else 0) for name in names]
     result.append(Case(model="pyg-hetero-some", typed="some"))
     result.append(Case(model="pyg-gcn", weighted=True, order="bfs"))
     result.append(Case(model="pyg-jk", num_vertices=150, labels=4))  # with rows that no loss reads

@@ -290,7 +290,9 @@ def check_case(
     check_trace(placed, flops, training=True)
     check_close(logits, expected.logits[ids[placed.rows(training=True)]], f"{case}: logits")
     gradients = placed.gradients()
-    assert gradients.keys() == expected.gradients.keys(), f"{case}: other parameters have gradients"
+    assert gradients.keys() == expected.gradients.keys(), (
+        f"{case}: other parameters have gradients: {gradients.keys() ^ expected.gradients.keys()}"
+    )
     for parameter, gradient in expected.gradients.items():
         if parameter in embeddings(placed.model):  # single's rows are in the order of the original ids
             gradient = gradient[placed.strategy.embedded]

@@ -26,11 +26,14 @@ from weft.utils.errors import InputError
 
 pyg = pytest.importorskip("torch_geometric.nn")
 
-from benchmarks.pyg_models import BY_TYPE, RELATIONS, SMALL, Hetero  # noqa: E402
+from benchmarks.pyg_models import BY_TYPE, RELATIONS, SMALL, Hetero, HeteroEdges  # noqa: E402
 
 
 def graph_of(name: str) -> Graph:
-    return make_named_relations(make_typed_graph(23, "some" if "some" in name else "x")).by_type()
+    graph = make_typed_graph(23, "some" if "some" in name else "x")
+    if "edges" in name:
+        graph = replace(graph, edge_features=torch.randn(graph.num_edges, 3))
+    return make_named_relations(graph).by_type()
 
 
 def make_model(name: str, **options: Any) -> nn.Module:
@@ -43,12 +46,17 @@ def make_model(name: str, **options: Any) -> nn.Module:
 
 def of_pyg(model: nn.Module, graph: Graph) -> dict[str, Tensor]:
     data = graph.to_pyg()
-    rows = model({name: x.double() for name, x in data.x_dict.items()}, data.edge_index_dict)
+    values = {} if graph.edge_features is None else {"edge_attr_dict": data.edge_attr_dict}
+    values = {name: {key: x.double() for key, x in value.items()} for name, value in values.items()}
+    rows = model({name: x.double() for name, x in data.x_dict.items()}, data.edge_index_dict, **values)
     return rows if isinstance(rows, dict) else {"a": rows}
 
 
 def of_weft(model: Converted, graph: Graph) -> Tensor:
-    topology = Topology(graph.in_edges, edge_type=graph.edge_type, num_relations=len(graph.relations))
+    features = None if graph.edge_features is None else graph.edge_features.double()
+    topology = Topology(
+        graph.in_edges, edge_type=graph.edge_type, num_relations=len(graph.relations), edge_features=features
+    )
     x = torch.empty(graph.num_vertices, 0, dtype=torch.float64)
     inputs = Inputs(rows=x, typed=typed_rows(graph, slice(None), "cpu", torch.float64))
     return model([GraphView(topology, inputs=inputs) for _ in range(model.num_stages)], x)
@@ -58,7 +66,8 @@ def of_weft(model: Converted, graph: Graph) -> Tensor:
 def test_equals_pyg(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits of the vertex types that the model returns, gradients and evaluation equal PyG's; other logits are 0."""
     graph, model = graph_of(name), make_model(name)
-    original, converted = copy.deepcopy(model), convert(model, shape=GraphShape.of(graph)).train()
+    shape, inputs = GraphShape.of(graph), ["edge_attr"] if "edges" in name else []
+    original, converted = copy.deepcopy(model), convert(model, edge_inputs=inputs, shape=shape).train()
     with monkeypatch.context() as patch:
         patch.setattr(F, "dropout", lambda x, *_, **__: x)
         patch.setattr(GraphView, "dropout", lambda _self, x, _p, **_: x)
@@ -252,15 +261,24 @@ def test_a_graph_without_vertex_types_is_refused() -> None:
         convert(make_model("pyg-hetero"))
 
 
-class WithEdgeFeatures(Hetero):
-    def forward(self, x_dict: Any, edge_index_dict: Any, edge_attr_dict: Any = None) -> Any:  # noqa: ARG002
+class Transforming(HeteroEdges):
+    """Passes transformed edge features to its convolutions."""
+
+    def forward(self, x_dict: Any, edge_index_dict: Any, edge_attr_dict: Any) -> Any:
+        return super().forward(x_dict, edge_index_dict, {name: x.relu() for name, x in edge_attr_dict.items()})
+
+
+class Weighted(Hetero):
+    def forward(self, x_dict: Any, edge_index_dict: Any, edge_weight_dict: Any = None) -> Any:  # noqa: ARG002
         return super().forward(x_dict, edge_index_dict)
 
 
-def test_edge_features_by_relation_are_refused() -> None:
-    graph = graph_of("x")
-    model = WithEdgeFeatures(SMALL)
-    convert(model, shape=GraphShape.of(graph))
-    shape = replace(GraphShape.of(graph), num_edge_features=2)
-    with pytest.raises(InputError, match=r"takes edge_attr_dict, but weft supports no edge features or weights"):
-        convert(model, shape=shape)
+def test_other_values_of_edges_are_refused() -> None:
+    shape = GraphShape.of(graph_of("edges"))
+    with pytest.raises(InputError, match=r"GATConv over \S+ gets an edge_attr that is not the graph's"):
+        convert(Transforming(), edge_inputs=["edge_attr"], shape=shape)
+    with pytest.raises(InputError, match="weft only passes x_dict, edge_index_dict, and edge_attr_dict if the graph"):
+        convert(HeteroEdges(), shape=shape)
+    convert(Weighted(), shape=shape)
+    with pytest.raises(InputError, match="takes edge_weight_dict, but weft supports no edge weights by relation"):
+        convert(Weighted(), shape=replace(shape, weighted=True))

@@ -217,7 +217,8 @@ def count_shared(columns: Sequence[Range], num_rows: int, rank: int) -> tuple[in
 def sum_gradients(parameters: Sequence[torch.nn.Parameter], group: Group) -> None:
     """Sum the gradients of all trainable parameters over the ranks, in one all-reduce.
 
-    A parameter without a gradient, because the model does not use it, has none afterwards, so the optimizer skips it.
+    A parameter that has a gradient on some rank has one on every rank afterwards: a rank without edges of a relation
+    computes none for its weights. Without a gradient on any rank, it has none afterwards, and the optimizer skips it.
 
     Args:
         parameters: Parameters of the model, in the same order on every rank.
@@ -227,9 +228,13 @@ def sum_gradients(parameters: Sequence[torch.nn.Parameter], group: Group) -> Non
         return
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in trainable]
-    total = group.all_reduce(torch.cat([gradient.reshape(-1) for gradient in gradients]), tag="gradients")
-    for parameter, part in zip(trainable, total.split([p.numel() for p in trainable]), strict=True):
-        if parameter.grad is not None:
+    if not trainable:
+        return
+    present = gradients[0].new_tensor([p.grad is not None for p in trainable])
+    total = group.all_reduce(torch.cat([*(gradient.reshape(-1) for gradient in gradients), present]), tag="gradients")
+    *parts, num_present = total.split([*(p.numel() for p in trainable), len(trainable)])
+    for number, (parameter, part) in enumerate(zip(trainable, parts, strict=True)):
+        if parameter.grad is not None or num_present[number] > 0:  # a GPU waits only for the second condition
             parameter.grad = part.view_as(parameter)
 
 

@@ -263,7 +263,7 @@ class Layout(ABC):
             backward = dense_operations(dense.backward, dense.backward_calls) + adjoint + backward
             backward = (self._computed_again(dense, sizes.rows[op.hop + op.steps]) if again else []) + backward
         if training and self.size > 1:
-            backward.append(all_reduce("gradients", work.num_shared, work.dtype.itemsize, self.size))
+            backward.append(all_reduce("gradients", work.num_summed, work.dtype.itemsize, self.size))
         return Trace(operations=(*forward, *backward))
 
     def _computed_again(self, dense: DenseFlops, num_rows: int) -> list[Operation]:

@@ -76,7 +76,7 @@ def convert(
     shadow = _copy_sharing_tensors(model)
     types = GraphTypes.of(shape, type(model).__name__) if takes_types(model) else None
     if types is not None and shape is not None:
-        _check_no_edge_values(model, shape)
+        _check_no_edge_weights(model, shape)
     programs = {training: trace(shadow.train(training), frozenset(edge_inputs), types) for training in (True, False)}
     training, evaluating = programs[True], programs[False]
     if [type(step.operation) for step in _graph_steps(training)] != [
@@ -95,20 +95,19 @@ def convert(
     if not unchecked:
         alternative = f"{LISTED}, or weft.nn.RGCN" if types else alternative
         make_graph = partial(RandomGraph.of, model, frozenset(edge_inputs), shape)
-        make = partial(RandomTypedGraph.of_types, types) if types else make_graph
+        num_edge_features = shape.num_edge_features if shape and "edge_attr" in edge_inputs else 0
+        make = partial(RandomTypedGraph.of_types, types, num_edge_features) if types else make_graph
         check_same_results(model, converted, make, alternative)
     return converted
 
 
-def _check_no_edge_values(model: nn.Module, shape: GraphShape) -> None:
-    """Raise InputError if a model on a heterogeneous graph takes edge features or weights, and the graph has some."""
-    has = {"edge_attr_dict": shape.num_edge_features > 0, "edge_weight_dict": shape.weighted}
-    for parameter in parameters_of(model):
-        if has.get(parameter.name):
-            raise InputError(
-                f"{type(model).__name__}.forward takes {parameter.name}, but weft supports no edge features or weights "
-                "by relation: remove the argument, or remove them from the graph"
-            )
+def _check_no_edge_weights(model: nn.Module, shape: GraphShape) -> None:
+    """Raise InputError if a model on a heterogeneous graph takes edge weights, and the graph has some."""
+    if shape.weighted and any(parameter.name == "edge_weight_dict" for parameter in parameters_of(model)):
+        raise InputError(
+            f"{type(model).__name__}.forward takes edge_weight_dict, but weft supports no edge weights by relation: "
+            "give them as edge features (edge_attr), or remove them from the graph"
+        )
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -159,7 +158,8 @@ def _replacements(model: nn.Module, program: TracedProgram) -> dict[str, nn.Modu
                 raise InputError(f"{step.line}: {error}") from error
         elif isinstance(step.operation, JoinedCalls):
             for call, _, _ in step.operation.calls:
-                replaced[call.path] = RelationConv(model.get_submodule(call.path), call.width)
+                conv = model.get_submodule(call.path)
+                replaced[call.path] = RelationConv(conv, call.width, reads_edge_attr=call.reads_edge_attr)
         elif isinstance(step.operation, CallByType):
             path, width = step.operation.path, step.operation.width
             replaced[path] = TypedConv(model.get_submodule(path), width)

@@ -44,7 +44,7 @@ def takes_types(model: nn.Module) -> bool:
 
 
 def edges_of(*_: Any) -> Any:
-    """Stand in for the edges of one relation among torch.fx nodes; never called."""
+    """Stand in for the edges of one relation, or their features, among torch.fx nodes; never called."""
     raise NotImplementedError
 
 
@@ -133,13 +133,14 @@ def _graph(scope: RelationScope, conv: Any, x: Any, x_target: Any) -> Any:
     return plus_bias(scope.over_relation("lin_rel", REDUCE[conv.aggr], x), conv.lin_rel) + conv.lin_root(x_target)
 
 
-def width_over_relation(conv: Any, *, same_rows: bool, same_type: bool) -> int:
+def width_over_relation(conv: Any, *, same_rows: bool, same_type: bool, reads_edge_attr: bool) -> int:
     """Return the number of columns of the result of a convolution that runs on the edges of one relation.
 
     Args:
         conv: The convolution.
         same_rows: True if sources and targets have the same rows.
         same_type: True if they have the same vertex type.
+        reads_edge_attr: True if it is called with edge features.
 
     Raises:
         InputError: It cannot run between these rows, or on blocks of edges.
@@ -151,7 +152,7 @@ def width_over_relation(conv: Any, *, same_rows: bool, same_type: bool) -> int:
         )
     if not same_rows and not takes_pair(conv):
         raise InputError(f"{name} takes no pair (x_source, x_target): use it between vertices of one type")
-    return checked_width(conv)
+    return checked_width(conv, reads_edge_attr=reads_edge_attr)
 
 
 def width_by_type(conv: Any) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -126,8 +125,13 @@ class RandomTypedGraph(RandomGraph):
     """Types of the graph."""
 
     @classmethod
-    def of_types(cls, types: GraphTypes) -> RandomTypedGraph:
-        """Return a graph with these types; vertices of types without features have no edges."""
+    def of_types(cls, types: GraphTypes, num_edge_features: int) -> RandomTypedGraph:
+        """Return a graph with these types; vertices of types without features have no edges.
+
+        Args:
+            types: The types.
+            num_edge_features: Number of edge features; 0: none.
+        """
         random, num_types = torch.Generator().manual_seed(0), len(types.names)
         num_vertices = VERTICES_OF_TYPE * num_types + min(types.typed.num_embedded, VERTICES_OF_TYPE)
         edges = [torch.empty(3, 0, dtype=torch.int64)]
@@ -143,27 +147,31 @@ class RandomTypedGraph(RandomGraph):
         )
         assert adjacency.weight is not None
         topology = Topology(
-            adjacency.with_weight(None), edge_type=adjacency.weight.long(), num_relations=len(types.relations)
+            adjacency.with_weight(None),
+            edge_type=adjacency.weight.long(),
+            num_relations=len(types.relations),
+            edge_features=random_rows(len(relations), num_edge_features) if num_edge_features else None,
         )
         x = random_rows(num_vertices, max(types.widths.values()))
         return cls(x=x, topology=topology, types=types)
 
-    def with_dtype(self, dtype: torch.dtype) -> RandomGraph:
-        return replace(self, x=self.x.to(dtype))
-
     def call_original(self, model: nn.Module, x: Tensor) -> Tensor:
         rows = self._rows_by_type(x)
-        source, target = self.topology.edge_index
-        edges = {}
+        (source, target), features = self.topology.edge_index, self.topology.edge_features
+        edges, edge_attr = dict[tuple[str, ...], Tensor](), dict[tuple[str, ...], Tensor]()
         for number, name in enumerate(self.types.relations):
             ends = tuple(name.split("|"))
             if ends[0] in rows and ends[2] in rows:
                 mask = self.topology.edge_type == number
                 first = [self.types.names.index(end) * VERTICES_OF_TYPE for end in (ends[0], ends[2])]
                 edges[ends] = torch.stack([source[mask] - first[0], target[mask] - first[1]])
-        takes_data = parameters_of(model)[0].name == "data"
-        arguments: tuple[Any, ...] = (rows, edges)
-        result = model(SimpleNamespace(x_dict=rows, edge_index_dict=edges)) if takes_data else model(*arguments)
+                edge_attr |= {} if features is None else {ends: features[mask].to(x.dtype)}
+        names = [parameter.name for parameter in parameters_of(model)]
+        values = {"edge_attr_dict": edge_attr} if edge_attr else {}
+        if names[0] == "data":
+            result = model(SimpleNamespace(x_dict=rows, edge_index_dict=edges, **values))
+        else:
+            result = model(rows, edges, **{name: value for name, value in values.items() if name in names})
         if isinstance(result, Tensor):
             return result
         width = next(value.shape[1] for value in result.values() if value is not None)

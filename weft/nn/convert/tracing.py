@@ -46,7 +46,7 @@ def trace(model: nn.Module, edge_arguments: frozenset[str], types: hetero.GraphT
     Raises:
         InputError: The model cannot be converted; the message names the line.
     """
-    root: Root = Root(model, edge_arguments) if types is None else RootByType(model, types)
+    root: Root = Root(model, edge_arguments) if types is None else RootByType(model, edge_arguments, types)
     try:
         with torch.enable_grad(), _attributes_restored(model):
             graph = Tracer(types).trace(root)
@@ -143,23 +143,28 @@ class RootByType(Root):
 
     Args:
         model: The model.
+        edge_arguments: Values of the edges that the graph has.
         types: Types of the graph.
     """
 
-    def __init__(self, model: nn.Module, types: hetero.GraphTypes) -> None:
-        super().__init__(model, frozenset())
+    def __init__(self, model: nn.Module, edge_arguments: frozenset[str], types: hetero.GraphTypes) -> None:
+        super().__init__(model, edge_arguments)
         self.types = types
 
-    def forward(self, x: Any, edge_index: Any, edge_weight: Any, edge_attr: Any, edge_type: Any) -> Any:  # noqa: ARG002
+    def forward(self, x: Any, edge_index: Any, edge_weight: Any, edge_attr: Any, edge_type: Any) -> Any:
+        del edge_weight, edge_type
         tracer = x.tracer
         first = tracer.over_graph(typed_steps.FirstRows(), x)
         tracer.vertex_type = first[0]
         tracer.vertex_type.node.meta[hetero.VERTEX_TYPE] = True
         x_dict = tracer.rows_by_type(first, self.types.names, 1)
-        edges = {}
-        for name in self.types.relations:
-            edges[tuple(name.split("|"))] = tracer.edges_by(edge_index, name)
-        result = self.model(*self._arguments(x_dict, edges))
+        dicts = {"edge_index": edge_index} | ({"edge_attr": edge_attr} if "edge_attr" in self.edge_arguments else {})
+        by_relation = {
+            f"{key}_dict": {tuple(name.split("|")): tracer.edges_by(value, name) for name in self.types.relations}
+            for key, value in dicts.items()
+        }
+        args, kwargs = self._arguments(x_dict, by_relation)
+        result = self.model(*args, **kwargs)
         outputs = result if isinstance(result, dict) else {hetero.type_of(result): result}
         outputs = {name: value for name, value in outputs.items() if value is not None}
         if not outputs or any(name is None or hetero.type_of(value) != name for name, value in outputs.items()):
@@ -169,22 +174,30 @@ class RootByType(Root):
         logits = typed_steps.LogitsByType(numbers, self.types.num_types)
         return tracer.over_graph(logits, tracer.vertex_type, *outputs.values())
 
-    def _arguments(self, x_dict: Any, edges: Any) -> list[Any]:
+    def _arguments(self, x_dict: Any, edges: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Return the arguments of the model: positional ones, and others by name.
+
+        Args:
+            x_dict: Proxies of the rows by vertex type.
+            edges: Proxies of the edges and of their values, in dicts by relation, by the dict's name.
+        """
         first, *others = parameters_of(self.model)
         if first.name == "data":
-            return [SimpleNamespace(x_dict=x_dict, edge_index_dict=edges)]
+            return [SimpleNamespace(x_dict=x_dict, **edges)], {}
+        passed = {parameter.name: edges[parameter.name] for parameter in others[1:] if parameter.name in edges}
         required = [
             parameter
             for parameter in others
             if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+            if parameter.name not in passed
         ]
         if [parameter.name for parameter in required] not in (["edge_index_dict"], ["edge_index"]):
             listed = ", ".join(parameter.name for parameter in required) or "no edges"
             raise InputError(
-                f"{type(self.model).__name__}.forward needs {listed} after {first.name}, but weft only passes x_dict "
-                "and edge_index_dict: give all others a default"
+                f"{type(self.model).__name__}.forward needs {listed} after {first.name}, but weft only passes x_dict, "
+                "edge_index_dict, and edge_attr_dict if the graph has edge features: give all others a default"
             )
-        return [x_dict, edges]
+        return [x_dict, edges["edge_index_dict"]], passed
 
 
 class ValuesAndIndices(NamedTuple):
@@ -266,14 +279,14 @@ class Tracer(fx.Tracer):
             proxy.node.meta[hetero.TYPE] = name
         return proxies
 
-    def edges_by(self, edge_index: Any, relation: str) -> Any:
-        """Return a proxy of the edges of a relation.
+    def edges_by(self, values: Any, relation: str) -> Any:
+        """Return a proxy of the edges of a relation, or of their features.
 
         Args:
-            edge_index: Proxy of all edges.
+            values: Proxy of those of all edges.
             relation: Name of the relation.
         """
-        proxy = self.create_proxy("call_function", hetero.edges_of, (edge_index,), {})
+        proxy = self.create_proxy("call_function", hetero.edges_of, (values,), {})
         proxy.node.meta[hetero.RELATION] = relation
         return proxy
 
@@ -353,10 +366,16 @@ class Tracer(fx.Tracer):
                 f"{location}: {name} over {relation} must get rows of {source} and of {target}, as in x_dict: give "
                 "vertices without features some, in the graph"
             )
+        features = arguments.pop("edge_attr", None)
+        if features is not None and (hetero.relation_of(features) != relation or not _is_edge_attr(features)):
+            raise InputError(
+                f"{location}: {name} over {relation} gets an edge_attr that is not the graph's: transform edge "
+                "features in the convolution, or before training"
+            )
         if arguments:
             raise InputError(
                 f"{location}: {name} gets {' and '.join(arguments)}, but weft passes a convolution of a heterogeneous "
-                "graph only x and the edges of its relation: make it an attribute of the layer"
+                "graph only x, and the edges of its relation with their features: make it an attribute of the layer"
             )
         if conv.flow != "source_to_target":
             raise InputError(f"{location}: {name} has flow='target_to_source': reverse the graph's edges instead")
@@ -366,13 +385,17 @@ class Tracer(fx.Tracer):
         if rule and not hooked and getattr(conv, "aggr", "") in hetero.REDUCE:
             return rule(self, conv, x, x_target)
         try:
-            width = hetero.width_over_relation(conv, same_rows=x is x_target, same_type=source == target)
+            width = hetero.width_over_relation(
+                conv, same_rows=x is x_target, same_type=source == target, reads_edge_attr=features is not None
+            )
         except InputError as error:
             raise InputError(f"{location}: {error}") from error
         assert self.types is not None
         ends = self.types.names.index(source), self.types.names.index(target)
         number = self.types.relations.index(relation)
-        call = typed_steps.RelationCall(relation=number, ends=ends, path=self.path, width=width)
+        call = typed_steps.RelationCall(
+            relation=number, ends=ends, path=self.path, width=width, reads_edge_attr=features is not None
+        )
         proxy = self.over_graph(call, x, x_target, self.vertex_type)
         proxy.node.meta[hetero.TYPE] = target
         return proxy
@@ -457,6 +480,12 @@ class Tracer(fx.Tracer):
 def _is_unchanged(edges: Any, name: str) -> bool:
     """Return whether the argument of a convolution is the graph's own tensor of that name."""
     return isinstance(edges, fx.Proxy) and edges.node.op == "placeholder" and edges.node.target == name
+
+
+def _is_edge_attr(value: fx.Proxy) -> bool:
+    """Return whether the edges or features of a relation are features."""
+    (values,) = value.node.args
+    return isinstance(values, fx.Node) and values.target == "edge_attr"
 
 
 def _is_message_passing(module: nn.Module) -> bool:

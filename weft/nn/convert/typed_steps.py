@@ -171,6 +171,8 @@ class RelationCall(GraphStep):
     """Path of the convolution in the model."""
     width: int
     """Number of columns of its result."""
+    reads_edge_attr: bool = False
+    """True if it is called with edge features."""
 
 
 class JoinedCall(NamedTuple):

@@ -36,7 +36,7 @@ class RelationBlock:
         relation: Number of the relation, and of the vertex types of its sources and targets.
     """
 
-    edge_features = edge_weight = edge_type = None
+    edge_weight = edge_type = None
 
     def __init__(
         self,
@@ -58,6 +58,14 @@ class RelationBlock:
         return self._edges.adjacency(num_sources, self._num_targets)
 
     @property
+    def edge_features(self) -> Tensor | None:
+        """Features of the edges, [E, K], in their order; None if the graph has none."""
+        features = self._view.edge_features
+        if features is None or features.device.type == "meta":  # meta tensors have no values to compare
+            return features
+        return features[self._view.edge_type == self._relation[0]]
+
+    @property
     def block_size(self) -> Any:
         """Size of the block, in an `OutlineView`."""
         view: Any = self._view
@@ -67,11 +75,12 @@ class RelationBlock:
 class RelationConv(PyGConv):
     """Layer that computes a PyG convolution on the edges of one relation, by a kernel of weft if there is one.
 
-    Arguments are those of `PyGConv`.
+    Arguments are those of `PyGConv`; a convolution gets edge features only if `reads_edge_attr`.
     """
 
-    def __init__(self, conv: Any, out_width: int) -> None:
-        super().__init__(conv, out_width)
+    def __init__(self, conv: Any, out_width: int, *, reads_edge_attr: bool = False) -> None:
+        super().__init__(conv, out_width, reads_edge_attr=reads_edge_attr)
+        self.takes &= {"edge_attr"} if reads_edge_attr else set()
         self.has_kernel = native_attention(conv)
 
     def forward(self, view: Any, x: Tensor) -> Tensor:

@@ -78,7 +78,7 @@ def step_memory(
     if sizes.blocks:  # costs of PyG convolutions are measured before the step, not in it
         dense_flops(work, traits, sizes, training=training)
     peak = TensorPeak()
-    num_summed = work.num_shared * (training and sums_gradients)
+    num_summed = work.num_summed * (training and sums_gradients)
     _run_step(
         work,
         traits,

@@ -137,6 +137,11 @@ class Workload:
         return sum(parameter.numel() for parameter in shared_parameters(self.model) if parameter.requires_grad)
 
     @property
+    def num_summed(self) -> int:
+        """Number of elements that are summed over ranks with the gradients: also whether each parameter has one."""
+        return self.num_shared + sum(parameter.requires_grad for parameter in shared_parameters(self.model))
+
+    @property
     def num_stages(self) -> int:
         """Number of stages of the model, each of which gets a view."""
         return cast(int, self.model.num_stages)

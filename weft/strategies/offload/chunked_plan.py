@@ -316,7 +316,7 @@ class ChunkedPlan(Plan):
     ) -> Trace:
         operations = Moves(chunks, sizes, training=training, flops=flops).operations()
         if training and self.size > 1:
-            operations.append(all_reduce("gradients", self.work.num_shared, self.work.dtype.itemsize, self.size))
+            operations.append(all_reduce("gradients", self.work.num_summed, self.work.dtype.itemsize, self.size))
         return Trace(operations=tuple(operations))
 
     def _sizes(self, rank: int) -> MoveSizes:
