@@ -17,7 +17,6 @@ import argparse
 import copy
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -212,7 +211,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="steps of each")
     parser.add_argument("--epochs", type=int, default=0, help="train for so many epochs instead")
     parser.add_argument("--strategy", default="single", help="with --epochs: the strategy")
-    parser.add_argument("--run", type=Path, help="with --epochs: folder of the run")
+    parser.add_argument("--run", help="with --epochs: folder of the run")
     parser.add_argument("--out", help="a name: writes benchmarks/results/NAME.json")
     return parser.parse_args()
 
