@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 
+from tests.lib.graphs import make_graph
 from weft.autotune import RankEstimate, Samples, extrapolated
-from weft.autotune.estimate_time import GraphBytes
+from weft.autotune.estimate_time import GraphBytes, store_bytes
 from weft.autotune.extrapolate import growth, kinds_of, numbers_of, shrinkage, with_numbers
 from weft.cost import MemoryUse, Operation, Steps, Trace
+from weft.data import Graph
+from weft.nn import Workload, make_model
 from weft.runtime.kernel_call import KernelCall
 
 
@@ -102,3 +107,17 @@ def test_an_operation_that_one_rank_lacks() -> None:
     )
     assert len(first_operations) == len(second_operations) == 4
     assert first_operations[-1].edges == expected[-1].edges
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("undirected", [False, True])
+def test_bytes_of_a_stored_graph(undirected: bool, weighted: bool, tmp_path: Path) -> None:
+    """Local ranks read the graph from such a folder. Headers and the manifest take a few kilobytes."""
+    graph = make_graph(3000)
+    source, target = graph.in_edges.edges()
+    weight = torch.ones(len(source)) if weighted else None
+    graph = Graph.from_edges(source, target, weight=weight, x=graph.x, y=graph.y, undirected=undirected)
+    estimated = store_bytes(Workload(make_model("gcn", graph.num_features, graph.num_classes), graph))
+    graph.save(tmp_path / "graph")
+    stored = sum(file.stat().st_size for file in (tmp_path / "graph").iterdir())
+    assert estimated == pytest.approx(stored, abs=16_000)

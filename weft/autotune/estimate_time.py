@@ -197,7 +197,11 @@ def graph_bytes(work: Workload) -> GraphBytes:
 
 
 def store_bytes(work: Workload) -> int:
-    """Return the bytes of a graph's arrays in a store, which has a symmetric adjacency only once."""
+    """Return the bytes of a graph's arrays in a store.
+
+    It has a symmetric adjacency only once, and the edges of the transpose's entries only if edges have data.
+    """
     stats = work.stats
     once = work.has_graph and is_symmetric(work.graph.in_edges)
-    return stats.num_bytes - once * (4 * stats.num_edges + 8 * stats.num_vertices)
+    without_ids = stats.stores_edge_ids and not (stats.weighted or stats.num_edge_features or stats.typed.num_relations)
+    return stats.num_bytes - 4 * (once + without_ids) * stats.num_edges - 8 * once * stats.num_vertices
