@@ -56,8 +56,6 @@ class BroadcastExchange(Exchange):
         weight = None if edges.weight is None else edges.weight[span]
         block = Adjacency(indptr=indptr, indices=indices, num_sources=len(ids), weight=weight)
         super().__init__(SubTopology(block, sources, local, whole, span), whole.ids[local], len(ids), group)
-        self.topology.edge_type = None if whole.edge_type is None else whole.edge_type[span]
-        self.topology.num_relations = whole.num_relations
         received = torch.tensor(even_bounds(len(ids), group.size)).diff().tolist()
         self.num_own, received[group.rank] = received[group.rank], 0
         sent = tuple(0 if rank == group.rank else self.num_own for rank in range(group.size))

@@ -298,7 +298,7 @@ class SubTopology(Topology):
         whole: Topology,
         edges: slice = slice(0),
     ) -> None:
-        super().__init__(adjacency)
+        super().__init__(adjacency, num_relations=whole.num_relations)
         self.sources, self.targets, self.whole, self.edges = sources, targets, whole, edges
 
     @cached_property
@@ -313,6 +313,11 @@ class SubTopology(Topology):
         targets, whole = self.targets, self.whole
         ids = whole.ids[targets] if isinstance(targets, slice) else whole.ids_of(targets)
         return ids.to(self.adjacency.device)
+
+    @cached_property
+    def edge_type(self) -> Tensor | None:
+        types = self.whole.edge_type
+        return None if types is None else types[self.edges]
 
     @cached_property
     def edge_features(self) -> Tensor | None:

@@ -70,7 +70,6 @@ class Block(SubTopology):
         sources = hop.sources(rows)  # on the host
         adjacency = hop.block.cast(placed.work.dtype).to(self.device)
         super().__init__(adjacency, sources, sources[: adjacency.num_targets], placed.topology)
-        self.num_relations = len(placed.graph.relations)
         self.hop, self.placed, self.halo, self.least_halo = hop, placed, halo, least_halo
         self._slices: dict[Sum, EdgeSlices] = {}
         self._positions: dict[Block, Tensor] = {}

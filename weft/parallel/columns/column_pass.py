@@ -50,6 +50,8 @@ class ColumnRounds(Runtime):
         needs: Bytes per target, source and edge of a chunk.
     """
 
+    in_reverse = True
+
     def __init__(
         self,
         work: Workload,
@@ -78,12 +80,11 @@ class ColumnRounds(Runtime):
             PlacedRound(round_, chunking.hop, all_rows, whole, (layout_of(op),), self.array_file, relations)
             for round_ in cut.schedule.make_rounds()
         ]
-        self._rounds_back = [round_.in_reverse for round_ in reversed(self._rounds)]
         self.exchange_plan = chunking.exchange_plan(op, cut.bounds, group.rank, size, whole.adjacency.device)
 
     def rounds(self, hop: int, *, back: bool = False) -> Sequence[PlacedRound]:
         del hop
-        return self._rounds_back if back else self._rounds
+        return self._rounds[::-1] if back else self._rounds
 
     def transfer(self, tag: str, to_device: int, to_host: int) -> None:
         if not self.in_memory:  # in memory, nothing is copied

@@ -293,9 +293,8 @@ class ChunkAggregates:
     def _load(self, round_: PlacedRound, sources: list[Source], step: AggregateStep) -> Loaded:
         """Load to the device all that a round reads, except for rows of other ranks."""
         is_backward = step.edges != "forward"
-        index = {
-            name: round_.index(name) for name in (*(FORWARD_FIELDS * step.values), *(BACKWARD_FIELDS * is_backward))
-        }
+        names, in_reverse = (*(FORWARD_FIELDS * step.values), *(BACKWARD_FIELDS * is_backward)), self.runtime.in_reverse
+        index = {name: round_.index(name, in_reverse=in_reverse and is_backward) for name in names}
         for source in sources if step.values and not round_.in_place else ():
             source.rows.gather(index["load"], source.values, index["load_slots"])
         slots = (
@@ -319,7 +318,7 @@ class ChunkAggregates:
         self.runtime.transfer("edges", round_.edge_bytes(self.layout, step.edges), 0)
         if step.values:
             width = sum(source.rows.width for source in sources)
-            self.runtime.transfer("sources", round_.num_loaded * width * self.runtime.dtype.itemsize, 0)
+            self.runtime.transfer("sources", len(loaded.index["load"]) * width * self.runtime.dtype.itemsize, 0)
 
     def _source_tensors(self, sources: list[Source]) -> Tensors:
         """Return the rows in the slots, by name of the aggregate's tensors."""

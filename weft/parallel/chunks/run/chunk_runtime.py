@@ -93,6 +93,9 @@ class Runtime(ABC):
         prefetch: The next round is loaded while one is computed.
     """
 
+    in_reverse = False
+    """True if the backward pass runs the rounds from the last to the first."""
+
     def __init__(
         self,
         work: Workload,

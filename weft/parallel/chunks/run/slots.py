@@ -6,7 +6,6 @@ section 6).
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -69,7 +68,6 @@ class SlotTopology(SubTopology):
     ) -> None:
         super().__init__(adjacency, sources, targets, whole)
         self.edge_ids, self.edge_positions, self.relations = edge_ids, edge_positions, relations
-        self.num_relations = whole.num_relations
 
     @cached_property
     def edge_type(self) -> Tensor | None:
@@ -120,6 +118,15 @@ class Edges:
     """Number of slots, or of targets and slots for the layout "whole"."""
 
 
+REVERSED = {name: name for name in (*FORWARD_FIELDS, *BACKWARD_FIELDS)} | {
+    "load": "write_back",
+    "load_slots": "write_back_slots",
+    "write_back": "load",
+    "write_back_slots": "load_slots",
+}
+"""Field of a round that is read in place of each field if the rounds run from the last to the first."""
+
+
 class PlacedRound:
     """A round whose index tensors and edges are stored in an array file, ready to be loaded.
 
@@ -163,33 +170,19 @@ class PlacedRound:
         self._edges = {layout: self._store(layout, round_, hop, relations) for layout in layouts}
 
     @property
-    def num_loaded(self) -> int:
-        """Number of rows that are loaded from the host."""
-        return self._indices["load"].shape[0]
-
-    @property
-    def in_reverse(self) -> PlacedRound:
-        """The round in a pass from the last round to the first: loaded rows are written back, and vice versa.
-
-        For a single rank only: rows that ranks exchange are not swapped.
-        """
-        copied, index = copy.copy(self), self._indices
-        swapped = {
-            "load": "write_back",
-            "load_slots": "write_back_slots",
-            "write_back": "load",
-            "write_back_slots": "load_slots",
-        }
-        copied._indices = index | {name: index[from_] for name, from_ in swapped.items()}
-        return copied
-
-    @property
     def exchanges(self) -> bool:
         """True if the round has several ranks, which exchange rows."""
         return len(self.recv_row_counts) > 1
 
-    def index(self, name: str) -> Tensor:
-        """Return an index tensor of the round by its field name in `Round`, int64."""
+    def index(self, name: str, *, in_reverse: bool = False) -> Tensor:
+        """Return an index tensor of the round, int64.
+
+        Args:
+            name: Its field in `Round`.
+            in_reverse: The rounds run from the last to the first, so loaded rows are written back, and vice versa. For
+                a single rank only: rows that ranks exchange are not swapped.
+        """
+        name = REVERSED[name] if in_reverse else name
         return self.array_file.get(self._indices[name]).long()
 
     def topology(self, layout: SlotLayout, to_device: Callable[[Tensor], Tensor], way: Way) -> SlotTopology:
