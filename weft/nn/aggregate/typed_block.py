@@ -167,6 +167,8 @@ class RelationEdges:
 
     def __init__(self, index: Tensor) -> None:
         self.index = index
+        self.features: Tensor | None = None
+        """Features of these edges, [E, K]; None until a convolution has read them."""
         self._adjacency: Adjacency | None = None
 
     def adjacency(self, num_sources: int, num_targets: int) -> Adjacency:

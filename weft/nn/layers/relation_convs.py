@@ -63,7 +63,9 @@ class RelationBlock:
         features = self._view.edge_features
         if features is None or features.device.type == "meta":  # meta tensors have no values to compare
             return features
-        return features[self._view.edge_type == self._relation[0]]
+        if self._edges.features is None:  # kept, so that a step does not copy them again
+            self._edges.features = features[self._view.edge_type == self._relation[0]]
+        return self._edges.features
 
     @property
     def block_size(self) -> Any:
