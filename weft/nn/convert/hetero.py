@@ -242,7 +242,7 @@ def _join_calls(steps: list[TracedStep], name: str, kinds: dict[str, StepKind], 
 
 
 class PlacesByType(list[Place]):
-    """PlacesByType in a tensor, with those of a vertex type side by side."""
+    """Places in a tensor, with those of a vertex type side by side."""
 
     def add(self, of_type: int, width: int) -> Place:
         """Add a place after those of its type, and return it.
@@ -264,7 +264,7 @@ def _split_after(
     Args:
         joined: The joined step, whose first argument is the number of each vertex's type.
         steps: The steps that it replaces.
-        places: PlacesByType of their results.
+        places: Places of their results.
         num_types: Number of vertex types.
         kinds: Kind of each value, by name; new values are added.
     """

@@ -473,9 +473,8 @@ def _arma(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
             y = torch.einsum("nki,kio->nko", y, weight).reshape(-1, stacks * width)
         else:  # all stacks read the same rows: one product
             y = x @ conv.init_weight.transpose(0, 1).reshape(-1, stacks * width)
-        root = functional.dropout(x, conv.dropout, conv.training) @ conv.root_weight[number].transpose(0, 1).reshape(
-            -1, stacks * width
-        )
+        weight = conv.root_weight[number].transpose(0, 1).reshape(-1, stacks * width)
+        root = functional.dropout(x, conv.dropout, conv.training) @ weight
         y = (step(y) + root).view(-1, stacks, width)
         y = y if conv.bias is None else y + conv.bias[number].view(stacks, width)
         y = y if conv.act is None else conv.act(y)

@@ -20,8 +20,6 @@ PADDED = ("GRUAggregation", "LSTMAggregation", "SetTransformerAggregation", "Sor
 stores."""
 
 
-FROM_CALL = -1
-"""Width of the result of a layer with further rows, until it is called."""
 ANY_WIDTH = 3
 """Number of columns of rows with which a convolution without matrices is tried."""
 
@@ -74,7 +72,7 @@ class PyGConv(nn.Module):
 
     Args:
         conv: The convolution.
-        out_width: Columns of its result; 0: as many as its rows have; `FROM_CALL`: as many as in a trial.
+        out_width: Columns of its result; 0: as many as its rows have, or with `row_names` as many as in a trial.
         reads_edge_attr: True if the model calls the convolution with edge features, which it then always gets.
         row_names: Names of further arguments with rows of the vertices.
     """
@@ -104,7 +102,8 @@ class PyGConv(nn.Module):
 
     def forward(self, view: View, x: Tensor) -> Tensor:
         sources, edge_index, num_targets = view.block(x)
-        edge_arguments, width = self._edge_arguments(view, sources.shape[1]), self.result_width(sources)
+        edge_arguments = self._edge_arguments(view, sources.shape[1])
+        width = self.result_width(sources)  # the first call checks a convolution with further rows
         if sources.device.type == "meta":  # many convolutions read ids of edges, which meta tensors do not have
             weight = sources.new_empty(sources.shape[1], width)
             return sources[:num_targets] @ weight + sum(t.sum() for t in (sources, *self.parameters()))
@@ -116,7 +115,7 @@ class PyGConv(nn.Module):
 
     def result_width(self, x: Tensor) -> int:
         """Return the number of columns of the result. `x`: its rows."""
-        if self.out_width != FROM_CALL:
+        if self.out_width or not self.row_arguments.names:
             return self.out_width or x.shape[1]
         if not self.row_arguments.out_width:
             first, *widths = self.row_arguments.widths
@@ -224,7 +223,7 @@ def from_pyg(
     """
     if row_names:  # their widths, and with them the result's, are known in a call
         check_parts(conv)
-        return PyGConv(conv, FROM_CALL, reads_edge_attr=reads_edge_attr, row_names=row_names)
+        return PyGConv(conv, 0, reads_edge_attr=reads_edge_attr, row_names=row_names)
     width = checked_width(conv, reads_edge_attr=reads_edge_attr, may_keep_width=may_keep_width)
     return PyGConv(conv, width, reads_edge_attr=reads_edge_attr)
 
@@ -388,8 +387,8 @@ class Trial(NamedTuple):
             if width < 1:
                 continue
             x, *more = (
-                torch.randn(num_vertices, columns_of_rows, dtype=dtype, generator=random)
-                for columns_of_rows in (width, *(others or {}).values())
+                torch.randn(num_vertices, num_columns, dtype=dtype, generator=random)
+                for num_columns in (width, *(others or {}).values())
             )
             rows = dict(zip(others or {}, more, strict=True))
             try:

@@ -19,7 +19,7 @@ from weft.nn.layers.linear_transform import Linear
 from weft.nn.layers.rgcn import OneHotRGCNConv, RGCNConv
 from weft.nn.layers.stack import Decoupled, RowLayer, Stack
 from weft.nn.layers.typed_input import TypedInput
-from weft.utils.dtypes import is_low_precision, sum_dtype
+from weft.utils.dtypes import dtype_name, is_low_precision, sum_dtype
 from weft.utils.errors import InputError, unknown
 
 P = ParamSpec("P")
@@ -318,7 +318,7 @@ def check_low_precision_rows(options: ModelOptions, dtype: torch.dtype, typed: T
     Raises:
         InputError: The model supports only float32, or trains embeddings.
     """
-    flag, remedy = f"--dtype {str(dtype).removeprefix('torch.')}", "leave it out"
+    flag, remedy = f"--dtype {dtype_name(dtype)}", "leave it out"
     if options.model not in (*PLAIN, "gat"):
         raise InputError(
             f"{flag} only works with {', '.join((*PLAIN, 'gat'))}, and {options.model} computes in float32: {remedy}"

@@ -138,7 +138,7 @@ class Workload:
 
     @property
     def num_summed(self) -> int:
-        """Number of elements that are summed over ranks with the gradients: also whether each parameter has one."""
+        """Number of elements that ranks sum: the shared gradients, and for each parameter whether it has one."""
         return self.num_shared + sum(parameter.requires_grad for parameter in shared_parameters(self.model))
 
     @property
