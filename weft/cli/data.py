@@ -36,8 +36,9 @@ IN_MEMORY = ("normalize_features", "random_features", "random_classes", "inverse
 SECONDS_BETWEEN_LINES = 2.0
 """Shortest time between two lines of progress."""
 
-TABLES, EDGE_LIST, OGB, GENERATED, WHOLE_GRAPH = (
+TABLES, SCHEMA, EDGE_LIST, OGB, GENERATED, WHOLE_GRAPH = (
     "tables",
+    "a file that describes tables",
     "an edge list",
     "an OGB folder",
     "a graph generated in parts",
@@ -51,10 +52,14 @@ FLAGS = {
     "--id": ("column of vertex ids, which the edges use (default: row numbers from 0)", (TABLES,)),
     "--source": ("column of the edges: id of the source vertex (default: source)", (TABLES,)),
     "--target": ("column of the edges: id of the target vertex (default: target)", (TABLES,)),
-    "--features": ("columns of --vertices, separated by commas; for an edge list, a file", (TABLES, EDGE_LIST)),
+    "--features": (
+        "columns of --vertices, separated by commas, each with a transform if wanted, as in age,balance:rank (docs: "
+        "data); for an edge list, a file",
+        (TABLES, EDGE_LIST),
+    ),
     "--label": ("column of --vertices, or several separated by commas; for an edge list, a file", (TABLES, EDGE_LIST)),
     "--label-kind": (
-        "meaning of the column of --label: classes, or values of a regression (default: classes if all are whole)",
+        "meaning of a column of numbers: classes, or values of a regression (default: classes if they are integers)",
         (TABLES,),
     ),
     "--split-time": ("column of --vertices with times: the earliest vertices train, the latest test", (TABLES,)),
@@ -177,6 +182,8 @@ def kind_of_source(options: argparse.Namespace) -> str:
             return OGB
         if options.graph.startswith(CITES):
             return GENERATED
+        if path.suffix == ".toml":
+            return SCHEMA
         return EDGE_LIST if is_edge_list(path) and path.exists() else WHOLE_GRAPH
 
 
@@ -236,7 +243,9 @@ def open_parts(
     from weft.data.io.ogb import ogb_parts
     from weft.data.splits import split_vertices
     from weft.data.tables.edge_list import edge_list_parts
-    from weft.data.tables.table_graph import ColumnRoles, table_parts
+    from weft.data.tables.schema import EdgeColumns, Schema, VertexColumns, read_schema
+    from weft.data.tables.table_graph import table_parts
+    from weft.data.tables.transforms import describe
 
     if config.split and kind != OGB:
         raise InputError(f"--split {config.split}: {config.graph} has no public splits: leave it out")
@@ -260,21 +269,32 @@ def open_parts(
             undirected=options.undirected,
             seed=config.seed,
         )
-    columns = ColumnRoles(
-        id=options.id,
-        source=options.source or "source",
-        target=options.target or "target",
-        features=split_names(options.features),
-        label=split_names(options.label),
-        split=column,
-        split_time=options.split_time,
-        label_kind=options.label_kind or "",
-        weight=options.weight,
-        edge_features=split_names(options.edge_features),
-    )
-    return table_parts(
-        options.vertices, options.edges, columns, undirected=options.undirected, shares=shares, seed=config.seed
-    )
+    if kind == SCHEMA:
+        path = expand_user(config.graph)
+        parts = table_parts(read_schema(path), name=path.stem, undirected=options.undirected, seed=config.seed)
+    else:
+        vertices = VertexColumns(
+            table=options.vertices,
+            id=options.id,
+            features=split_names(options.features),
+            label=split_names(options.label),
+            label_kind=options.label_kind or "",
+            split=column,
+            split_time=options.split_time,
+            shares=shares,
+        )
+        edges = EdgeColumns(
+            table=options.edges,
+            source=options.source or "source",
+            target=options.target or "target",
+            weight=options.weight,
+            features=split_names(options.edge_features),
+        )
+        schema = Schema.untyped(vertices, edges)
+        parts = table_parts(schema, undirected=options.undirected, seed=config.seed)
+    for name, transform in parts.schema.transforms() if parts.schema else ():
+        print_line(f"{name:17} {describe(transform)}")
+    return parts
 
 
 def split_names(text: str | None) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from weft.data.adjacency import Adjacency
+from weft.data.tables.schema import Schema
 from weft.data.vertex_names import VertexNames
 
 
@@ -53,3 +54,5 @@ class GraphFields:
     """int64 [N]: original id of each vertex of a reordered graph (weft.data.vertex_order); None: not reordered."""
     vertex_names: VertexNames | None = None
     """Names of the vertices in the graph's source, by original id; None: they are numbered from 0."""
+    schema: Schema | None = None
+    """Tables that the graph comes from, with fitted transforms and class names; None for other sources."""

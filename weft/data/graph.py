@@ -39,7 +39,8 @@ from weft.data.io.pyg_links import with_split_links
 from weft.data.splits import SHARES, random_split, split_by_time
 from weft.data.store.check_record import record_check
 from weft.data.store.store import read_store, save
-from weft.data.tables.table_graph import ColumnRoles, table_parts
+from weft.data.tables.schema import EdgeColumns, Schema, VertexColumns, read_schema
+from weft.data.tables.table_graph import table_parts
 from weft.data.vertex_types import TypedShape, relation_edges, type_range
 from weft.storage.unnamed_files import release
 from weft.utils.errors import InputError, check_word, printable
@@ -161,6 +162,11 @@ class Graph(GraphFields):
         if mask is None or self.y is None:
             return None
         return mask & has_label(self.y)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Name of each class, if the labels were text in a table; else ()."""
+        return () if self.schema is None else self.schema.class_names
 
     @cached_property
     def density(self) -> float:
@@ -343,13 +349,14 @@ class Graph(GraphFields):
             id: Column of `vertices` with the ids that edges refer to, whole numbers or text; None: row numbers from 0.
             source: Column of `edges` with the id of each edge's source.
             target: Column of `edges` with the id of each edge's target.
-            features: Columns of `vertices` with numbers or lists of numbers.
-            label: Column of `vertices` with classes or values, or one column of 0 and 1 for each class.
+            features: Columns of `vertices`, each as 'name', or as 'name:kind' with a transform, such as
+                'balance:rank'. Without a kind, the column's values decide (weft.data.tables.transforms).
+            label: Column of `vertices` with classes, class names or values, or one column of 0 and 1 for each class.
             split: Column of `vertices` with train, val and test; or three fractions of a random split.
             split_time: Column of `vertices`; the earliest vertices train, the latest test.
-            label_kind: 'classes' or 'values', the meaning of the column `label`; '': whole numbers are classes.
+            label_kind: 'classes' or 'values', the meaning of the column `label`; '': text and integers are classes.
             weight: Column of `edges`.
-            edge_features: Columns of `edges`.
+            edge_features: Columns of `edges`, as in `features`.
             undirected: Add the reverse of each edge and merge duplicates.
             seed: Seed of a random split.
             name: Name of the graph in messages. Default: the file's name.
@@ -357,21 +364,35 @@ class Graph(GraphFields):
         Raises:
             InputError: A table is wrong. The message names table, column and row.
         """
-        columns = ColumnRoles(
+        vertex_columns = VertexColumns(
+            table=vertices,
             id=id,
-            source=source,
-            target=target,
             features=as_tuple(features),
             label=as_tuple(label),
+            label_kind=label_kind,
             split=split if isinstance(split, str) else None,
             split_time=split_time,
-            label_kind=label_kind,
-            weight=weight,
-            edge_features=as_tuple(edge_features),
+            shares=None if split is None or isinstance(split, str) else tuple(split),
         )
-        shares = None if isinstance(split, str) else split
-        parts = table_parts(vertices, edges, columns, name=name, undirected=undirected, shares=shares, seed=seed)
-        return cls.of(gather_parts(parts))
+        edge_columns = EdgeColumns(
+            table=edges, source=source, target=target, weight=weight, features=as_tuple(edge_features)
+        )
+        schema = Schema.untyped(vertex_columns, edge_columns)
+        return cls.of(gather_parts(table_parts(schema, name=name, undirected=undirected, seed=seed)))
+
+    @classmethod
+    def from_schema(cls, path: str | Path, *, name: str | None = None, seed: int = 0) -> Graph:
+        """Return a graph with vertex types and relations from the tables that a TOML file describes; see docs/data.md.
+
+        Args:
+            path: The file.
+            name: Name of the graph in messages. Default: the file's name.
+            seed: Seed of a random split.
+
+        Raises:
+            InputError: The file or a table is wrong. The message names table, column and row.
+        """
+        return cls.of(gather_parts(table_parts(read_schema(path), name=name or Path(path).stem, seed=seed)))
 
     @classmethod
     def from_networkx(

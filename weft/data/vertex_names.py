@@ -219,6 +219,11 @@ class NameCollector:
         self._parts.append(take_ids(ids, np.sort(first[new])))
         self._keys = np.sort(np.concatenate([self._keys, keys[new]]))
 
+    @property
+    def count(self) -> int:
+        """Number of distinct ids so far."""
+        return len(self._keys)
+
     def ids(self) -> Ids:
         """Return all distinct ids."""
         return concatenate_ids(self._parts)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,31 +15,51 @@ from torch import Tensor
 
 from weft.data.checks.tensor_checks import (
     MASKS,
-    DataWarning,
-    Float32Rounding,
     cast,
     has_label,
     located,
+    no_label,
     warn_whole_values,
 )
 from weft.data.io.graph_parts import EdgesOfPart, GraphParts
 from weft.data.splits import SHARES, Masks, random_split, split_by_time
+from weft.data.tables.fit_transforms import fit_transforms
+from weft.data.tables.schema import EdgeColumns, Schema, VertexColumns
 from weft.data.tables.table import (
     ID,
-    NUMBER,
+    LABEL,
     TEXT,
     TIME,
     Column,
+    ColumnPart,
     InputTable,
     any_of_row,
     ids_of,
-    matrix_of,
     odd_value,
     open_table,
     raise_at_first,
     require_columns,
 )
-from weft.data.vertex_names import Ids, NameCollector, NameIndex, Texts, VertexNames, concatenate_ids, id_text
+from weft.data.tables.transforms import (
+    FeatureColumn,
+    FeatureReader,
+    NumberTransform,
+    RowsOfColumns,
+    Transform,
+    categories_of,
+    require_texts,
+)
+from weft.data.vertex_names import (
+    Ids,
+    NameCollector,
+    NameIndex,
+    Texts,
+    VertexNames,
+    concatenate_ids,
+    convert_ids_like,
+    id_text,
+)
+from weft.data.vertex_types import put_rows
 from weft.utils.errors import InputError, check_word
 
 SPLIT_WORDS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "test": 2, "": -1, "none": -1}
@@ -47,118 +67,244 @@ SPLIT_WORDS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1,
 SPLIT_WORDS |= {str(number): number for number in range(-1, 3)} | {f"{number}.0": number for number in range(-1, 3)}
 
 
-MAX_SURE_CLASSES = 100
-"""Number of different whole numbers in a column of floats from which a user has to confirm that they are classes."""
+def table_parts(schema: Schema, *, name: str | None = None, undirected: bool = False, seed: int = 0) -> GraphParts:
+    """Return the graph of some tables.
 
-
-@dataclass(frozen=True, kw_only=True)
-class ColumnRoles:
-    """Meaning of the columns of a vertex table and an edge table."""
-
-    id: str | None = None
-    """Vertex column with the ids that edges refer to. None: row numbers from 0."""
-    source: str = "source"
-    """Edge column with the id of each edge's source."""
-    target: str = "target"
-    """Edge column with the id of each edge's target."""
-    features: tuple[str, ...] = ()
-    """Vertex columns with numbers, or lists of numbers of one length, to concatenate."""
-    label: tuple[str, ...] = ()
-    """Vertex column with classes or values, or one column of 0 and 1 for each class. Missing values: unlabelled."""
-    label_kind: str = ""
-    """'classes' or 'values', the meaning of a single label column; '': classes if all numbers are whole."""
-    split: str | None = None
-    """Vertex column with train, val or test; missing or empty: no split."""
-    split_time: str | None = None
-    """Vertex column with a time; the earliest vertices train, the latest test."""
-    weight: str | None = None
-    """Edge column with one number."""
-    edge_features: tuple[str, ...] = ()
-    """Edge columns with numbers, or lists of numbers of one length, to concatenate."""
-
-
-def table_parts(
-    vertices: Any,
-    edges: Any,
-    columns: ColumnRoles,
-    *,
-    name: str | None = None,
-    undirected: bool = False,
-    shares: Sequence[float] | None = None,
-    seed: int = 0,
-) -> GraphParts:
-    """Return a graph from a vertex table and an edge table, or from an edge table alone.
-
-    Without `vertices`, the vertices are the ids in the edges, in the order of their first occurrence.
+    Columns of all tables are checked, and transforms are fitted on the training vertices, before any edge is sorted.
+    Without a table of vertices, the vertices are the ids in the edges, in the order of their first occurrence.
 
     Args:
-        vertices: The vertex table (see weft.data.tables.table.open_table), or None.
-        edges: The edge table.
-        columns: Meaning of the columns.
-        name: Name of the graph. Default: the edge file's name.
+        schema: The tables and the meaning of their columns. Features that are fitted already are not fitted again.
+        name: Name of the graph. Default: that of the first file of edges.
         undirected: Add the reverse of each edge and merge duplicates.
-        shares: Fractions of a random split or a split by time; labels without a split get 60, 20 and 20 %.
         seed: Seed of a random split.
 
     Raises:
         InputError: A table is wrong. The message names table, column, row and remedy.
     """
-    edge_table = open_table(edges, "edges")
-    require_columns(edge_table, [columns.source], "--source")
-    require_columns(edge_table, [columns.target], "--target")
-    require_columns(edge_table, [*filter(None, [columns.weight])], "--weight")
-    require_columns(edge_table, columns.edge_features, "--edge-features")
-    if vertices is None:
-        refuse_vertex_columns(columns)
-        index, names, num_vertices = named_by_edges(edge_table, columns)
-        y, masks, x = None, Masks(), None
+    if undirected and schema.typed:
+        raise InputError("--undirected cannot be used with relations: leave it out, and train with --inverse-relations")
+    vertex_tables = {name: open_table(c.table, f"vertices {name}".strip()) for name, c in schema.vertices.items()}
+    edge_tables = {name: open_table(c.table, f"edges {name}".strip()) for name, c in schema.edges.items()}
+    for vertex_type, columns in schema.vertices.items():
+        check_vertex_columns(vertex_tables[vertex_type], columns)
+    for edge_columns, table in zip(schema.edges.values(), edge_tables.values(), strict=True):
+        check_edge_columns(table, edge_columns)
+    if schema.vertices:
+        types = {n: TypeOfVertices.of(vertex_tables[n], columns) for n, columns in schema.vertices.items()}
     else:
-        table = open_table(vertices, "vertices")
-        for flag in ("id", "features", "label", "split", "split_time"):
-            requested = getattr(columns, flag)
-            names_of_flag = (requested,) if isinstance(requested, str) else requested or ()
-            require_columns(table, names_of_flag, "--" + flag.replace("_", "-"))
-        index, names, num_vertices = named_by_vertices(table, columns.id)
-        y = read_label(table, columns.label, columns.label_kind)
-        masks = read_masks(table, columns, y, num_vertices, shares, seed)
-        x = feature_reader(table, columns.features)
-    stem = Path(edge_table.place).name.split(".")[0] if isinstance(edges, str | Path) else "graph"
+        types = {"": TypeOfVertices.named_by_edges(edge_tables[""], schema.edges[""])}
+    offsets = (0, *itertools.accumulate(vertices.count for vertices in types.values()))
+    firsts = dict(zip(types, offsets, strict=False))
+    y, masks, class_names = read_labels(schema, vertex_tables, types, seed)
+    training = None if masks.train_mask is None or not masks.train_mask.any() else masks.train_mask.numpy()
+    schema = replace(
+        schema,
+        vertices={
+            n: replace(c, features=fitted_features(vertex_tables[n], c, training if n == schema.predict else None))
+            for n, c in schema.vertices.items()
+        },
+        edges={n: replace(c, features=fitted_features(edge_tables[n], c)) for n, c in schema.edges.items()},
+        class_names=class_names,
+    )
+    if schema.typed and y is not None:
+        y, *moved = (
+            None if rows is None else put_rows({firsts[schema.predict]: rows}, offsets[-1], fill)
+            for rows, fill in [(y, no_label(y)), *((mask, 0) for mask in masks)]
+        )
+        masks = Masks(*moved)
+    readers = {n: FeatureReader(vertex_tables[n], transforms_of(c)) for n, c in schema.vertices.items() if c.features}
+    same_width = len(readers) == len(types) and len({reader.num_columns for reader in readers.values()}) == 1
+    first_edges = next(iter(schema.edges.values())).table
+    stem = Path(first_edges).name.split(".")[0] if isinstance(first_edges, str | Path) else "graph"
     return GraphParts(
         name=stem if name is None else name,
-        edges=lambda: read_edges(edge_table, columns, index, num_vertices),
-        num_vertices=num_vertices,
-        x=x,
+        edges=lambda: read_edges(schema, edge_tables, types, firsts),
+        num_vertices=offsets[-1],
+        x=(lambda: itertools.chain.from_iterable(read() for read in readers.values())) if same_width else None,
+        features={} if same_width else readers,
         y=y,
         masks=masks,
-        vertex_names=names,
+        vertex_names=joined_names(types),
+        vertex_types=tuple(types) if schema.typed else (),
+        type_offsets=offsets if schema.typed else (),
+        relations=tuple(schema.relation(n) for n in schema.edges) if schema.typed else (),
+        schema=schema,
         undirected=undirected,
     )
 
 
-def refuse_vertex_columns(columns: ColumnRoles) -> None:
-    """Raise InputError if a vertex column is requested although there is no vertex table."""
-    for flag in ("id", "features", "label", "split", "split_time"):
-        if getattr(columns, flag):
-            raise InputError(f"--{flag.replace('_', '-')} names a column of vertices: give --vertices, their table")
-
-
-def named_by_edges(table: InputTable, columns: ColumnRoles) -> tuple[NameIndex | None, VertexNames | None, int]:
-    """Collect the distinct vertex ids in an edge table: return an index from id to vertex, the names and the count.
+def read_labels(
+    schema: Schema, tables: Mapping[str, InputTable], types: Mapping[str, TypeOfVertices], seed: int
+) -> tuple[Tensor | None, Masks, tuple[str, ...]]:
+    """Return the labels and splits of the vertices to predict, and the names of the classes.
 
     Args:
-        table: The edge table.
-        columns: Meaning of its columns.
+        schema: Meaning of the columns.
+        tables: Tables of vertices by type.
+        types: Vertices by type.
+        seed: Seed of a random split.
     """
-    collector, row = NameCollector(), 0
-    for part in table.parts({columns.source: ID, columns.target: ID}):
-        endpoints = [
-            ids_of(part[column], f"{table.place}: column '{column}'", row)
-            for column in (columns.source, columns.target)
-        ]
-        collector.add(interleaved(endpoints[0], endpoints[1]))
-        row += len(part[columns.source].missing)
-    ids = collector.ids()
-    return NameIndex(ids, f"{table.place}: id"), VertexNames.of(ids, "id"), len(ids)
+    if schema.predict not in tables:
+        return None, Masks(), ()
+    table, columns = tables[schema.predict], schema.vertices[schema.predict]
+    y, class_names = read_label(table, columns.label, columns.label_kind)
+    return y, read_masks(table, columns, y, types[schema.predict].count, seed), class_names
+
+
+def check_vertex_columns(table: InputTable, columns: VertexColumns) -> None:
+    """Check that a table of vertices has all columns of its schema, once each.
+
+    Args:
+        table: The table.
+        columns: Meaning of its columns.
+
+    Raises:
+        InputError: If it does not.
+    """
+    names = {"id": columns.id, "label": columns.label, "split": columns.split, "split-time": columns.split_time}
+    for flag, requested in names.items():
+        require_columns(table, (requested,) if isinstance(requested, str) else requested or (), f"--{flag}")
+    require_features(table, columns.features, "--features")
+
+
+def check_edge_columns(table: InputTable, columns: EdgeColumns) -> None:
+    """Check that a table of edges has all columns of its schema, once each.
+
+    Args:
+        table: The table.
+        columns: Meaning of its columns.
+
+    Raises:
+        InputError: If it does not.
+    """
+    require_columns(table, [columns.source], "--source")
+    require_columns(table, [columns.target], "--target")
+    require_columns(table, [*filter(None, [columns.weight])], "--weight")
+    require_features(table, columns.features, "--edge-features")
+
+
+def require_features(table: InputTable, features: Sequence[str | Transform], flag: str) -> None:
+    """Check that a table has the columns of some features, once each. Raises InputError if it does not.
+
+    Args:
+        table: The table.
+        features: Requested columns, or fitted transforms.
+        flag: Flag that names them, for errors.
+    """
+    names = [FeatureColumn.parse(f, table, flag).name if isinstance(f, str) else f.name for f in features]
+    require_columns(table, names, flag)
+
+
+def fitted_features(
+    table: InputTable, columns: VertexColumns | EdgeColumns, training: NDArray[np.bool_] | None = None
+) -> tuple[Transform, ...]:
+    """Return the transforms of a table's features, which are fitted unless they are already.
+
+    Args:
+        table: The table.
+        columns: Meaning of its columns.
+        training: Rows to fit on; None: all.
+    """
+    transforms = tuple(f for f in columns.features if not isinstance(f, str))
+    if transforms:
+        return transforms
+    flag = "--features" if isinstance(columns, VertexColumns) else "--edge-features"
+    return fit_transforms(
+        table, [FeatureColumn.parse(f, table, flag) for f in columns.features if isinstance(f, str)], training
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TypeOfVertices:
+    """Vertices of one type, numbered by the rows of their table."""
+
+    count: int
+    """Number of vertices."""
+    index: NameIndex | None = None
+    """Look-up of vertices by id; None: ids are row numbers."""
+    ids: Ids | None = None
+    """Id of each vertex; None: row numbers."""
+    column: str = ""
+    """Name of the ids."""
+
+    @classmethod
+    def of(cls, table: InputTable, columns: VertexColumns) -> TypeOfVertices:
+        """Return the vertices of a table.
+
+        Args:
+            table: The table.
+            columns: Meaning of its columns.
+
+        Raises:
+            InputError: If an id is missing or occurs twice.
+        """
+        if columns.id is None:
+            any_column = table.columns[0]
+            return cls(count=sum(len(part[any_column].missing) for part in table.parts({any_column: TIME})))
+        place, row, parts = f"{table.place}: column '{columns.id}'", 0, []
+        for part in table.parts({columns.id: ID}):
+            parts.append(ids_of(part[columns.id], place, row))
+            row += len(parts[-1])
+        if len({isinstance(part, Texts) for part in parts}) > 1:
+            raise InputError(f"{place}: contains numbers and texts: give all as text")
+        ids = concatenate_ids(parts)
+        return cls(count=len(ids), index=NameIndex(ids, place), ids=ids, column=columns.id)
+
+    @classmethod
+    def named_by_edges(cls, table: InputTable, columns: EdgeColumns) -> TypeOfVertices:
+        """Return the distinct ids in a table of edges.
+
+        Args:
+            table: The table.
+            columns: Meaning of its columns.
+        """
+        collector, row = NameCollector(), 0
+        for part in table.parts({columns.source: ID, columns.target: ID}):
+            endpoints = [
+                ids_of(part[column], f"{table.place}: column '{column}'", row)
+                for column in (columns.source, columns.target)
+            ]
+            collector.add(interleaved(endpoints[0], endpoints[1]))
+            row += len(part[columns.source].missing)
+        ids = collector.ids()
+        return cls(count=len(ids), index=NameIndex(ids, f"{table.place}: id"), ids=ids, column="id")
+
+    def find(self, ids: Ids, place: str, first_row: int) -> NDArray[np.int64]:
+        """Return the vertices with some ids.
+
+        Args:
+            ids: The ids, [n].
+            place: Table and column, for errors.
+            first_row: Number of the first row, for errors.
+
+        Raises:
+            InputError: At the first id that no vertex has.
+        """
+        if self.index is not None:
+            vertices = self.index.find(ids)
+        elif isinstance(ids, Texts):
+            raise InputError(f"{place}: contains texts, but no --id is given: name the vertices' column of ids")
+        else:
+            vertices = np.where((ids >= 0) & (ids < self.count), ids, -1)
+        if (vertices < 0).any():
+            unknown_id = int((vertices < 0).argmax())
+            raise InputError(
+                f"{place}, row {first_row + unknown_id}: {id_text(ids, unknown_id)} is no vertex's id: give it a row "
+                "in the table of vertices, or leave its edges out"
+            )
+        return vertices
+
+
+def joined_names(types: Mapping[str, TypeOfVertices]) -> VertexNames | None:
+    """Return the ids of the vertices of all types, in order; None if they are row numbers in all types."""
+    if all(vertices.ids is None for vertices in types.values()):
+        return None
+    ids = [np.arange(vertices.count) if vertices.ids is None else vertices.ids for vertices in types.values()]
+    if any(isinstance(part, Texts) for part in ids):
+        ids = [convert_ids_like(Texts.of([]), part) for part in ids]
+    columns = {vertices.column for vertices in types.values()}
+    return VertexNames.of(concatenate_ids(ids), columns.pop() if len(columns) == 1 else "id")
 
 
 def interleaved(left: Ids, right: Ids) -> Ids:
@@ -173,147 +319,130 @@ def interleaved(left: Ids, right: Ids) -> Ids:
     return both.take(order) if isinstance(both, Texts) else both[order]
 
 
-def named_by_vertices(table: InputTable, column: str | None) -> tuple[NameIndex | None, VertexNames | None, int]:
-    """Return an index of the ids of a vertex table, the ids as names, and the number of rows.
-
-    Args:
-        table: The vertex table.
-        column: Column of the ids; None: vertices are row numbers, and there is no index and no name.
-
-    Raises:
-        InputError: If an id is missing or occurs twice.
-    """
-    if column is None:
-        any_column = table.columns[0]
-        return None, None, sum(len(part[any_column].missing) for part in table.parts({any_column: TIME}))
-    place, row, parts = f"{table.place}: column '{column}'", 0, []
-    for part in table.parts({column: ID}):
-        parts.append(ids_of(part[column], place, row))
-        row += len(parts[-1])
-    if len({isinstance(part, Texts) for part in parts}) > 1:
-        raise InputError(f"{place}: contains numbers and texts: give all as text")
-    ids = concatenate_ids(parts)
-    return NameIndex(ids, place), VertexNames.of(ids, column), len(ids)
-
-
 def read_edges(
-    table: InputTable, columns: ColumnRoles, index: NameIndex | None, num_vertices: int
+    schema: Schema,
+    tables: Mapping[str, InputTable],
+    types: Mapping[str, TypeOfVertices],
+    firsts: Mapping[str, int],
 ) -> Iterator[EdgesOfPart]:
-    """Yield the edges between vertex numbers in parts.
+    """Yield the edges between vertex numbers in parts, one relation after the other.
+
+    If only some relations have weights, other edges weigh 1; narrower edge features are filled up with zeros.
 
     Args:
-        table: The edge table.
-        columns: Meaning of its columns.
-        index: Index of the vertices' ids; None: ids are row numbers.
-        num_vertices: Number of vertices.
+        schema: Meaning of the columns, with fitted features.
+        tables: Tables of edges by relation.
+        types: Vertices by type.
+        firsts: First vertex of each type.
 
     Raises:
         InputError: At the first id that no vertex has.
     """
-    kinds = {columns.source: ID, columns.target: ID}
-    kinds |= dict.fromkeys([*filter(None, [columns.weight]), *columns.edge_features], NUMBER)
-    row, rounding = 0, Float32Rounding()
-    for part in table.parts(kinds):
-        endpoints = []
-        for column in (columns.source, columns.target):
-            place = f"{table.place}: column '{column}'"
-            ids = ids_of(part[column], place, row)
-            if index is None:
-                if isinstance(ids, Texts):
-                    raise InputError(f"{place}: contains texts, but no --id is given: name the vertices' column of ids")
-                vertices = np.where((ids >= 0) & (ids < num_vertices), ids, -1)
-            else:
-                vertices = index.find(ids)
-            if (vertices < 0).any():
-                unknown_id = int((vertices < 0).argmax())
-                raise InputError(
-                    f"{place}, row {row + unknown_id}: {id_text(ids, unknown_id)} is no vertex's id: give it a row in "
-                    "the table of vertices, or leave its edges out"
-                )
-            endpoints.append(torch.from_numpy(vertices))
-        weight = None
-        if columns.weight:
-            weights = matrix_of(part[columns.weight], f"{table.place}: column '{columns.weight}'", row, rounding)
-            if weights.shape[1] != 1:
-                raise InputError(f"{table.place}: column '{columns.weight}' contains lists: a weight is one number")
-            weight = torch.from_numpy(weights)[:, 0]
-        features = side_by_side(table, columns.edge_features, part, row, rounding)
-        yield EdgesOfPart(source=endpoints[0], target=endpoints[1], weight=weight, features=features)
-        row += len(endpoints[0])
-    rounding.warn()
+    weighted = any(columns.weight for columns in schema.edges.values())
+    width = max(sum(t.num_columns for t in transforms_of(columns)) for columns in schema.edges.values())
+    for number, (name, columns) in enumerate(schema.edges.items()):
+        table, transforms = tables[name], RowsOfColumns(tables[name], transforms_of(columns))
+        weights = RowsOfColumns(table, [weight_transform(columns.weight)] if columns.weight else [])
+        kinds = {columns.source: ID, columns.target: ID} | weights.read_as | transforms.read_as
+        row = 0
+        for part in table.parts(kinds):
+            endpoints = []
+            for column, end in ((columns.source, columns.source_type), (columns.target, columns.target_type)):
+                place = f"{table.place}: column '{column}'"
+                vertices = types[end].find(ids_of(part[column], place, row), place, row)
+                endpoints.append(torch.from_numpy(vertices + firsts[end]))
+            count = len(endpoints[0])
+            weight = weights.rows(part, row)[:, 0] if columns.weight else torch.ones(count)
+            features = torch.zeros(count, width)
+            if columns.features:
+                rows = transforms.rows(part, row)
+                features[:, : rows.shape[1]] = rows
+            yield EdgesOfPart(
+                source=endpoints[0],
+                target=endpoints[1],
+                weight=weight if weighted else None,
+                features=features if width else None,
+                relation=torch.full((count,), number, dtype=torch.int16) if schema.typed else None,
+            )
+            row += count
+        weights.warn()
+        transforms.warn()
 
 
-def feature_reader(table: InputTable, names: Sequence[str]) -> Callable[[], Iterator[Tensor]] | None:
-    """Return a function that yields columns of numbers as rows, in parts; None for no columns.
-
-    Args:
-        table: The table.
-        names: Names of the columns.
-    """
-
-    def read() -> Iterator[Tensor]:
-        row, rounding = 0, Float32Rounding()
-        for part in table.parts(dict.fromkeys(names, NUMBER)):
-            rows = side_by_side(table, names, part, row, rounding)
-            assert rows is not None
-            yield rows
-            row += len(rows)
-        rounding.warn()
-
-    return read if names else None
+def transforms_of(columns: VertexColumns | EdgeColumns) -> list[Transform]:
+    """Return the fitted features of some columns."""
+    return [transform for transform in columns.features if not isinstance(transform, str)]
 
 
-def side_by_side(
-    table: InputTable, names: Sequence[str], part: dict[str, Column], first_row: int, rounding: Float32Rounding
-) -> Tensor | None:
-    """Return columns of numbers as one matrix, float32 [n, F]; None for no columns.
-
-    Args:
-        table: The table, for errors.
-        names: Names of the columns.
-        part: Some rows of the columns.
-        first_row: Number of the first row, for errors.
-        rounding: Counts the numbers that become equal.
-    """
-    matrices = [matrix_of(part[name], f"{table.place}: column '{name}'", first_row, rounding) for name in names]
-    return torch.from_numpy(np.concatenate(matrices, 1)) if matrices else None
+def weight_transform(name: str) -> NumberTransform:
+    """Return the transform of a column of edge weights: one number, unchanged."""
+    unchanged: dict[str, Any] = {"center": (0.0,), "scale": (1.0,), "fill": (0.0,), "flags_missing": False}
+    return NumberTransform(name=name, kind="raw", reason="edge weight", **unchanged)
 
 
-def read_label(table: InputTable, names: Sequence[str], kind: str = "") -> Tensor | None:
-    """Return labels as in GraphFields; None for no columns.
+def read_label(table: InputTable, names: Sequence[str], kind: str = "") -> tuple[Tensor | None, tuple[str, ...]]:
+    """Return labels as in GraphFields, None for no columns, and the names of the classes, () if they are numbers.
 
     Args:
         table: The vertex table.
         names: Names of the columns.
-        kind: 'classes' or 'values', the meaning of a single column; '': unknown.
+        kind: 'classes' or 'values', the meaning of a single column of numbers; '': its type decides.
 
     Raises:
-        InputError: If the kind is unknown, or has no effect.
+        InputError: If the kind is unknown, or has no effect; or if it is needed, because all floats are whole numbers.
     """
     if kind:
         check_word("--label-kind", kind, ("classes", "values"))
         if len(names) != 1:
             raise InputError(f"--label-kind {kind} needs one column of --label, not {len(names)}: leave it out")
     if not names:
-        return None
+        return None, ()
+    place = f"{table.place}: column '{names[0]}'"
+    if len(names) == 1 and (texts := read_texts(table, names[0])) is not None:
+        if kind == "values":
+            raise InputError(f"{place}: contains text: leave out --label-kind values, or turn the column into numbers")
+        return texts
     label_parts: list[NDArray[np.float64]] = []
     row, integral = 0, True
-    for part in table.parts(dict.fromkeys(names, NUMBER)):
+    for part in table.parts(dict.fromkeys(names, LABEL)):
         label_parts.append(np.concatenate([label_part(part[name], table, name, row) for name in names], 1))
         row += len(label_parts[-1])
         integral &= all(getattr(part[name].values, "dtype", np.dtype("f8")).kind in "biu" for name in names)
     rows = np.concatenate([np.empty((0, len(names))), *label_parts])
-    place = f"{table.place}: column '{names[0]}'"
     with located(place):
         y = labels_of(rows, kind)
-    if y.dtype == torch.int64 and not kind and not integral and (count := len(y.unique())) > MAX_SURE_CLASSES:
-        warnings.warn(
-            f"{place} contains {count} different whole numbers, which are read as classes: confirm it by --label-kind "
-            "classes, or give --label-kind values for a regression (label_kind in Python)",
-            DataWarning,
-            stacklevel=4,
+    if y.dtype == torch.int64 and not kind and not integral and (y >= 0).any():
+        raise InputError(
+            f"{place}: contains whole numbers as floats, so it could be classes or values: say --label-kind classes, "
+            "or --label-kind values for a regression (label_kind in Python)"
         )
-    return y
+    return y, ()
+
+
+def read_texts(table: InputTable, name: str) -> tuple[Tensor, tuple[str, ...]] | None:
+    """Return the class of each row of a column of texts, -1 if missing or empty, and the sorted names of the classes.
+
+    Args:
+        table: The table.
+        name: Name of the column.
+
+    Returns:
+        None if the column contains no text.
+    """
+    collector, row, parts = NameCollector(), 0, []
+    for part in table.parts({name: LABEL}):
+        if not isinstance(part[name].values, Texts) and not part[name].missing.all():
+            return None
+        texts, missing = categories_of(ColumnPart(part[name], f"{table.place}: column '{name}'", row))
+        row += len(missing)
+        collector.add(texts.take(np.flatnonzero(~missing)))
+        parts.append(texts)
+    if not collector.count:
+        return None
+    names = sorted(collector.ids().tolist())
+    require_texts(names, f"{table.place}: column '{name}'")
+    index = NameIndex(Texts.of(names), name)
+    return torch.from_numpy(np.concatenate([index.find(texts) for texts in parts])), tuple(names)
 
 
 def label_part(column: Column, table: InputTable, name: str, first_row: int) -> NDArray[np.float64]:
@@ -365,10 +494,9 @@ def labels_of(rows: NDArray[np.float64], kind: str = "") -> Tensor:
 
 def read_masks(
     table: InputTable,
-    columns: ColumnRoles,
+    columns: VertexColumns,
     y: Tensor | None,
     num_vertices: int,
-    shares: Sequence[float] | None,
     seed: int,
 ) -> Masks:
     """Return the split of a column, or a split by time, or a random split of the labelled vertices.
@@ -378,12 +506,12 @@ def read_masks(
         columns: Meaning of its columns.
         y: Labels, or None.
         num_vertices: Number of vertices.
-        shares: Fractions of the split, or None.
         seed: Seed of a random split.
 
     Raises:
         InputError: If several kinds of splits are requested.
     """
+    shares = columns.shares
     if columns.split and (shares is not None or columns.split_time):
         raise InputError(f"--split {columns.split} is a column: leave out --split-time, and fractions of a split")
     if columns.split:
