@@ -1,4 +1,4 @@
-"""Commands `weft data import` and `weft data info`."""
+"""Commands `weft data import`, `weft data schema` and `weft data info`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ FLAGS = {
 
 
 def add_data_commands(commands: Any) -> None:
-    """Add the commands `weft data import` and `weft data info` to the subcommands of a parser."""
+    """Add the commands `weft data import`, `weft data schema` and `weft data info` to the subcommands of a parser."""
     command = commands.add_parser("import", help="turn tables, files or a named dataset into a graph folder")
     command.add_argument("graph", nargs="?", metavar="SOURCE", help="a file, a folder or a dataset name")
     command.add_argument(
@@ -97,6 +97,11 @@ def add_data_commands(commands: Any) -> None:
     command.add_argument("--out", type=Path, required=True, help="folder of the graph")
     command.add_argument("--overwrite", action="store_true", help="replace an existing graph")
     command.set_defaults(command=import_graph)
+    command = commands.add_parser("schema", help="draft a file that says what the columns of some tables mean")
+    command.add_argument("tables", nargs="+", metavar="TABLE", help="Parquet, Arrow or CSV file, or a folder of them")
+    command.add_argument("--out", type=Path, help="file to write, such as schema.toml (default: print it)")
+    command.add_argument("--overwrite", action="store_true", help="replace an existing file")
+    command.set_defaults(command=_schema)
     command = commands.add_parser("info", help="show the size and contents of a graph")
     command.add_argument("graph", help="a graph folder, a file or a dataset name")
     command.add_argument("--verify", action="store_true", help="read the whole graph folder and compare checksums")
@@ -313,6 +318,25 @@ def throttled_printer() -> Callable[[str], None]:
             print_message(text)
 
     return say
+
+
+def _schema(options: argparse.Namespace) -> int:
+    """Run `weft data schema`."""
+    from weft.data.tables.draft_schema import draft_schema
+    from weft.utils.files.file_writing import new_file
+
+    if options.overwrite and options.out is None:
+        raise InputError("--overwrite has no effect without --out: leave it out")
+    if options.out is not None and options.out.exists() and not options.overwrite:
+        raise InputError(f"--out {options.out} exists already: choose another name or add --overwrite")
+    text = draft_schema(options.tables)
+    if options.out is None:
+        print_line(text.rstrip())
+        return 0
+    with new_file(options.out) as path:
+        path.write_text(text, encoding="utf-8")
+    print_line(f"draft in {options.out}: check it, and choose the label")
+    return 0
 
 
 def _info(options: argparse.Namespace) -> int:

@@ -334,7 +334,11 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("predict", help="write predictions or embeddings for every vertex of a graph")
     command.add_argument("run", type=Path, help="folder of the run")
-    command.add_argument("graph", nargs="?", help="another graph, such as a newer version (default: the run's)")
+    command.add_argument(
+        "graph", nargs="?", help="another graph, or a schema of new tables (.toml) (default: the run's graph)"
+    )
+    command.add_argument("--vertices", metavar="FILE", help="new table of vertices, read by the transforms of the run")
+    command.add_argument("--edges", metavar="FILE", help="new table of edges")
     command.add_argument(
         "--what", default="logits", metavar="X", help="logits, classes or embeddings (default: logits)"
     )
@@ -612,6 +616,8 @@ def _predict(options: argparse.Namespace) -> int:
     rows = predict(
         options.run,
         options.graph,
+        vertices=options.vertices,
+        edges=options.edges,
         out=options.out,
         what=options.what,
         layer=options.layer,

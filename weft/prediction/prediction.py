@@ -19,6 +19,9 @@ from weft.config.config import PLACEMENT_FIELDS, Config
 from weft.config.optimisations import Optimisations
 from weft.config.option import unknown_option
 from weft.data import Graph, GraphShape, VertexNames, as_asked, changed_data, forward_relations, with_inverse_relations
+from weft.data.io.graph_parts import gather_parts
+from weft.data.tables.schema import Schema, read_schema
+from weft.data.tables.table_graph import table_parts
 from weft.nn import Converted, LinkModel, Stack, Workload
 from weft.runtime.kernel_selection import KernelSelection
 from weft.runtime.processes.temporary_folder import temporary_folder
@@ -56,6 +59,8 @@ def predict(
     run: Run | str | Path,
     graph: Graph | str | Path | None = None,
     *,
+    vertices: Any = None,
+    edges: Any = None,
     out: str | Path | None = None,
     what: str = "logits",
     layer: int | None = None,
@@ -72,7 +77,11 @@ def predict(
     Args:
         run: The run, or its folder.
         graph: A graph, its folder or its name, with the same features and relations as the training graph; it may have
-            more vertices and edges. Default: the run's own graph, whose held-out links stay held out.
+            more vertices and edges. A schema file (.toml) with new tables is read by the transforms of the run.
+            Default: the run's own graph, whose held-out links stay held out.
+        vertices: New table of vertices instead of `graph`, for a run on tables: a path, a data frame, or arrays by
+            name, with the columns of the training table except labels and splits. The run's transforms apply.
+        edges: New table of edges.
         out: File to write: .npy, .safetensors or .parquet. A .parquet file has the names of the vertices as its first
             column. Default: no file.
         what: "logits" [N, C] in the model's dtype; "classes", int64 [N], or bool [N, C] if a vertex may have several;
@@ -101,6 +110,7 @@ def predict(
         if name not in PLACEMENT_FIELDS:
             raise unknown_option(name, PLACEMENT_FIELDS, "option of a prediction")
     saved = SavedModel.read(RunFolder(run.folder if isinstance(run, Run) else Path(run)))
+    graph = new_tables(saved, graph, vertices, edges)
     config = on_present_ranks(predicting_config(saved.description.config, options))
     trained = saved.description.config, saved.description.shape
     kind = output_kind(*trained) if config.task == "node" else ""  # a graph for link prediction may have no labels
@@ -368,6 +378,35 @@ def find_graph(saved: SavedModel, config: Config, graph: Graph | str | Path | No
                 f"version: weft predict {path} {config.graph}"
             )
     return loaded
+
+
+def new_tables(
+    saved: SavedModel, graph: Graph | str | Path | None, vertices: Any, edges: Any
+) -> Graph | str | Path | None:
+    """Return the graph of new tables, whose columns have the meaning and the transforms of the training tables.
+
+    Args:
+        saved: The trained model.
+        graph: A graph or its name, which is returned unless it is a schema file.
+        vertices: New table of vertices, or None.
+        edges: New table of edges, or None.
+
+    Raises:
+        InputError: The run has no tables, or not these, or a table is wrong.
+    """
+    tables: dict[str, Any] = {}
+    if isinstance(graph, str | Path) and Path(graph).suffix == ".toml":
+        tables = read_schema(graph).tables()
+    elif vertices is None and edges is None:
+        return graph
+    if graph is not None and (vertices is not None or edges is not None):
+        raise InputError("a graph, and --vertices or --edges: give one or the other")
+    tables = tables or {name: table for name, table in (("vertices", vertices), ("edges", edges)) if table is not None}
+    record = saved.description.graph.get("schema")
+    if record is None:
+        raise InputError(f"{saved.folder.path} was not trained on tables, so it has no transforms: name a graph")
+    schema = Schema.from_record(record, saved.folder.path).with_tables(tables)
+    return Graph.of(gather_parts(table_parts(schema)))
 
 
 def check_same_widths(trained: GraphShape, graph: Graph) -> None:

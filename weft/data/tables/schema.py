@@ -131,7 +131,7 @@ class Schema:
                 predict=record["predict"],
                 class_names=tuple(record["class_names"]),
             )
-        except (KeyError, TypeError, AttributeError, StopIteration) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{place}: field 'schema' is damaged ({error}): import the graph again") from None
 
     def transforms(self) -> Iterator[tuple[str, Transform]]:
@@ -143,12 +143,25 @@ class Schema:
                 if not isinstance(transform, str):
                     yield f"{type_name}.{transform.name}".lstrip("."), transform
 
+    def tables(self) -> dict[str, Any]:
+        """Return the tables by 'vertices.type' and 'edges.relation'; without types, by 'vertices' and 'edges'."""
+        tables = {f"vertices.{name}".rstrip("."): columns.table for name, columns in self.vertices.items()}
+        return tables | {f"edges.{name}".rstrip("."): columns.table for name, columns in self.edges.items()}
+
     def with_tables(self, tables: Mapping[str, Any]) -> Schema:
         """Return the schema for other tables.
 
         Args:
-            tables: Tables by 'vertices.type' or 'edges.relation'; in a graph without types by 'vertices' or 'edges'.
+            tables: Tables by the names in the result of `tables`.
+
+        Raises:
+            InputError: If a table is missing, or the schema has no such table.
         """
+        names = self.tables()
+        if missing := [name for name in names if name not in tables]:
+            raise InputError(f"the table {missing[0]} is missing: give a table for each of {', '.join(names)}")
+        if more := [name for name in tables if name not in names]:
+            raise unknown("table", more[0], names)
         return replace(
             self,
             vertices={n: replace(c, table=tables[f"vertices.{n}".rstrip(".")]) for n, c in self.vertices.items()},

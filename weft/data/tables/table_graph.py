@@ -145,9 +145,10 @@ def read_labels(
         types: Vertices by type.
         seed: Seed of a random split.
     """
-    if schema.predict not in tables:
-        return None, Masks(), ()
-    table, columns = tables[schema.predict], schema.vertices[schema.predict]
+    columns = schema.vertices.get(schema.predict)
+    if columns is None or not (columns.label or columns.split or columns.split_time or columns.shares):
+        return None, Masks(), schema.class_names
+    table = tables[schema.predict]
     y, class_names = read_label(table, columns.label, columns.label_kind)
     return y, read_masks(table, columns, y, types[schema.predict].count, seed), class_names
 

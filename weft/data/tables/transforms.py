@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -247,15 +247,12 @@ def record_of(transform: Transform) -> dict[str, Any]:
 
 def transform_from(record: Mapping[str, Any]) -> Transform:
     """Return the transform of a record. Raises TypeError or KeyError if the record is damaged."""
-    kind = record["kind"]
-    classes: list[tuple[Sequence[str], type[Any]]] = [
-        (NUMBER_KINDS, NumberTransform),
-        (CATEGORY_KINDS, CategoryTransform),
-        (("date",), DateTransform),
-    ]
-    cls = next(cls for kinds, cls in classes if kind in kinds)
-    values = {name: as_tuples(value) for name, value in record.items()}
-    transform: Transform = cls(**values)
+    classes: dict[str, type[Any]] = dict.fromkeys(NUMBER_KINDS, NumberTransform)
+    classes |= dict.fromkeys(CATEGORY_KINDS, CategoryTransform) | {"date": DateTransform}
+    transform: Transform = classes[record["kind"]](**{name: as_tuples(value) for name, value in record.items()})
+    for field in fields(transform):
+        if isinstance(getattr(transform, field.name), tuple) != str(field.type).startswith("tuple"):
+            raise TypeError(f"{field.name} is {getattr(transform, field.name)!r}")
     return transform
 
 
