@@ -60,8 +60,8 @@ class TaskOptions:
 
     task: str = task_option(
         "node",
-        "what to learn: labels of vertices (node) or missing edges (link)",
-        choices=("node", "link"),
+        "what to learn: labels of vertices (node), labels of edges (edge) or missing edges (link)",
+        choices=("node", "link", "edge"),
         fixed=True,
     )
     decoder: str = task_option(
@@ -76,20 +76,20 @@ class TaskOptions:
     )
     loss: str = task_option(
         "",
-        "node: cross_entropy, bce, mse, l1 or huber; none: depending on the labels, cross_entropy (classes), bce "
-        "(several labels per vertex) or mse (values)",
+        "node, edge: cross_entropy, bce, mse, l1 or huber; none: depending on the labels, cross_entropy (classes), bce "
+        "(several labels) or mse (values)",
         fixed=True,
     )
     class_weights: str = task_option(
         "none",
-        "node: weights of the classes in cross_entropy: none, or balanced (each class counts equally)",
+        "node, edge: weights of the classes in cross_entropy: none, or balanced (each class counts equally)",
         choices=("none", "balanced"),
         fixed=True,
     )
     metrics: str = task_option(
         "",
-        "metrics, separated by commas; the first one on validation data selects the best weights. node: "
-        "accuracy, micro_f1, macro_f1, roc_auc, average_precision; for values mse, mae, r2; link: auc, mrr (each "
+        "metrics, separated by commas; the first one on validation data selects the best weights. node, "
+        "edge: accuracy, micro_f1, macro_f1, roc_auc, average_precision; for values mse, mae, r2; link: auc, mrr (each "
         "held-out edge ranked among all vertices); none: depending on the labels, or auc for link",
         fixed=True,
     )
@@ -118,7 +118,7 @@ class ModelOptions:
     layers: int = model_option(2, "number of layers", least=1, most=1000, fixed=True)
     hidden: int = model_option(
         64,
-        "width of hidden layers, all heads together; with --task link also of the last layer",
+        "width of hidden layers, all heads together; with --task link or edge also of the last layer",
         least=1,
         most=1 << 20,
         fixed=True,

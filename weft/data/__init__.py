@@ -4,6 +4,8 @@ from weft.data.adjacency import Adjacency as Adjacency
 from weft.data.adjacency import Transpose as Transpose
 from weft.data.checks.rules import require_trainable as require_trainable
 from weft.data.checks.tensor_checks import DataWarning as DataWarning
+from weft.data.fields import EdgeLabels as EdgeLabels
+from weft.data.fields import Labels as Labels
 from weft.data.graph import Graph as Graph
 from weft.data.graph_shape import GraphShape as GraphShape
 from weft.data.graph_stats import GraphStats as GraphStats

@@ -18,11 +18,16 @@ from weft.data.checks.tensor_checks import (
     check_edge_features,
     check_finite,
     check_ids,
+    check_length,
     check_vector,
     dense_cpu_tensor,
+    first_flagged,
+    has_label,
+    user_labels,
     vertex_ids,
 )
-from weft.data.fields import GraphFields
+from weft.data.fields import EdgeLabels, GraphFields
+from weft.data.splits import SHARES, random_split
 from weft.runtime.memory.limit import check_fits_memory
 from weft.runtime.native import coo_to_csr
 from weft.utils.errors import InputError
@@ -45,6 +50,8 @@ def build(
     edge_features: Numbers | None = None,
     edge_type: Numbers | None = None,
     undirected: bool = False,
+    edge_y: Numbers | None = None,
+    edge_split: Numbers | None = None,
     field: str = "edge_index",
 ) -> GraphFields:
     """Check edges and sort them by target, source, type and position in the input.
@@ -58,10 +65,13 @@ def build(
         edge_type: Integer [E].
         undirected: Add the reverse of each edge and merge duplicates. The first of several equal edges is kept; an edge
             as given wins over a reversed one.
+        edge_y: Labels of the edges, [E] or [E, C]; see `Graph.from_edges`.
+        edge_split: Split of the edges; see `Graph.from_edges`.
         field: Name of the edges in errors, which call the first two arguments `field[0]` and `field[1]`.
 
     Returns:
-        Fields of a graph: in-edges with weights, edge types and edge features, all in stored order.
+        Fields of a graph: in-edges with weights, edge types and edge features, all in stored order, and labels of edges
+        in the order of the input.
 
     Raises:
         InputError: If ids are out of range, lengths differ, or weights or features are not finite.
@@ -83,6 +93,15 @@ def build(
     check_ids(f"{field}[1]", target, num_vertices)
     if source.dtype != target.dtype:
         source, target = source.to(torch.int64), target.to(torch.int64)
+    edge_labels = None
+    if edge_y is not None:
+        edge_labels, carries = label_edges(source, target, edge_type, edge_features, edge_y, edge_split)
+        source, target = source[carries], target[carries]
+        weight, edge_features, edge_type = (
+            None if rows is None else rows[carries] for rows in (weight, edge_features, edge_type)
+        )
+    elif edge_split is not None:
+        raise InputError("edge_split has no effect without edge_y: give the labels of the edges too")
     if undirected:
         if edge_type is not None:
             raise InputError(
@@ -109,7 +128,57 @@ def build(
         in_edges=in_edges,
         edge_type=None if edge_type is None else edge_type[edge_ids],
         edge_features=None if edge_features is None else edge_features[edge_ids],
+        edge_labels=edge_labels,
     )
+
+
+def label_edges(
+    source: Tensor,
+    target: Tensor,
+    relation: Tensor | None,
+    features: Tensor | None,
+    edge_y: Numbers,
+    edge_split: Numbers | None,
+) -> tuple[EdgeLabels, Tensor]:
+    """Return the labelled edges, and whether each edge carries messages, bool [E].
+
+    Args:
+        source: Integer [E].
+        target: Integer [E].
+        relation: Relation of each edge, integer [E].
+        features: Features of the edges, [E, K].
+        edge_y: Label of each edge, [E] or [E, C].
+        edge_split: Split of each edge, [E], or three fractions; None: default fractions.
+
+    Raises:
+        InputError: If lengths differ, or a number of a split is unknown.
+    """
+    y = user_labels(edge_y)
+    assert y is not None
+    check_length("edge_y", y, len(source), "edges")
+    labelled = has_label(y)
+    split = torch.tensor(SHARES) if edge_split is None else dense_cpu_tensor("edge_split", edge_split)
+    if split.is_floating_point():
+        shares, split = split.tolist(), torch.full((len(source),), -1)
+        for number, mask in enumerate(random_split(labelled, 0, shares)):
+            split[mask] = number
+    check_vector("edge_split", split, len(source), "edges")
+    wrong = (split < -1) | (split > 2)
+    if wrong.any():
+        place, value = first_flagged(split, wrong)
+        raise InputError(f"edge_split{place} is {value}: give 0 (train), 1 (validation), 2 (test) or -1 (none)")
+    train, val, test = (split == number for number in range(3))
+    held_out = val | test
+    listed = (labelled | held_out).nonzero()[:, 0]
+    columns = [source, target, torch.zeros_like(source) if relation is None else relation]
+    return EdgeLabels(
+        edges=torch.stack([column[listed].long() for column in columns], 1),
+        y=y[listed],
+        features=None if features is None else features[listed],
+        train_mask=train[listed],
+        val_mask=val[listed],
+        test_mask=test[listed],
+    ), ~held_out
 
 
 def both_ways(source: Tensor, target: Tensor, values: Sequence[Tensor] = ()) -> tuple[Tensor, Tensor, Tensor]:

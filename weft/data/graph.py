@@ -26,12 +26,11 @@ from weft.data.checks.tensor_checks import (
     check_vector,
     dense_cpu_tensor,
     has_label,
-    label_kind,
     located,
     user_labels,
 )
 from weft.data.edges import build
-from weft.data.fields import GraphFields
+from weft.data.fields import GraphFields, Labels
 from weft.data.io.graph_parts import gather_parts
 from weft.data.io.other_libraries import NODE, SOURCE, TARGET, dgl_fields, matrix_edges, network_tables
 from weft.data.io.pyg import PygGraph, from_pyg, to_pyg
@@ -43,7 +42,7 @@ from weft.data.tables.schema import EdgeColumns, Schema, VertexColumns, read_sch
 from weft.data.tables.table_graph import table_parts
 from weft.data.vertex_types import TypedShape, relation_edges, type_range
 from weft.storage.unnamed_files import release
-from weft.utils.errors import InputError, check_word, printable
+from weft.utils.errors import InputError, printable
 from weft.utils.notebook import facts_table
 
 DENSITY_SAMPLE = 1 << 16
@@ -51,7 +50,7 @@ DENSITY_SAMPLE = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Graph(GraphFields):
+class Graph(GraphFields, Labels):
     """A graph of N vertices and E edges with features, labels and splits; independent of ranks, devices and models.
 
     Directed graphs, self-loops, duplicate edges, isolated vertices and graphs without edges are legal.
@@ -112,6 +111,7 @@ class Graph(GraphFields):
             "edge features": self.num_edge_features,
             "relations": len(self.relations),
             "vertex types": len(self.vertex_types),
+            "labelled edges": 0 if self.edge_labels is None else len(self.edge_labels.edges),
         }
         counts = {"vertices": self.num_vertices, "edges": self.num_edges} | {n: k for n, k in optional.items() if k}
         return {unit: f"{count:,}" for unit, count in counts.items()}
@@ -136,32 +136,18 @@ class Graph(GraphFields):
         """K, the number of columns of edge_features; 0 without them."""
         return 0 if self.edge_features is None else self.edge_features.shape[1]
 
-    @cached_property
-    def label_kind(self) -> str:
-        """Kind of the labels y: 'classes', 'labels' (several per vertex), 'values' (of a regression); '' without y."""
-        return "" if self.y is None else label_kind(self.y)
-
     @property
     def multilabel(self) -> bool:
         """True if a vertex can have several labels."""
         return self.label_kind == "labels"
 
-    @cached_property
-    def num_classes(self) -> int:
-        """C: one more than the largest class, or the columns of y (1 for values [N]); 0 without labels."""
-        if self.y is None or not len(self.y):
-            return 0
-        if self.y.dim() == 2:
-            return self.y.shape[1]
-        return int(self.y.max()) + 1 if self.label_kind == "classes" else 1
-
-    def labelled(self, split: str) -> Tensor | None:
-        """Return the labelled vertices of a split ('train', 'val' or 'test'), bool [N]; None without mask or labels."""
-        check_word("split", split, ("train", "val", "test"))
-        mask: Tensor | None = getattr(self, f"{split}_mask")
-        if mask is None or self.y is None:
-            return None
-        return mask & has_label(self.y)
+    def labels(self, task: str) -> Labels:
+        """Return the labels that a task learns: of edges for 'edge', else of vertices."""
+        if task != "edge":
+            return self
+        if self.edge_labels is None:
+            raise InputError(f"{self.name} has no labels of edges: give edge_y and edge_split of Graph.from_edges")
+        return self.edge_labels
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -248,6 +234,8 @@ class Graph(GraphFields):
         features: Mapping[str, Numbers] | None = None,
         val_links: Numbers | None = None,
         test_links: Numbers | None = None,
+        edge_y: Numbers | None = None,
+        edge_split: Numbers | None = None,
     ) -> Graph:
         """Return a graph from edges source[e] -> target[e].
 
@@ -275,6 +263,10 @@ class Graph(GraphFields):
             features: Features by vertex type, instead of x.
             val_links: Held-out edges [m, 3] for link prediction; see `GraphFields.val_links`.
             test_links: Held-out edges [m, 3] for link prediction.
+            edge_y: Label of each edge, [E] or [E, C], in one of the forms of `GraphFields.y`, for a task on edges.
+            edge_split: 0 (train), 1 (validation), 2 (test) or -1 (none) for each edge, [E]; or three fractions of a
+                random split of the labelled edges. Default: 60, 20 and 20 %. Edges to validate or test on carry no
+                messages; `edge_labels` lists them, and all labelled edges, in the order of the input.
 
         Raises:
             InputError: At the first value that no graph may contain.
@@ -297,6 +289,8 @@ class Graph(GraphFields):
             edge_features=edge_features,
             edge_type=edge_type,
             undirected=undirected,
+            edge_y=edge_y,
+            edge_split=edge_split,
         )
         arrays: dict[str, Any] = {  # the constructor casts them to tensors
             "x": x,
@@ -314,6 +308,7 @@ class Graph(GraphFields):
             edge_type=edges.edge_type,
             relations=relations,
             edge_features=edges.edge_features,
+            edge_labels=edges.edge_labels,
             vertex_types=vertex_types,
             type_offsets=type_offsets,
             **arrays,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from weft.data.fields import EdgeLabels
 from weft.data.graph import Graph
 from weft.data.inverse_relations import forward_relations
 from weft.data.vertex_types import UNTYPED, TypedShape
@@ -21,9 +22,11 @@ class GraphShape:
     weighted: bool = False
     """True if edges have weights."""
     num_classes: int = 0
-    """Number of classes; see `Graph.num_classes`."""
+    """Number of classes to learn; see `Labels.num_classes`."""
     label_kind: str = ""
-    """Kind of the labels; see `Graph.label_kind`."""
+    """Kind of the labels to learn; see `Labels.label_kind`."""
+    num_label_features: int = 0
+    """Number of columns of the features of labelled edges, for a task on edges; 0 without them."""
     typed: TypedShape = UNTYPED
     """Relations and vertex types; see `Graph.typed`."""
     num_forward_relations: int = 0
@@ -34,14 +37,21 @@ class GraphShape:
     """Names of the vertex types that have features, in the order of `typed.featured`."""
 
     @classmethod
-    def of(cls, graph: Graph) -> GraphShape:
-        """Return the shape of a graph."""
+    def of(cls, graph: Graph, task: str = "node") -> GraphShape:
+        """Return the shape of a graph.
+
+        Args:
+            graph: The graph.
+            task: The task, which decides whether labels are those of vertices or of edges.
+        """
+        labels = graph.labels(task)
         return cls(
             num_features=graph.num_features,
             num_edge_features=graph.num_edge_features,
             weighted=graph.in_edges.weight is not None,
-            num_classes=graph.num_classes,
-            label_kind=graph.label_kind,
+            num_classes=labels.num_classes,
+            label_kind=labels.label_kind,
+            num_label_features=labels.num_features if isinstance(labels, EdgeLabels) else 0,
             typed=graph.typed,
             num_forward_relations=len(forward_relations(graph)),
             relations=graph.relations,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from weft.data.adjacency import Adjacency
+from weft.data.fields import EdgeLabels
 from weft.data.graph import Graph
 from weft.runtime import native
 from weft.utils.errors import InputError, unknown
@@ -49,6 +50,7 @@ def reorder(graph: Graph, kind: str) -> Graph:
         edge_features=take_rows(graph.edge_features, edge_ids),
         val_links=renumber_links(graph.val_links, new_ids),
         test_links=renumber_links(graph.test_links, new_ids),
+        edge_labels=renumber_labels(graph.edge_labels, new_ids),
         features={name: tensor[order] for name, tensor in graph.features.items()},
         ids=order if graph.ids is None else graph.ids[order],
         trusted=True,
@@ -97,6 +99,16 @@ def renumber_links(links: Tensor | None, new_ids: Tensor) -> Tensor | None:
         new_ids: New id of each former id, int64 [N].
     """
     return None if links is None else torch.cat([new_ids[links[:, :2]], links[:, 2:]], 1)
+
+
+def renumber_labels(labels: EdgeLabels | None, new_ids: Tensor) -> EdgeLabels | None:
+    """Return labels of edges with new vertex ids; None without any.
+
+    Args:
+        labels: The labels.
+        new_ids: New id of each former id, int64 [N].
+    """
+    return labels and replace(labels, edges=torch.cat([new_ids[labels.edges[:, :2]], labels.edges[:, 2:]], 1))
 
 
 def take_rows(tensor: Tensor | None, positions: Tensor) -> Tensor | None:

@@ -203,7 +203,7 @@ def run_all(
     }
     with waiting(f"loading {config.graph}", quiet=quiet or not is_main_process()):
         whole = make_on_all_ranks(config, lambda: prepared_graph(config, graph, model))
-    shape = GraphShape.of(whole)
+    shape = GraphShape.of(whole, config.task)
     custom = requested_model(model, config)
     custom = None if custom is None else task_model(copy.deepcopy(custom), shape, config)
     prepared: dict[str, tuple[Workload, Plan | None]] = {}

@@ -9,7 +9,7 @@ from weft.nn.aggregate.typed_block import TypedBlock
 from weft.nn.convert import Converted, Unconverted, convert
 from weft.nn.graph_view import ONE_DEVICE, SPREAD, CostHints, GraphView, Inputs, ViewTraits
 from weft.nn.layers.conv import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv
-from weft.nn.layers.decoder import Decoder, DistMult, Dot, LinkModel, make_decoder
+from weft.nn.layers.decoder import Decoder, DistMult, Dot, EdgeDecoder, LinkModel, make_decoder
 from weft.nn.layers.linear_transform import Linear, has_onednn, linear, sum_rows
 from weft.nn.layers.norm import BatchNorm, LayerNorm
 from weft.nn.layers.phases import parameter_dtype, row_dtype
@@ -79,6 +79,7 @@ __all__ = [
     "DenseFlops",
     "DistMult",
     "Dot",
+    "EdgeDecoder",
     "EdgeSoftmax",
     "EdgeSubset",
     "Embedding",

@@ -1,12 +1,13 @@
-"""`predict`: inference, exact and for every vertex of a graph, under any strategy that trains on the whole graph."""
+"""`predict`: exact inference for every vertex or labelled edge, under any strategy that trains on the whole graph."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,16 @@ from weft.comm import Group
 from weft.config.config import PLACEMENT_FIELDS, Config
 from weft.config.optimisations import Optimisations
 from weft.config.option import unknown_option
-from weft.data import Graph, GraphShape, VertexNames, as_asked, changed_data, forward_relations, with_inverse_relations
+from weft.data import EdgeLabels, Graph, GraphShape, as_asked, changed_data, forward_relations, with_inverse_relations
 from weft.data.io.graph_parts import gather_parts
 from weft.data.tables.schema import Schema, read_schema
 from weft.data.tables.table_graph import table_parts
-from weft.nn import Converted, LinkModel, Stack, Workload
+from weft.data.vertex_names import take_ids
+from weft.nn import Converted, Decoder, LinkModel, Stack, Workload
 from weft.runtime.kernel_selection import KernelSelection
 from weft.runtime.processes.temporary_folder import temporary_folder
 from weft.storage.table_file import HEADERS, TableFile
-from weft.strategies import Plan, get_strategy
+from weft.strategies import Placed, Plan, get_strategy
 from weft.training.artifacts.run_folder import NO_DIGESTS, RunFolder
 from weft.training.artifacts.saved_model import SavedModel
 from weft.training.flag_checks import refuse_foreign_flags, without_foreign_flags
@@ -39,6 +41,7 @@ from weft.training.launch.watchdog import Watchdog
 from weft.training.progress import waiting
 from weft.training.rank import prepare_process, use_kernels_of_rank_zero, use_local_gpu
 from weft.training.run import Run, data_options, load_graph
+from weft.training.tasks.edge_prediction import EdgeAssignment
 from weft.training.tasks.losses import num_logits, output_kind
 from weft.training.tasks.row_batching import row_blocks
 from weft.training.tasks.task import graph_for_task
@@ -68,11 +71,12 @@ def predict(
     overwrite: bool = False,
     **options: Any,
 ) -> Tensor:
-    """Predict for every vertex of a graph with the best weights of a run.
+    """Predict for every vertex of a graph, or every labelled edge, with the best weights of a run.
 
     Row v of the result belongs to the vertex with original id v, whose name is `graph.vertex_names[v]` if the graph has
-    names. Under torchrun, the ranks of torchrun predict together: each host needs the run's folder and the graph, and
-    the file is on the host of rank 0.
+    names. After a task on edges, row e of logits and classes belongs to edge e of `graph.edge_labels`. Under torchrun,
+    the ranks of torchrun predict together: each host needs the run's folder and the graph, and the file is on the host
+    of rank 0.
 
     Args:
         run: The run, or its folder.
@@ -83,12 +87,12 @@ def predict(
             name, with the columns of the training table except labels and splits. The run's transforms apply.
         edges: New table of edges.
         out: File to write: .npy, .safetensors or .parquet. A .parquet file has the names of the vertices as its first
-            column. Default: no file.
+            column; for edges it has the columns source and target. Default: no file.
         what: "logits" [N, C] in the model's dtype; "classes", int64 [N], or bool [N, C] if a vertex may have several;
             or "embeddings" [N, F], the output of a layer: of a `weft.nn.Stack` before norm and activation, of a PyG
             model the output of a convolution.
-        layer: Number of the layer that gives the embeddings, from 1. Default: the last but one; with task="link" the
-            output of the encoder.
+        layer: Number of the layer that gives the embeddings, from 1. Default: the last but one; after a task on edges
+            or links the output of the encoder.
         model: The custom module, constructed as for the run, or where its class is defined ("package.module:Class").
             Default: the run's configuration names a model of weft.
         overwrite: Replace an existing file.
@@ -113,12 +117,13 @@ def predict(
     graph = new_tables(saved, graph, vertices, edges)
     config = on_present_ranks(predicting_config(saved.description.config, options))
     trained = saved.description.config, saved.description.shape
-    kind = output_kind(*trained) if config.task == "node" else ""  # a graph for link prediction may have no labels
+    kind = output_kind(*trained) if config.task != "link" else ""  # a graph for link prediction may have no labels
     if what == "classes" and kind == "values":
         raise InputError("--what classes: the run is a regression and has no classes: use --what logits for its values")
     requested_part(saved.model(model), what, layer)  # checks `what` and `layer` before the graph is loaded
     with waiting("loading the graph", quiet=not is_main_process()):
         loaded = make_on_all_ranks(config, lambda: find_graph(saved, config, graph))
+    labels = edges_to_predict(saved, loaded) if config.task == "edge" and what != "embeddings" else None
     part = requested_part(saved.model(model, loaded.typed), what, layer)
     prepare_process(config)
     # `reach` would skip the rows of vertices that no label depends on.
@@ -127,7 +132,7 @@ def predict(
     check_placing(config, work, launched=launched, own_model=model is not None)
     group = join_ranks(f"weft.predict, {what}", config, work)
     with closing_on_error(group), draft_of(path) as draft:
-        plan, choices = plan_with_kernels(config, work, group, saved.folder, predicts=True)
+        plan, choices = plan_with_kernels(config, work, group, saved.folder, predicts=labels is None)
         rank_work = RowsOfRank(
             config=config,
             choices=choices,
@@ -138,7 +143,7 @@ def predict(
         )
         rows = launched_rows(rank_work, plan) if launched else rank_work.rows(plan, group)
         if path and is_main_process():
-            publish(rows, what, loaded.vertex_names, draft, path)
+            publish(rows, what, id_columns(loaded, labels), draft, path)
     return rows
 
 
@@ -191,20 +196,40 @@ class RowsOfRank:
         with Watchdog(group.meter, group.rank, self.config.timeout):
             use_local_gpu(self.config)
             use_kernels_of_rank_zero(self.choices, group)
-            placed, graph = plan.place(group), plan.work.graph
+            placed, graph, table = plan.place(group), plan.work.graph, None
+            labels = graph.edge_labels if isinstance(placed.model, LinkModel) else None
+            num_rows = graph.num_vertices if labels is None else len(labels.edges)
             with group.meter.during("eval", "the prediction"):
-                ids = torch.arange(graph.num_vertices) if graph.ids is None else graph.ids
-                ids, table, num_computed = ids[placed.rows], None, 0
-                for own_rows, rows in placed.logit_ranges(placed.evaluation(0)):  # several only for a single rank
+                for ids, rows in self._results(placed, labels):  # several only for a single rank
                     if table is None:
-                        record = {} if group.rank else self._create(graph.num_vertices, self._values(rows[:0])).record()
+                        record = {} if group.rank else self._create(num_rows, self._values(rows[:0])).record()
                         table = TableFile.from_record(group.all_gather_object(record)[0])
-                    self._put(group, table, ids[own_rows], rows)
-                    num_computed += len(rows)
+                    self._put(group, table, ids, rows)
                 group.all_gather_object({})
-        if table is None or num_computed != len(ids):
-            raise RuntimeError(f"{num_computed:,} of {len(ids):,} rows were computed")
+        assert table is not None
         return table
+
+    def _results(self, placed: Placed, labels: EdgeLabels | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield numbers of rows of the table, and these rows of the result, which this rank computes.
+
+        Args:
+            placed: The model and graph, placed on this rank.
+            labels: The edges of the table; None: its rows are vertices.
+        """
+        graph, step, model = placed.graph, placed.evaluation(0), placed.model
+        if labels is not None:
+            assert isinstance(model, LinkModel)
+            assignment = EdgeAssignment(labels, placed.rows, graph.num_vertices, placed.group)
+            edge_rows = assignment.rows_of(assignment.edges)
+            yield assignment.edges, edge_rows.logits(placed.forward(step), model.decoder)
+            return
+        ids = torch.arange(graph.num_vertices) if graph.ids is None else graph.ids
+        ids, num_computed = ids[placed.rows], 0
+        for own_rows, rows in placed.logit_ranges(step):
+            yield ids[own_rows], rows
+            num_computed += len(rows)
+        if num_computed != len(ids):
+            raise RuntimeError(f"{num_computed:,} of {len(ids):,} rows were computed")
 
     def _put(self, group: Group, table: TableFile, ids: Tensor, rows: Tensor) -> None:
         """Write rows to the table; all ranks call it together."""
@@ -232,10 +257,10 @@ class RowsOfRank:
             return rows
         return rows > 0 if self.multi_label else rows.argmax(1)
 
-    def _create(self, num_vertices: int, values: Tensor) -> TableFile:
-        """Create the table file: a row like those of `values` for each vertex."""
+    def _create(self, num_rows: int, values: Tensor) -> TableFile:
+        """Create the table file with a number of rows like those of `values`."""
         try:
-            shape = (num_vertices, *values.shape[1:])
+            shape = (num_rows, *values.shape[1:])
             return TableFile.create(self.draft, self.what, shape, values.dtype, self.suffix)
         except OSError as error:
             raise RunError(f"{self.draft}: {error.strerror}: choose a folder with enough space for --out") from error
@@ -310,7 +335,7 @@ def requested_part(model: nn.Module, what: str, layer: int | None) -> nn.Module:
     if what != "embeddings":
         if layer is not None:
             raise InputError(f"--layer {layer} has no effect on {what}: leave it out, or use --what embeddings")
-        if isinstance(model, LinkModel):
+        if isinstance(model, LinkModel) and isinstance(model.decoder, Decoder):
             raise InputError(f"--what {what}: a link prediction model has no classes: use --what embeddings")
         return model
     if isinstance(model, LinkModel):
@@ -434,6 +459,27 @@ def check_same_widths(trained: GraphShape, graph: Graph) -> None:
             )
 
 
+def edges_to_predict(saved: SavedModel, graph: Graph) -> EdgeLabels:
+    """Return the edges whose labels a model predicts.
+
+    Args:
+        saved: The trained model.
+        graph: The graph to predict on.
+
+    Raises:
+        InputError: The graph lists no edges, or edges with another number of features.
+    """
+    expected = saved.description.shape.num_label_features
+    graph.labels("edge")
+    assert graph.edge_labels is not None
+    if graph.edge_labels.num_features != expected:
+        raise InputError(
+            f"{graph.name} has {graph.edge_labels.num_features} features of labelled edges, and the run's graph had "
+            f"{expected}: the numbers must be equal"
+        )
+    return graph.edge_labels
+
+
 def check_new_file(path: Path | None, *, overwrite: bool) -> None:
     """Check that the result can be written to a file.
 
@@ -474,13 +520,36 @@ def draft_of(path: Path | None) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
 
 
-def publish(rows: Tensor, what: str, names: VertexNames | None, draft: Path, path: Path) -> None:
+IdColumns = dict[str, Callable[[slice], list[Any]]]
+"""Columns with the ids of the rows of a table, by name: each returns the ids of a range of rows, int or str."""
+
+
+def id_columns(graph: Graph, labels: EdgeLabels | None) -> IdColumns:
+    """Return the columns with the ids of vertices, or of the endpoints of edges: names, or else numbers of vertices.
+
+    Args:
+        graph: The graph.
+        labels: The edges of the table; None: its rows are vertices, whose numbers are left out.
+    """
+    names = graph.vertex_names
+    if labels is None:
+        return {} if names is None else {names.column: names.slice}
+    endpoints = labels.edges[:, :2] if graph.ids is None else graph.ids[labels.edges[:, :2]]
+
+    def ids(side: int, rows: slice) -> list[Any]:
+        vertices = endpoints[rows, side].numpy()
+        return list((vertices if names is None else take_ids(names.ids, vertices)).tolist())
+
+    return {name: partial(ids, side) for side, name in enumerate(("source", "target"))}
+
+
+def publish(rows: Tensor, what: str, ids: IdColumns, draft: Path, path: Path) -> None:
     """Give the finished file its name; for Parquet, first convert the table.
 
     Args:
         rows: The table, mapped from `draft`.
         what: Kind of result: a value of `WHAT`.
-        names: Names of the vertices, if the graph has them.
+        ids: Columns with the ids of the rows.
         draft: Temporary path of the table.
         path: Path of the result.
 
@@ -491,7 +560,7 @@ def publish(rows: Tensor, what: str, names: VertexNames | None, draft: Path, pat
         if path.suffix not in HEADERS:
             draft.unlink()  # rows stay readable, since they are mapped
             with new_file(path, flush=True) as parquet:
-                write_parquet(rows, what, names, parquet)
+                write_parquet(rows, what, ids, parquet)
             return
         sync(draft)
         draft.replace(path)
@@ -499,13 +568,13 @@ def publish(rows: Tensor, what: str, names: VertexNames | None, draft: Path, pat
         raise RunError(f"{path}: {error.strerror}: choose a folder with enough space") from error
 
 
-def write_parquet(rows: Tensor, what: str, names: VertexNames | None, path: Path) -> None:
+def write_parquet(rows: Tensor, what: str, ids: IdColumns, path: Path) -> None:
     """Write rows as a Parquet file with a column for each of their columns.
 
     Args:
         rows: Rows [N, C] or [N].
         what: Kind of result, which gives the columns their names: a value of `WHAT`.
-        names: Names of the vertices, written as the first column. None: no such column.
+        ids: Columns with the ids of the rows, which are written first.
         path: File to write.
     """
     import pyarrow
@@ -515,13 +584,13 @@ def write_parquet(rows: Tensor, what: str, names: VertexNames | None, path: Path
     table = rows.unsqueeze(1) if rows.dim() == 1 else rows
     column_names = [singular] if rows.dim() == 1 else [f"{singular}_{number}" for number in range(table.shape[1])]
     fields = [(name, pyarrow.from_numpy_dtype(table.numpy().dtype)) for name in column_names]
-    if names is not None:
-        column = f"{names.column}_of_vertex" if names.column in column_names else names.column
-        fields.insert(0, (column, pyarrow.int64() if names.numbers is not None else pyarrow.string()))
-    schema = pyarrow.schema(fields)
+    id_fields = [
+        (f"{name}_of_vertex" if name in column_names else name, pyarrow.array(column(slice(0, 1))).type)
+        for name, column in ids.items()
+    ]
+    schema = pyarrow.schema(id_fields + fields)
     with pyarrow.parquet.ParquetWriter(path, schema) as writer:
         for block, _ in row_blocks([], table):
-            columns = [pyarrow.array(column.numpy()) for column in table[block].t().contiguous()]
-            if names is not None:
-                columns.insert(0, pyarrow.array(names.slice(block)))
+            columns = [pyarrow.array(column(block)) for column in ids.values()]
+            columns += [pyarrow.array(column.numpy()) for column in table[block].t().contiguous()]
             writer.write_table(pyarrow.table(columns, schema=schema))

@@ -26,8 +26,8 @@ from weft.utils.errors import InputError, unknown
 CHOICE_FLAGS = {
     "decoder": ("task", ("link",)),
     "negatives": ("task", ("link",)),
-    "loss": ("task", ("node",)),
-    "class_weights": ("task", ("node",)),
+    "loss": ("task", ("node", "edge")),
+    "class_weights": ("task", ("node", "edge")),
     "heads": ("model", ("gat", "gatv2")),
     "unchecked": ("model", ("package.module:Class",)),
     "momentum": ("optimizer", ("sgd", "rmsprop")),
@@ -38,7 +38,7 @@ CHOICE_FLAGS = {
 """Flags that only some values of another field read: flag -> (the other field, its values). Models refuse flags that
 they do not read themselves."""
 CHOICES: dict[str, Collection[str]] = {
-    "task": ("node", "link"),
+    "task": ("node", "link", "edge"),
     "model": (*MODELS, *RELATIONAL),
     "optimizer": OPTIMIZERS,
     "scheduler": SCHEDULERS,
@@ -143,7 +143,7 @@ def fields_unused_by_module(config: Config, model: nn.Module | None) -> tuple[st
     Raises:
         InputError: One of these fields is set, or dtype differs from the dtype of the model.
     """
-    idle = [name for name in FAMILY_OPTIONS if name != "hidden" or config.task != "link"]
+    idle = [name for name in FAMILY_OPTIONS if name != "hidden" or config.task == "node"]
     if isinstance(model, LinkModel):
         idle += ["hidden", "decoder"]
     for spec in dataclasses.fields(config):

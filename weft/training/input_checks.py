@@ -64,7 +64,7 @@ def check(
     validation = validation_score(graph, config)
     for flag, value in (("--patience", config.patience), ("--until", config.until)):
         if value and validation is None:
-            what = "vertices" if config.task == "node" else "links"
+            what = {"node": "vertices", "link": "links", "edge": "labelled edges"}[config.task]
             raise InputError(f"{flag} {value}: {graph.name} has no validation {what}; leave it out")
     check_functions(config, work, functions, validation)
     if launched:
@@ -152,11 +152,12 @@ def check_functions(config: Config, work: Workload, functions: OwnFunctions, val
         InputError: One of them cannot be created, --until can never be reached, or the scheduler does not suit the
             number of epochs or the validation score.
     """
-    if config.task == "node":
-        make_loss(config, work.graph, functions)
+    labels = work.graph.labels(config.task)
+    if config.task != "link":
+        make_loss(config, labels, functions)
     elif functions.loss is not None:
         raise InputError("loss has no effect under task link: leave it out")
-    metric = make_metrics(config, work.graph, functions)[0]
+    metric = make_metrics(config, labels, functions)[0]
     if config.goal and config.goal[1] > metric.upper_bound:
         raise InputError(
             f"--until {config.until}: {metric.name} is at most {metric.upper_bound}: give a value up to that"

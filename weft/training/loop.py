@@ -61,7 +61,8 @@ class Trainer:
         self.model, self.group, self.meter = strategy.model, strategy.group, strategy.group.meter
         self.parameters, self.sharded_parameters = list(self.model.parameters()), set(embeddings(self.model).values())
         self.optimizer = make_optimizer(config, self.parameters, functions)
-        lower_is_better = make_metrics(config, strategy.graph, functions)[0].lower_is_better
+        metrics = make_metrics(config, strategy.graph.labels(config.task), functions)
+        lower_is_better = metrics[0].lower_is_better
         self.scheduler = make_scheduler(config, self.optimizer, functions, lower_is_better=lower_is_better)
         self.progress = Progress(lower_is_better=lower_is_better)
         self.train_pass = make_pass(config, strategy, task, functions)

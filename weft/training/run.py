@@ -349,7 +349,8 @@ def prepared_workload(config: Config, graph: Graph | None, model: nn.Module | No
     if custom_class(config, model):
         fields_unused_by_module(config, model)
     graph = prepared_graph(config, graph, model)
-    return make_workload(config, graph, task_model(requested_model(model, config), GraphShape.of(graph), config))
+    shape = GraphShape.of(graph, config.task)
+    return make_workload(config, graph, task_model(requested_model(model, config), shape, config))
 
 
 def prepared_graph(config: Config, graph: Graph | None, model: nn.Module | None) -> Graph:
@@ -462,7 +463,7 @@ def load_graph(config: Config) -> Graph:
 def data_options(config: Config) -> dict[str, Any]:
     """Return a configuration's arguments for `weft.load`: random data, normalization and the order of vertices."""
     names = ("random_features", "random_classes", "seed", "normalize_features", "order")
-    inverse = config.inverse_relations and config.task == "node"  # for links, they are added after links were held out
+    inverse = config.inverse_relations and config.task != "link"  # for links, they are added after links were held out
     return {name: getattr(config, name) for name in names} | {"inverse_relations": inverse}
 
 

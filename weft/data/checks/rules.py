@@ -27,7 +27,7 @@ from weft.data.checks.tensor_checks import (
     has_label,
     label_kind,
 )
-from weft.data.fields import GraphFields
+from weft.data.fields import EdgeLabels, GraphFields
 from weft.data.vertex_names import VertexNames
 from weft.data.vertex_types import type_range
 from weft.runtime import native
@@ -63,7 +63,23 @@ def check_shapes(graph: GraphFields) -> None:
         raise InputError(f"y has shape {list(graph.y.shape)}: labels are [vertices] or [vertices, classes]")
     if graph.vertex_names is not None:
         check_names(graph.vertex_names, num_vertices)
+    if graph.edge_labels is not None:
+        check_edge_label_shapes(graph.edge_labels)
     check_types(graph)
+
+
+def check_edge_label_shapes(labels: EdgeLabels) -> None:
+    """Raise InputError if parts of the labels of edges disagree in size or dtype."""
+    edges, y, features = labels.edges, labels.y, labels.features
+    if edges.dim() != 2 or edges.shape[1] != 3 or edges.dtype != torch.int64:
+        raise InputError(f"edge_labels.edges is {edges.dtype} of shape {list(edges.shape)}: give int64 [m, 3]")
+    check_array("edge_labels.y", y[:, 0] if y.dim() == 2 else y, len(edges), torch.int64, torch.float32)
+    for name in MASKS:
+        check_array(f"edge_labels.{name}", getattr(labels, name), len(edges), torch.bool)
+    if features is not None and (features.dim(), len(features), features.dtype) != (2, len(edges), torch.float32):
+        raise InputError(
+            f"edge_labels.features is {features.dtype} of shape {list(features.shape)}: give float32 [{len(edges)}, K]"
+        )
 
 
 def check_names(names: VertexNames, num_vertices: int) -> None:
@@ -184,6 +200,11 @@ def check_values(graph: GraphFields) -> None:
     for field in LINKS:
         if getattr(graph, field) is not None:
             check_links(graph, field, getattr(graph, field))
+    if graph.edge_labels is not None:
+        check_links(graph, "edge_labels.edges", graph.edge_labels.edges)
+        check_labels(graph.edge_labels.y)
+        if graph.edge_labels.features is not None:
+            check_finite("edge_labels.features", graph.edge_labels.features, "replace missing ones, for example with 0")
     if graph.ids is not None:
         check_permutation("ids", graph.ids)
     if graph.vertex_names is not None and graph.vertex_names.offsets is not None:
@@ -309,11 +330,11 @@ def check_stored_transpose(adjacency: Adjacency, transpose: Transpose) -> None:
 
 
 def check_links(graph: GraphFields, field: str, links: Tensor) -> None:
-    """Check held-out edges: vertices and relations must be those of the graph.
+    """Check edges in rows: vertices and relations must be those of the graph.
 
     Args:
         graph: The graph.
-        field: Name of the held-out edges, 'val_links' or 'test_links'.
+        field: Name of the edges, such as 'val_links'.
         links: int64 [m, 3].
 
     Raises:

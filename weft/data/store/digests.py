@@ -68,6 +68,8 @@ def data_digests(graph: GraphFields) -> dict[str, str]:
     arrays |= {f"features of {name}": x for name, x in graph.features.items()}
     if graph.vertex_names is not None:
         arrays |= graph.vertex_names.arrays()
+    if graph.edge_labels is not None:
+        arrays |= graph.edge_labels.arrays()
     digests = {name: digest_of(array) for name, array in arrays.items() if array is not None}
     types = [graph.relations, graph.vertex_types, graph.type_offsets]
     return digests | {"types": hashlib.sha256(json.dumps(types).encode()).hexdigest()}

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from weft.data.adjacency import Adjacency, Transpose
-from weft.data.fields import GraphFields
+from weft.data.fields import EDGE_ARRAYS, EdgeLabels, GraphFields
 from weft.data.store.check_record import folder_state, was_checked
 from weft.data.store.digests import FIELDS
 from weft.data.store.manifest import (
@@ -159,6 +159,7 @@ def write_store(graph: GraphFields, folder: Path) -> None:
         "transpose_weight": transpose.weight,
         **{name: getattr(graph, name) for name in FIELDS},
         **({} if graph.vertex_names is None else graph.vertex_names.arrays()),
+        **({} if graph.edge_labels is None else graph.edge_labels.arrays()),
         **{feature_key(graph.vertex_types, name): tensor for name, tensor in graph.features.items()},
     }
     files = {key: write_array(folder / f"{key}.npy", array_of(t)) for key, t in arrays.items() if t is not None}
@@ -266,6 +267,7 @@ def read_store(folder: str | Path, *, verify: bool | None = True) -> StoreConten
         type_offsets=entries(manifest, "type_offsets", int, path),
         vertex_names=open_names(arrays, manifest, path),
         schema=Schema.from_record(manifest["schema"], path) if "schema" in manifest else None,
+        edge_labels=open_edge_labels(arrays, path),
         features={name: arrays[key] for name in vertex_types if (key := feature_key(vertex_types, name)) in arrays},
         **{name: arrays.get(name) for name in FIELDS},
     )
@@ -287,6 +289,23 @@ def open_names(arrays: dict[str, Tensor], manifest: dict[str, Any], path: Path) 
         return None
     numbers, offsets, text = columns
     return VertexNames(column=entry(manifest, "id_column", str, path), numbers=numbers, offsets=offsets, text=text)
+
+
+def open_edge_labels(arrays: dict[str, Tensor], manifest: Path) -> EdgeLabels | None:
+    """Return the labels of edges; None if the folder has none.
+
+    Args:
+        arrays: Arrays of the folder by name.
+        manifest: Path of the manifest, for errors.
+
+    Raises:
+        InputError: If an array is missing.
+    """
+    fields: dict[str, Any] = {name: arrays[file] for name, file in EDGE_ARRAYS.items() if file in arrays}
+    missing = EDGE_ARRAYS.keys() - fields - {"features"}
+    if fields and missing:
+        raise InputError(f"{manifest}: field 'files' lacks '{EDGE_ARRAYS[min(missing)]}': {REMEDY}")
+    return EdgeLabels(**fields) if fields else None
 
 
 def open_adjacency(arrays: dict[str, Tensor], symmetric: bool, manifest: Path) -> Adjacency:

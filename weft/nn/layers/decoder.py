@@ -1,7 +1,7 @@
-"""Decoders for link prediction: they score a link from the rows of its two endpoints.
+"""Decoders: they score a link, or compute the logits of a labelled edge, from the rows of its two endpoints.
 
-A decoder computes a query from one endpoint; the score is the dot product of the query and the other endpoint. All
-decoders are symmetric: either endpoint can give the query. Shapes: p links, D columns, R relations.
+A decoder of links computes a query from one endpoint; the score is the dot product of the query and the other endpoint.
+These decoders are symmetric: either endpoint can give the query. Shapes: p links, D columns, R relations.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ class Dot(nn.Module):
 
     Source: Kipf and Welling 2016, variational graph auto-encoders.
     """
+
+    width = None
+    """Any number of columns."""
 
     def query(self, rows: Tensor, relation: Tensor) -> Tensor:
         """Return queries [p, D].
@@ -46,6 +49,7 @@ class DistMult(nn.Module):
 
     def __init__(self, num_relations: int, width: int) -> None:
         super().__init__()
+        self.width = width
         self.weight = nn.Parameter(torch.empty(num_relations, width))
         nn.init.xavier_uniform_(self.weight)
 
@@ -62,17 +66,46 @@ class DistMult(nn.Module):
 Decoder = Dot | DistMult
 
 
-class LinkModel(PhasedModel):
-    """Model for link prediction: an encoder, which computes rows [n, D], and a decoder, which scores links.
+class EdgeDecoder(nn.Module):
+    """Two-layer perceptron on [z_u, z_v, features of the edge], which computes the logits of a labelled edge.
 
-    A call runs only the encoder. The task calls the decoder with the links. Parameters of both are trained and saved.
+    Args:
+        width: Number of columns D of the rows, and of the hidden layer.
+        num_features: Number of features K of a labelled edge.
+        num_logits: Number of logits C.
+    """
+
+    def __init__(self, width: int, num_features: int, num_logits: int) -> None:
+        super().__init__()
+        self.width = width
+        self.hidden = nn.Linear(2 * width + num_features, width)
+        self.out = nn.Linear(width, num_logits)
+
+    def forward(self, source: Tensor, target: Tensor, features: Tensor) -> Tensor:
+        """Return logits [p, C].
+
+        Args:
+            source: Rows of the sources, [p, D].
+            target: Rows of the targets, [p, D].
+            features: Features of the edges, [p, K].
+        """
+        rows = torch.cat([source, target, features.to(source.dtype)], 1).to(self.hidden.weight.dtype)
+        logits: Tensor = self.out(self.hidden(rows).relu())
+        return logits
+
+
+class LinkModel(PhasedModel):
+    """Model for tasks on edges: an encoder, which computes rows [n, D], and a decoder, which reads pairs of them.
+
+    A call runs only the encoder. The task calls the decoder with the edges. Parameters of both are trained and saved.
 
     Args:
         encoder: Any model over views.
-        decoder: The decoder.
+        decoder: The decoder: `Dot` or `DistMult` for link prediction. For labels of edges `EdgeDecoder`, or any module
+            with the arguments of its `forward`.
     """
 
-    def __init__(self, encoder: nn.Module, decoder: Decoder) -> None:
+    def __init__(self, encoder: nn.Module, decoder: nn.Module) -> None:
         super().__init__()
         self.encoder, self.decoder = encoder, decoder
         self.num_stages = cast(int, getattr(encoder, "num_stages", None))
@@ -85,12 +118,12 @@ class LinkModel(PhasedModel):
         return self._checked(resume(self.encoder, views, state))
 
     def _checked(self, reached: Boundary | Tensor) -> Boundary | Tensor:
-        if isinstance(reached, Tensor) and isinstance(self.decoder, DistMult):
-            width, expected = reached.shape[1], self.decoder.weight.shape[1]
-            if width != expected:
-                raise InputError(
-                    f"the model returns {width} columns, but its decoder needs {expected}: use --hidden {width}"
-                )
+        expected = getattr(self.decoder, "width", None)
+        if isinstance(reached, Tensor) and expected not in (None, reached.shape[1]):
+            width = reached.shape[1]
+            raise InputError(
+                f"the model returns {width} columns, but its decoder needs {expected}: use --hidden {width}"
+            )
         return reached
 
 

@@ -189,6 +189,10 @@ class MiniBatchPlan(ResidentPlan):
             InputError: Fanouts or batch size do not fit the graph or the model.
         """
         options, graph = self.options, self.work.graph
+        links = Links.of(graph) if options.task == "link" else None
+        pairs = links.train if links else None
+        if options.task == "edge" and graph.edge_labels is not None:
+            pairs = graph.edge_labels.training_pairs()
         sampler = BatchSampler(
             graph=graph,
             size=1,
@@ -198,10 +202,11 @@ class MiniBatchPlan(ResidentPlan):
             method=options.sampling,
             dependency=options.batch_dependency,
             seed=options.seed,
-            links=Links.of(graph) if options.task == "link" else None,
+            pairs=pairs,
+            links=links,
             num_negatives=options.negatives,
         )
-        num_examples, kind = len(sampler.examples), "vertices" if sampler.links is None else "links"
+        num_examples, kind = len(sampler.examples), {"link": "links", "edge": "edges"}.get(options.task, "vertices")
         if options.batch_size and (sampler.batch_size or 0) > num_examples:
             raise InputError(
                 f"--batch-size {sampler.batch_size}: {graph.name} has {num_examples} training {kind}: give all"

@@ -108,7 +108,7 @@ RequestGenerator = Generator[Requests, Requests, Value]
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSampler:
-    """Sampler of mini-batches of a graph's training vertices or links."""
+    """Sampler of mini-batches of a graph's training vertices, links or labelled edges."""
 
     graph: Graph
     """Graph to sample from."""
@@ -129,8 +129,13 @@ class BatchSampler:
     """Seed of all samples."""
     dependency: int = 1
     """Number of batches over which the samples of `labor` change; 1: independent samples."""
+    pairs: Tensor | None = None
+    """Links or labelled edges that batches consist of, int64 [t, 3]; the first two columns are their endpoints.
+
+    None: batches of vertices.
+    """
     links: Links | None = None
-    """Links that batches consist of; None: batches of vertices."""
+    """Draws negative samples for the pairs; None: there are none."""
     num_negatives: int = 1
     """Number of negative samples for each link."""
 
@@ -143,13 +148,13 @@ class BatchSampler:
 
     @property
     def examples(self) -> Tensor:
-        """Training examples: vertices, int64 [t], or links, int64 [t, 3]."""
-        return self.training_vertices if self.links is None else self.links.train
+        """Training examples: vertices, int64 [t], or links or labelled edges, int64 [t, 3]."""
+        return self.training_vertices if self.pairs is None else self.pairs
 
     @property
     def same_every_step(self) -> bool:
         """True if each step has all training vertices and whole neighbourhoods, so that all steps are alike."""
-        return self.links is None and self.batch_size is None and self.takes_all_edges
+        return self.pairs is None and self.batch_size is None and self.takes_all_edges
 
     @property
     def takes_all_edges(self) -> bool:
@@ -173,7 +178,7 @@ class BatchSampler:
             examples: Examples of the batch.
             rank: The rank.
         """
-        first = examples if self.links is None else examples[:, 0]
+        first = examples if self.pairs is None else examples[:, 0]
         return examples[rank :: self.size] if self.part is None else examples[self.part[first] == rank]
 
     def sample(self, examples: Tensor, rank: int, epoch: int, number: int) -> RequestGenerator[SampledBatch]:
@@ -192,8 +197,10 @@ class BatchSampler:
             The rank's part of the batch.
         """
         owned, links = self.rank_examples(examples, rank), None
-        if self.links is not None:
-            pairs = self.links.candidates_of(owned, negative_key(self.seed, epoch), self.num_negatives)
+        if self.pairs is not None:
+            pairs = owned
+            if self.links is not None:
+                pairs = self.links.candidates_of(owned, negative_key(self.seed, epoch), self.num_negatives)
             owned, _, _, positions, route = yield from self._find(owned.new_empty(0), pairs[:, :2].reshape(-1), rank)
             links = CandidateLinks(pairs=torch.cat([positions.view(-1, 2), pairs[:, 2:]], 1), route=route)
         rows, hops = owned, list[SampledHop]()

@@ -64,7 +64,7 @@ class Description:
             config=config,
             own_model=own_model,
             own_graph=own_graph,
-            shape=GraphShape.of(graph),
+            shape=GraphShape.of(graph, config.task),
             graph={
                 "vertices": graph.num_vertices,
                 "edges": graph.num_edges,

@@ -163,6 +163,7 @@ def _facts_of_rank(call: str, config: Config, graph: Graph, model: nn.Module) ->
         f"--{name.replace('_', '-')}": str(value) for name, value in asdict(config).items() if name not in PATH_FIELDS
     }
     rows = {name: getattr(graph, name) for name in ("x", "y", "train_mask", "val_mask", "test_mask", "edge_features")}
+    rows |= {} if graph.edge_labels is None else graph.edge_labels.arrays()
     layout = "".join(f"{name} {tensor.dtype} {list(tensor.shape)};" for name, tensor in named_tensors(model))
     return {
         "the call": call,

@@ -132,8 +132,8 @@ def estimate_strategies(
 
 
 def check_can_estimate(config: Config) -> None:
-    """Check that a run can be estimated. InputError for link prediction and for GPUs of this machine."""
-    unsupported = {"--task link": config.task == "link", "--device cuda": config.device == "cuda"}
+    """Check that a run can be estimated. InputError for tasks on edges and for GPUs of this machine."""
+    unsupported = {f"--task {config.task}": config.task != "node", "--device cuda": config.device == "cuda"}
     for flag, requested in unsupported.items():
         if requested:
             raise InputError(f"{flag} cannot be estimated yet: choose a --strategy yourself")

@@ -1,1 +1,1 @@
-"""Tasks of a run: node classification, regression and link prediction, with their losses and metrics."""
+"""Tasks of a run: labels of vertices, labels of edges and link prediction, with their losses and metrics."""

@@ -29,7 +29,33 @@ MAX_PAIRS = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinkAssignment:
+class VertexOwners:
+    """Ranks that own the vertices."""
+
+    owner: Tensor
+    """Rank that owns each vertex, int64 [N]."""
+    size: int
+    """Number of ranks."""
+
+    def missing(self, pairs: Tensor, rank: int) -> tuple[Tensor, list[int]]:
+        """Return the vertices of other ranks whose rows a rank needs for its pairs.
+
+        Args:
+            pairs: The pairs of the rank, [p, 3].
+            rank: The rank.
+
+        Returns:
+            The vertices without duplicates, sorted by owner, and the number of them that each rank owns.
+        """
+        needed = torch.zeros(len(self.owner), dtype=torch.bool)
+        needed[pairs[:, :2].reshape(-1)] = True
+        vertices = (needed & (self.owner != rank)).nonzero()[:, 0]
+        vertices = vertices[self.owner[vertices].argsort(stable=True)]
+        return vertices, torch.bincount(self.owner[vertices], minlength=self.size).tolist()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkAssignment(VertexOwners):
     """Assignment of pairs to ranks.
 
     The rank that owns the source of a link scores the link and its negative samples.
@@ -37,10 +63,6 @@ class LinkAssignment:
 
     links: Links
     """Training, validation and test links of the graph."""
-    owner: Tensor
-    """Rank that owns each vertex, int64 [N]."""
-    size: int
-    """Number of ranks."""
     seed: int
     """Seed of the negative samples."""
     num_negatives: int
@@ -80,22 +102,6 @@ class LinkAssignment:
         """
         half = len(pairs) // 2
         return (self.owner[pairs[:half, 0]] == rank).repeat(2).nonzero()[:, 0]
-
-    def missing(self, pairs: Tensor, rank: int) -> tuple[Tensor, list[int]]:
-        """Return the vertices of other ranks whose rows a rank needs for its pairs.
-
-        Args:
-            pairs: The pairs of the rank, [p, 3].
-            rank: The rank.
-
-        Returns:
-            The vertices without duplicates, sorted by owner, and the number of them that each rank owns.
-        """
-        needed = torch.zeros(len(self.owner), dtype=torch.bool)
-        needed[pairs[:, :2].reshape(-1)] = True
-        vertices = (needed & (self.owner != rank)).nonzero()[:, 0]
-        vertices = vertices[self.owner[vertices].argsort(stable=True)]
-        return vertices, torch.bincount(self.owner[vertices], minlength=self.size).tolist()
 
     def trace(self, rank: int, width: int, itemsize: int, *, epoch: int | None, ranked: bool) -> Trace:
         """Return the exchanges of the task in a training step or an evaluation.
@@ -231,20 +237,33 @@ class LinkHalo:
         return self.halo.fetch(z) if self.halo else z[:0]
 
 
-def locate_endpoints(assignment: LinkAssignment, pairs: Tensor, vertices: Tensor, group: Group) -> CandidateLinks:
+def owner_of_vertices(vertices: Tensor, num_vertices: int, group: Group) -> Tensor:
+    """Return the rank that owns each vertex, int64 [N]; all ranks must call it.
+
+    Args:
+        vertices: Vertices of this rank's rows, int64 [n].
+        num_vertices: Number of vertices, N.
+        group: The ranks.
+    """
+    owner = torch.zeros(num_vertices, dtype=torch.int64, device=group.device)
+    owner[vertices] = group.rank
+    return group.all_reduce(owner, tag="route").cpu()
+
+
+def locate_endpoints(owners: VertexOwners, pairs: Tensor, vertices: Tensor, group: Group) -> CandidateLinks:
     """Return the pairs of a rank with row positions in place of vertices, and the route of the rows to fetch.
 
     All ranks must call it.
 
     Args:
-        assignment: Assignment of pairs to ranks.
+        owners: Ranks that own the vertices.
         pairs: The pairs of this rank, [p, 3].
         vertices: Vertices of this rank's rows, int64 [n].
         group: The ranks.
     """
-    fetched, received = assignment.missing(pairs, group.rank)
+    fetched, received = owners.missing(pairs, group.rank)
     route = make_route(fetched, received, vertices, len(vertices), group) if group.size > 1 else None
-    position = torch.empty(len(assignment.owner), dtype=torch.int64)
+    position = torch.empty(len(owners.owner), dtype=torch.int64)
     position[vertices] = torch.arange(len(vertices))
     position[fetched] = torch.arange(len(vertices), len(vertices) + len(fetched))
     return CandidateLinks(pairs=torch.cat([position[pairs[:, :2]], pairs[:, 2:]], 1), route=route)
@@ -290,9 +309,7 @@ class LinkTask:
         self.links, self.decoder, self.group, self.empty = links, decoder, group, empty
         self.ranked = "mrr" in options.metrics.split(",")
         self.vertices = torch.arange(links.num_vertices)[rows]
-        owner = torch.zeros(links.num_vertices, dtype=torch.int64, device=group.device)
-        owner[self.vertices] = group.rank
-        owner = group.all_reduce(owner, tag="route").cpu()
+        owner = owner_of_vertices(self.vertices, links.num_vertices, group)
         self.assignment = LinkAssignment(
             links=links, owner=owner, size=group.size, seed=seed, num_negatives=options.negatives
         )

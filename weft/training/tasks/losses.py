@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from weft.config.config import TaskOptions
-from weft.data import Graph, GraphShape
+from weft.data import GraphShape, Labels
 from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, RowLoss, errors_from, require_new_name
 from weft.utils.errors import InputError, unknown
 
@@ -85,89 +85,89 @@ def values_of(y: Tensor, outputs: Tensor) -> Tensor:
     return (y[:, None] if y.dim() == 1 else y).to(outputs.dtype)
 
 
-def loss_name(config: TaskOptions, graph: Graph | GraphShape) -> str:
-    """Return the name of the configured loss, or of the default for the labels of the graph.
+def loss_name(config: TaskOptions, labels: Labels | GraphShape) -> str:
+    """Return the name of the configured loss, or of the default for the kind of labels.
 
     Args:
         config: Options of the task.
-        graph: The graph or its shape.
+        labels: The labels, or the shape of their graph.
     """
-    return config.loss or DEFAULT_LOSSES[graph.label_kind]
+    return config.loss or DEFAULT_LOSSES[labels.label_kind]
 
 
-def output_kind(config: TaskOptions, graph: Graph | GraphShape) -> str:
+def output_kind(config: TaskOptions, labels: Labels | GraphShape) -> str:
     """Return 'classes', 'labels' or 'values': the meaning of the model's outputs.
 
-    The loss decides it; for a custom loss, the labels of the graph do.
+    The loss decides it; for a custom loss, the labels do.
 
     Args:
         config: Options of the task.
-        graph: The graph or its shape.
+        labels: The labels, or the shape of their graph.
     """
-    return "values" if loss_name(config, graph) in ("mse", "l1", "huber") else graph.label_kind
+    return "values" if loss_name(config, labels) in ("mse", "l1", "huber") else labels.label_kind
 
 
-def num_logits(config: TaskOptions, graph: Graph | GraphShape) -> int | None:
-    """Return the number of outputs per vertex that the loss needs, or None if a custom loss may accept any.
+def num_logits(config: TaskOptions, labels: Labels | GraphShape) -> int | None:
+    """Return the number of outputs per row that the loss needs, or None if a custom loss may accept any.
 
     Args:
         config: Options of the task.
-        graph: The graph or its shape.
+        labels: The labels, or the shape of their graph.
     """
-    name = loss_name(config, graph)
+    name = loss_name(config, labels)
     if name not in LOSSES:
         return None
-    if name == "cross_entropy" or graph.label_kind != "classes":
-        return graph.num_classes
+    if name == "cross_entropy" or labels.label_kind != "classes":
+        return labels.num_classes
     return 1
 
 
-def make_loss(config: TaskOptions, graph: Graph, functions: OwnFunctions = NO_FUNCTIONS) -> RowLoss:
+def make_loss(config: TaskOptions, labels: Labels, functions: OwnFunctions = NO_FUNCTIONS) -> RowLoss:
     """Return the loss function of a run.
 
     Args:
         config: Options of the task.
-        graph: The graph.
+        labels: The labels.
         functions: User-defined functions of the run.
 
     Raises:
-        InputError: The name is unknown, or the loss does not suit the labels of the graph.
+        InputError: The name is unknown, or the loss does not suit the labels.
     """
-    name, kind = loss_name(config, graph), graph.label_kind
+    name, kind = loss_name(config, labels), labels.label_kind
     if functions.loss is not None:
         require_new_name("loss", name, LOSSES)
     elif name not in LOSSES:
         raise unknown("--loss", name, LOSSES)
-    binary = kind == "labels" or (kind == "classes" and graph.num_classes <= 2)
+    binary = kind == "labels" or (kind == "classes" and labels.num_classes <= 2)
     fits = {"cross_entropy": kind == "classes", "bce": binary}
     if not fits.get(name, True):
         raise InputError(
-            f"--loss {name}: {graph.name} has {describe_labels(graph)}: give --loss {DEFAULT_LOSSES[kind]}"
+            f"--loss {name}: {labels.name} has {describe_labels(labels)}: give --loss {DEFAULT_LOSSES[kind]}"
         )
     if config.class_weights == "none":
         return checked_loss(functions.loss, name) if functions.loss is not None else LOSSES[name]
     if name != "cross_entropy":
         raise InputError(f"--class-weights {config.class_weights} has no effect on loss {name}: leave it out")
-    return functools.partial(cross_entropy, weight=balanced_weights(graph))
+    return functools.partial(cross_entropy, weight=balanced_weights(labels))
 
 
-def describe_labels(graph: Graph) -> str:
-    """Describe the labels of a graph in words, for messages."""
-    several = {"classes": "classes", "labels": "labels (several per vertex)", "values": "regression values"}
-    return f"{graph.num_classes} {several[graph.label_kind]}"
+def describe_labels(labels: Labels) -> str:
+    """Describe labels in words, for messages."""
+    several = {"classes": "classes", "labels": "labels (several each)", "values": "regression values"}
+    return f"{labels.num_classes} {several[labels.label_kind]}"
 
 
-def balanced_weights(graph: Graph) -> Tensor:
+def balanced_weights(labels: Labels) -> Tensor:
     """Return the weight n / (C n_c) of each class, float64 [C].
 
-    n is the number of training vertices, C that of classes, and n_c that of training vertices of class c. The mean
-    weight over training vertices is 1.
+    n is the number of training rows, C that of classes, and n_c that of training rows of class c. The mean weight over
+    training rows is 1.
     """
-    mask, y = graph.labelled("train"), graph.y
+    mask, y = labels.labelled("train"), labels.y
     assert mask is not None
     assert y is not None
-    counts = torch.bincount(y[mask], minlength=graph.num_classes).double()
-    return counts.sum() / (graph.num_classes * counts.clamp(min=1))
+    counts = torch.bincount(y[mask], minlength=labels.num_classes).double()
+    return counts.sum() / (labels.num_classes * counts.clamp(min=1))
 
 
 def checked_loss(loss: RowLoss, name: str) -> RowLoss:

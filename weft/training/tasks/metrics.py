@@ -15,7 +15,7 @@ from torch import Tensor
 
 from weft.comm import Group
 from weft.config.config import TaskOptions
-from weft.data import Graph
+from weft.data import Labels
 from weft.strategies import Step
 from weft.training.custom_functions import RowLoss
 from weft.training.tasks.losses import make_loss
@@ -74,7 +74,7 @@ class NodeTask:
     rank.
 
     Args:
-        graph: The graph, with labels.
+        labels: Labels of vertices, or of other rows.
         rows: Vertices of this rank's rows.
         group: The ranks.
         empty: Allocates the gradient of a tensor of rows, in the same kind of memory.
@@ -85,7 +85,7 @@ class NodeTask:
 
     def __init__(
         self,
-        graph: Graph,
+        labels: Labels,
         rows: slice | Tensor,
         group: Group,
         empty: Callable[[Tensor], Tensor] = torch.empty_like,
@@ -93,16 +93,16 @@ class NodeTask:
         loss: RowLoss | None = None,
         metrics: Sequence[Metric] | None = None,
     ) -> None:
-        assert graph.y is not None
+        assert labels.y is not None
         device = device or group.device
         self.group, self.empty = group, empty
-        self.row_loss = make_loss(TaskOptions(), graph) if loss is None else loss
-        self.metrics = make_metrics(TaskOptions(), graph) if metrics is None else metrics
-        self.labelled = {split: mask for split in SPLITS if (mask := graph.labelled(split)) is not None}
+        self.row_loss = make_loss(TaskOptions(), labels) if loss is None else loss
+        self.metrics = make_metrics(TaskOptions(), labels) if metrics is None else metrics
+        self.labelled = {split: mask for split in SPLITS if (mask := labels.labelled(split)) is not None}
         self.num_labelled = {split: int(mask.sum()) for split, mask in self.labelled.items()}
         self.labelled_rows = {split: mask[rows].nonzero().view(-1).to(device) for split, mask in self.labelled.items()}
         self.rows = rows
-        self.graph_y, self.y = graph.y, graph.y[rows].to(device)
+        self.all_y, self.y = labels.y, labels.y[rows].to(device)
         self._examples: tuple[Tensor | None, Examples] | None = None
 
     def examples(self, step: Step) -> Examples:
@@ -116,7 +116,7 @@ class NodeTask:
             rows = self.labelled_rows["train"]
             return Examples(rows, self.y[rows], self.num_labelled["train"])
         rows = self.labelled["train"][step.vertices].nonzero().view(-1)
-        y, size = self.graph_y[step.vertices[rows]], step.batch_size or self.num_labelled["train"]
+        y, size = self.all_y[step.vertices[rows]], step.batch_size or self.num_labelled["train"]
         return Examples(rows.to(self.y.device), y.to(self.y.device), size)
 
     def loss(self, logits: Tensor, step: Step) -> tuple[Tensor, Tensor]:
@@ -150,7 +150,7 @@ class NodeTask:
         """
         row_ids_of, y, vertices = self.labelled_rows, self.y, self.rows
         if step.vertices is not None:
-            y, vertices = self.graph_y[step.vertices].to(logits.device), step.vertices
+            y, vertices = self.all_y[step.vertices].to(logits.device), step.vertices
             row_ids_of = {
                 split: mask[vertices].nonzero().view(-1).to(logits.device) for split, mask in self.labelled.items()
             }
@@ -189,7 +189,7 @@ class NodeTask:
             scored: Logits of all its rows, with zeros in the rows of other ranks.
         """
         logits = self.group.all_reduce(scored.to(self.group.device), tag="scores")
-        y = cast_labels(self.graph_y[self.labelled[split]].to(logits.device), logits)
+        y = cast_labels(self.all_y[self.labelled[split]].to(logits.device), logits)
         metrics = [metric for metric in self.metrics if metric.sums is None]
         return {metric.name: metric.score(logits, y) if len(y) else None for metric in metrics}
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from weft.config.config import TaskOptions
-from weft.data import Graph
+from weft.data import Labels
 from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, RowsMetric, errors_from, require_new_name
 from weft.training.tasks.losses import output_kind, values_of
 from weft.training.tasks.ranking import auc
@@ -245,29 +245,29 @@ ALL_METRICS = dict.fromkeys((*metrics_of("classes"), *metrics_of("values"), *LIN
 """Names of all built-in metrics."""
 
 
-def metric_names(config: TaskOptions, graph: Graph) -> list[str]:
+def metric_names(config: TaskOptions, labels: Labels) -> list[str]:
     """Return the names of a run's metrics. The validation score of the first one chooses the best weights.
 
     Args:
         config: Options of the task.
-        graph: The graph.
+        labels: The labels.
 
     Raises:
         InputError: A metric is named twice.
     """
-    default = LINK_METRICS[:1] if config.task == "link" else DEFAULT_METRICS[output_kind(config, graph)]
+    default = LINK_METRICS[:1] if config.task == "link" else DEFAULT_METRICS[output_kind(config, labels)]
     names = config.metrics.split(",") if config.metrics else list(default)
     if len(set(names)) < len(names):
         raise InputError(f"--metrics {config.metrics}: give different names, separated by commas")
     return names
 
 
-def make_metrics(config: TaskOptions, graph: Graph, functions: OwnFunctions = NO_FUNCTIONS) -> list[Metric]:
+def make_metrics(config: TaskOptions, labels: Labels, functions: OwnFunctions = NO_FUNCTIONS) -> list[Metric]:
     """Return the metrics of a run.
 
     Args:
         config: Options of the task.
-        graph: The graph.
+        labels: The labels.
         functions: User-defined functions of the run.
 
     Raises:
@@ -278,11 +278,11 @@ def make_metrics(config: TaskOptions, graph: Graph, functions: OwnFunctions = NO
         if functions.metrics:
             raise InputError(f"metrics: {next(iter(functions.metrics))} has no effect under task link: leave it out")
     else:
-        metrics = metrics_of(output_kind(config, graph))
+        metrics = metrics_of(output_kind(config, labels))
     for name in functions.metrics:
         require_new_name("metrics", name, ALL_METRICS)
     metrics |= {name: custom_metric(name, function) for name, function in functions.metrics.items()}
-    names = metric_names(config, graph)
+    names = metric_names(config, labels)
     for name in names:
         if name not in metrics:
             raise unknown("--metrics", name, metrics)

@@ -14,6 +14,7 @@ from torch import nn
 
 from weft.config.config import Config, is_imported
 from weft.data import (
+    EdgeLabels,
     Graph,
     GraphShape,
     forward_relations,
@@ -22,11 +23,12 @@ from weft.data import (
     with_held_out_links,
     with_inverse_relations,
 )
-from weft.nn import LinkModel, Unconverted, convert, from_options, make_decoder, parameter_dtype
+from weft.nn import Decoder, EdgeDecoder, LinkModel, Unconverted, convert, from_options, make_decoder, parameter_dtype
 from weft.nn.convert import is_pyg, parameters_of, takes_types, unwrapped
 from weft.strategies import Placed
 from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions
 from weft.training.launch.torchrun import is_main_process
+from weft.training.tasks.edge_prediction import EdgeTask
 from weft.training.tasks.link_prediction import LinkTask
 from weft.training.tasks.losses import make_loss, num_logits
 from weft.training.tasks.metrics import NodeTask, Task
@@ -52,6 +54,10 @@ def graph_for_task(graph: Graph, config: Config) -> Graph:
         if config.inverse_relations and forward_relations(graph) == graph.relations:
             # Only now, since an inverse of a held-out edge would give the edge away.
             graph = with_inverse_relations(graph)
+    if config.task == "edge":
+        train = graph.labels("edge").labelled("train")
+        if train is None or not train.any():
+            raise InputError(f"{graph.name} has no labelled edge to train on: set some of edge_split to 0 (train)")
     require_trainable(graph, features=not graph.vertex_types, labels=config.task == "node")
     return graph
 
@@ -69,7 +75,7 @@ def requested_model(model: nn.Module | None, config: Config) -> nn.Module | str 
 def task_model(model: nn.Module | str | None, shape: GraphShape, config: Config) -> nn.Module:
     """Return the model to train: the user's module, converted if it is of PyG, or a built-in model.
 
-    For links, a decoder is added.
+    For tasks on edges, a decoder is added.
 
     Args:
         model: The module; or a model name that the user gave, which is imported if it has the form
@@ -78,7 +84,8 @@ def task_model(model: nn.Module | str | None, shape: GraphShape, config: Config)
         shape: Shape of the graph.
         config: The run's configuration.
     """
-    width = (num_logits(config, shape) or shape.num_classes) if config.task == "node" else config.hidden
+    num_outputs = 0 if config.task == "link" else num_logits(config, shape) or shape.num_classes
+    width = num_outputs if config.task == "node" else config.hidden
     if isinstance(model, str) and is_imported(model):
         model = imported_model(model, shape, width, config)
     elif not isinstance(model, nn.Module):
@@ -104,7 +111,11 @@ def task_model(model: nn.Module | str | None, shape: GraphShape, config: Config)
         return model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key(config.seed, DECODER) >> 1)
-        decoder = make_decoder(config.decoder, max(shape.num_forward_relations, 1), config.hidden)
+        decoder: nn.Module
+        if config.task == "edge":
+            decoder = EdgeDecoder(config.hidden, shape.num_label_features, num_outputs)
+        else:
+            decoder = make_decoder(config.decoder, max(shape.num_forward_relations, 1), config.hidden)
     return LinkModel(model, decoder.to(parameter_dtype(model)))
 
 
@@ -200,11 +211,12 @@ def validation_score(graph: Graph, config: Config) -> str | None:
         graph: The graph.
         config: The run's configuration.
     """
-    validation = graph.labelled("val") if config.task == "node" else graph.val_links
+    labels = graph.labels(config.task)
+    validation = graph.val_links if config.task == "link" else labels.labelled("val")
     has_validation = (
         validation is not None and len(validation) > 0 and (config.task == "link" or bool(validation.any()))
     )
-    return f"val_{metric_names(config, graph)[0]}" if has_validation else None
+    return f"val_{metric_names(config, labels)[0]}" if has_validation else None
 
 
 DECODER = 1
@@ -220,8 +232,13 @@ def make_task(config: Config, strategy: Placed, functions: OwnFunctions = NO_FUN
         functions: User-defined functions of the run.
     """
     graph, group, model = strategy.graph, strategy.group, strategy.model
-    if config.task == "node":
-        loss, metrics = make_loss(config, graph, functions), make_metrics(config, graph, functions)
-        return NodeTask(graph, strategy.rows, group, strategy.empty_rows, strategy.rows_device, loss, metrics)
+    if config.task == "link":
+        assert isinstance(model, LinkModel)
+        assert isinstance(model.decoder, Decoder)
+        return LinkTask(config, config.seed, strategy.links, model.decoder, strategy.rows, group, strategy.empty_rows)
+    labels = graph.labels(config.task)
+    loss, metrics = make_loss(config, labels, functions), make_metrics(config, labels, functions)
+    if not isinstance(labels, EdgeLabels):
+        return NodeTask(labels, strategy.rows, group, strategy.empty_rows, strategy.rows_device, loss, metrics)
     assert isinstance(model, LinkModel)
-    return LinkTask(config, config.seed, strategy.links, model.decoder, strategy.rows, group, strategy.empty_rows)
+    return EdgeTask(labels, graph.num_vertices, model.decoder, strategy.rows, group, loss, metrics, strategy.empty_rows)

@@ -1,0 +1,317 @@
+"""Tasks on edges equal `single` under every exact strategy, and held-out edges carry no messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import weft
+from tests.lib.cases import EXACT, EXAMPLE_STRATEGIES, MACHINE
+from tests.lib.graph_checks import same_graph
+from tests.lib.pairwise import hash_of, param
+from tests.lib.planted import replaced
+from tests.lib.ranks import on_ranks
+from tests.lib.running import complaints
+from tests.lib.session import Given, check_close
+from weft.cli.main import main
+from weft.comm import Group
+from weft.config.config import Config
+from weft.data import EdgeLabels, Graph, GraphShape, reorder
+from weft.nn import LinkModel, Workload
+from weft.training.tasks.edge_prediction import EdgeAssignment, EdgeTask
+from weft.training.tasks.task import graph_for_task, make_task, task_model
+from weft.utils.errors import InputError
+
+WIDTH, NUM_EDGES = 6, 400
+KINDS = ("classes", "labels", "values")
+ALL = {"fanout": "all", "batch_size": "all"}
+PLACEMENT = Given(task="edge", machine=MACHINE, seed=3, chunks=3, prefetch_batches=0, **ALL)
+
+
+def make(kind: str = "classes", **fields: Any) -> Graph:
+    """Return transactions between 60 accounts, some with an equal pair of accounts, and with labels of a kind."""
+    random = torch.Generator().manual_seed(5)
+    source, target = torch.randint(0, 60, (2, NUM_EDGES), generator=random)
+    x, features = torch.randn(60, 7, generator=random), torch.randn(NUM_EDGES, 3, generator=random)
+    value = features[:, 0] + x[source, 0] + x[target, 1]
+    y = {"classes": (value > 1).long(), "labels": torch.stack([value > 0, value > 1], 1).long(), "values": value}[kind]
+    if kind != "labels":
+        y[::9] = -1 if kind == "classes" else torch.nan
+    return Graph.from_edges(source, target, **{"x": x, "edge_features": features, "edge_y": y} | fields)
+
+
+def config_of(kind: str, **fields: Any) -> Config:
+    weights = "balanced" if kind == "classes" else "none"
+    return Config(task="edge", dtype="float64", hidden=WIDTH, dropout=0.3, seed=3, class_weights=weights, **fields)
+
+
+class Session:
+    """Transactions placed by a strategy, with methods that train and score."""
+
+    def __init__(self, kind: str, name: str, group: Group, order: str = "none") -> None:
+        metrics = "mse,r2" if kind == "values" else "accuracy,macro_f1,roc_auc,average_precision"
+        config = config_of(kind, metrics=metrics)
+        graph = graph_for_task(reorder(make(kind), order), config)
+        model = task_model(None, GraphShape.of(graph, "edge"), config)
+        assert isinstance(model, LinkModel)
+        self.group, self.plan = group, PLACEMENT.plan(name, Workload(model, graph), group.size)
+        self.strategy = self.plan.place(group, seed=3)
+        task = make_task(config, self.strategy)
+        assert isinstance(task, EdgeTask)
+        self.task = task
+
+    def losses(self) -> Tensor:
+        """Return the losses of 3 steps of Adam, summed over all ranks."""
+        model, losses = self.strategy.model, []
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+        for epoch in range(3):
+            model.zero_grad()
+            with self.group.meter.during("train"):
+                (step,) = self.strategy.steps(epoch)
+                z = self.strategy.forward(step)
+                loss, grad = self.task.loss(z, step)
+                self.strategy.backward(z, grad)
+            losses.append(loss.item())
+            optimizer.step()
+        parts = [rank["losses"] for rank in self.group.all_gather_object({"losses": losses})]
+        return torch.tensor(parts, dtype=torch.float64).sum(0)
+
+    def gradients(self) -> dict[str, Tensor]:
+        return {name: p.grad.clone() for name, p in self.strategy.model.named_parameters() if p.grad is not None}
+
+    def scores(self) -> dict[str, float | None]:
+        step = self.strategy.evaluation(0)
+        with self.group.meter.during("eval"):
+            counts = self.task.counts(self.strategy.forward(step), step)
+        return self.task.scores(self.group.all_gather_object(counts))
+
+
+@cache
+def reference(kind: str) -> tuple[Tensor, dict[str, Tensor], dict[str, float | None]]:
+    """Return losses, gradients and scores on one rank; computed once per process."""
+    session = Session(kind, "single", Group())
+    return session.losses(), session.gradients(), session.scores()
+
+
+def check(group: Group, kind: str, name: str, expected: Any, order: str = "none") -> None:
+    session = Session(kind, name, group, order)
+    losses, gradients, scores = expected
+    check_close(session.losses(), losses, "losses")
+    for parameter, gradient in session.gradients().items():
+        check_close(gradient, gradients[parameter], f"gradient of {parameter}")
+    assert session.scores() == pytest.approx(scores, abs=1e-9)
+
+
+def matrix() -> list[Any]:
+    """Return every kind of labels under every strategy and number of ranks; one kind and number is quick."""
+    points = []
+    for name in [name for name in (*EXACT, "sampled") if name not in EXAMPLE_STRATEGIES]:
+        chosen = hash_of(name, 6)
+        for number, (kind, size) in enumerate(product(KINDS, (1, 3))):
+            points.append(param(name, kind, size, name=f"{name}-{kind}-P{size}", quick=number == chosen))
+    return points
+
+
+@pytest.mark.parametrize(("name", "kind", "size"), matrix())
+def test_equals_single(name: str, kind: str, size: int) -> None:
+    expected = reference(kind)
+    assert all(score is not None for score in expected[2].values())
+    on_ranks(size, check, kind, name, expected)
+
+
+def test_vertex_order_changes_nothing() -> None:
+    on_ranks(1, check, "classes", "split", reference("classes"), "bfs")
+
+
+def halo_and(num_bytes: Mapping[str, int]) -> Iterable[tuple[str, int]]:
+    """Return bytes by tag, with the tag of halos even if there are none."""
+    return ({"halo": 0} | dict(num_bytes)).items()
+
+
+def check_bytes(group: Group) -> None:
+    """Endpoint rows and their gradients are all that the task adds to the trace of the strategy."""
+    session = Session("classes", "tensor", group)
+    session.group.meter.take("train")
+    session.losses()
+    counts, trace = group.meter.take("train"), session.plan.trace(group.rank, training=True)
+    halo = session.task.training.halo.halo
+    assert halo is not None
+    sent, received = sum(halo.route.sent), sum(halo.route.received)
+    assert sent + received
+    rows = WIDTH * 8 * (sent + received)  # rows one way, gradients the other way
+    assert counts.bytes_sent == {tag: 3 * (n + rows * (tag == "halo")) for tag, n in halo_and(trace.bytes_sent)}
+    assert counts.bytes_received == {tag: 3 * (n + rows * (tag == "halo")) for tag, n in halo_and(trace.bytes_received)}
+
+
+def test_counted_bytes() -> None:
+    on_ranks(3, check_bytes)
+
+
+def check_planted(group: Group, expected: Any) -> None:
+    def twice(self: EdgeAssignment, edges: Tensor) -> Any:
+        return rows_of(self, torch.cat([edges, edges[:1]]))
+
+    rows_of = EdgeAssignment.rows_of
+    with replaced(EdgeAssignment, "rows_of", twice), pytest.raises(AssertionError, match=r"losses|Expected|mismatch"):
+        check(group, "classes", "tensor", expected)
+
+
+def test_an_edge_that_counts_twice_is_detected() -> None:
+    on_ranks(1, check_planted, reference("classes"))
+
+
+def message_edges(graph: Graph) -> list[tuple[float, ...]]:
+    """Return the edges that carry messages, each with its features."""
+    assert graph.edge_features is not None
+    rows = torch.cat([torch.stack(graph.in_edges.edges(), 1), graph.edge_features], 1)
+    return sorted(map(tuple, rows.tolist()))
+
+
+def labelled_edges(labels: EdgeLabels, mask: Tensor) -> list[tuple[float, ...]]:
+    """Return labelled edges that a mask selects, each with its features."""
+    assert labels.features is not None
+    return sorted(map(tuple, torch.cat([labels.edges[:, :2], labels.features], 1)[mask].tolist()))
+
+
+def check_split(graph: Graph) -> None:
+    """Check that edges to validate or test on carry no messages, and that all others do."""
+    labels, messages = graph.edge_labels, message_edges(graph)
+    assert labels is not None
+    held_out = labelled_edges(labels, labels.val_mask | labels.test_mask)
+    assert not set(held_out) & set(messages)
+    assert set(labelled_edges(labels, labels.train_mask)) <= set(messages)
+    assert len(held_out) + len(messages) == NUM_EDGES
+
+
+def test_held_out_edges_carry_no_messages() -> None:
+    """Several edges between two vertices are distinct; unlabelled ones carry messages unless they are to be tested."""
+    graph = make()
+    check_split(graph)
+    split = torch.arange(NUM_EDGES) % 4 - 1
+    graph = make(edge_split=split)
+    check_split(graph)
+    labels = graph.edge_labels
+    assert labels is not None
+    unlabelled = torch.arange(NUM_EDGES) % 9 == 0
+    assert len(labels.edges) == int((~unlabelled | (split > 0)).sum())
+    train = labels.labelled("train")
+    assert train is not None
+    assert int(train.sum()) == int((~unlabelled & (split == 0)).sum())
+    leaky = replace(graph, in_edges=make(edge_y=None).in_edges, edge_features=make(edge_y=None).edge_features)
+    with pytest.raises(AssertionError):
+        check_split(leaky)
+
+
+def test_no_reverse_of_a_held_out_edge_carries_messages() -> None:
+    """The edges that `undirected` adds are those of training edges only."""
+    split = {"edge_features": None, "edge_y": torch.arange(NUM_EDGES) % 2, "edge_split": torch.arange(NUM_EDGES) % 3}
+    graph = make(undirected=True, **split)
+    labels = graph.edge_labels
+    assert labels is not None
+    messages = {tuple(edge) for edge in torch.stack(graph.in_edges.edges(), 1).tolist()}
+    train = {tuple(edge) for edge in labels.edges[labels.train_mask][:, :2].tolist()}
+    assert messages == train | {edge[::-1] for edge in train}
+
+
+def test_saved_and_reordered(tmp_path: Path) -> None:
+    graph = make()
+    graph.save(tmp_path / "graph")
+    opened = Graph.open(tmp_path / "graph")
+    same_graph(opened, graph)
+    assert graph.edge_labels is not None
+    assert opened.edge_labels is not None
+    for name, array in graph.edge_labels.arrays().items():
+        assert torch.equal(opened.edge_labels.arrays()[name], array)
+    moved = reorder(opened, "bfs")
+    assert moved.edge_labels is not None
+    assert moved.ids is not None
+    assert torch.equal(moved.ids[moved.edge_labels.edges[:, :2]], graph.edge_labels.edges[:, :2])
+
+
+def test_runs_resumes_and_predicts(tmp_path: Path) -> None:
+    data = tmp_path / "graph"
+    make().save(data)
+    options: dict[str, Any] = {"task": "edge", "hidden": WIDTH, "dtype": "float64", "metrics": "roc_auc", "quiet": True}
+    whole = weft.train(data, out=tmp_path / "whole", epochs=6, **options)
+    weft.train(data, out=tmp_path / "run", epochs=3, **options)
+    resumed = weft.train(data, out=tmp_path / "run", epochs=6, resume=True, **options)
+    assert resumed.summary["test_roc_auc"] == whole.summary["test_roc_auc"]
+    out = tmp_path / "edges.parquet"
+    logits = weft.predict(tmp_path / "run", out=out)
+    labels = make().edge_labels
+    assert labels is not None
+    assert logits.shape == (len(labels.edges), 2)
+    check_close(weft.predict(whole, strategy="tensor", workers=2), logits, "logits")
+    assert torch.equal(weft.predict(tmp_path / "run", what="classes"), logits.argmax(1))
+    assert weft.predict(tmp_path / "run", what="embeddings").shape == (60, WIDTH)
+    import pyarrow.parquet
+
+    table = pyarrow.parquet.read_table(out).to_pydict()
+    assert list(table) == ["source", "target", "logit_0", "logit_1"]
+    assert [table["source"], table["target"]] == labels.edges[:, :2].t().tolist()
+    unknown = make(edge_y=torch.full((NUM_EDGES,), -1), edge_split=torch.arange(NUM_EDGES) % 3)
+    assert unknown.edge_labels is not None
+    assert len(weft.predict(tmp_path / "run", unknown)) == len(unknown.edge_labels.edges)
+    with pytest.raises(InputError, match="has no labels of edges: give edge_y and edge_split"):
+        weft.predict(tmp_path / "run", make(edge_y=None))
+    with pytest.raises(InputError, match="has 0 features of labelled edges, and the run's graph had 3"):
+        weft.predict(tmp_path / "run", replace(unknown, edge_labels=replace(unknown.edge_labels, features=None)))
+
+
+class Product(nn.Module):
+    """A decoder without weights."""
+
+    def forward(self, source: Tensor, target: Tensor, features: Tensor) -> Tensor:
+        del features
+        return source * target
+
+
+def test_a_custom_model_and_decoder(tmp_path: Path) -> None:
+    graph = make()
+    model = weft.nn.GCN(7, out_width=5)
+    weft.train(graph, model, out=tmp_path / "one", task="edge", hidden=5, epochs=2, quiet=True)
+    with pytest.raises(InputError, match="the model returns 5 columns, but its decoder needs 64: use --hidden 5"):
+        weft.train(graph, model, out=tmp_path / "two", task="edge", quiet=True)
+    pair = LinkModel(weft.nn.GCN(7, out_width=2), Product())
+    weft.train(graph, pair, out=tmp_path / "three", task="edge", epochs=2, quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--negatives", "2"], "--negatives has no effect under task edge: leave it out, or give --task link"),
+        (["--loss", "mse", "--metrics", "accuracy"], "unknown --metrics 'accuracy'"),
+        (["--loss", "bce", "--class-weights", "balanced"], "--class-weights balanced has no effect on loss bce"),
+        (["--strategy", "split", "--batch-size", "1000"], "has 213 training edges: give all"),
+    ],
+)
+def test_mistakes(arguments: list[str], error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make().save(tmp_path / "graph")
+    command = ["train", str(tmp_path / "graph"), "--task", "edge", *arguments, "--out", str(tmp_path / "out")]
+    assert main(command) == 2
+    (line,) = complaints(capsys.readouterr().err)
+    assert error in line
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"edge_y": None}, "graph has no labels of edges: give edge_y and edge_split"),
+        ({"edge_split": torch.full((NUM_EDGES,), 2)}, "graph has no labelled edge to train on: set some of edge_split"),
+        ({"edge_split": torch.full((NUM_EDGES,), 3)}, r"edge_split\[0\] is 3: give 0 \(train\), 1"),
+        ({"edge_split": torch.zeros(7, dtype=torch.int64)}, r"edge_split has shape \[7\]"),
+        ({"edge_y": torch.zeros(7, dtype=torch.int64)}, r"edge_y has shape \[7\]"),
+        ({"edge_y": None, "edge_split": [0.6, 0.2, 0.2]}, "edge_split has no effect without edge_y"),
+    ],
+)
+def test_wrong_data(fields: dict[str, Any], error: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=error):
+        weft.train(make(**fields), out=tmp_path / "out", task="edge", quiet=True)
