@@ -233,6 +233,43 @@ def test_predictions_on_later_tables(tmp_path: Path) -> None:
         weft.predict(run, vertices={"a": [1]}, edges=EDGES)
 
 
+def test_tables_of_predictions(tmp_path: Path) -> None:
+    """A table has types, ids, class names, and several kinds of results; it can be of one type or of some ids."""
+    parquet, csv = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow.csv")
+    write_company(tmp_path)
+    graph = Graph.from_schema(tmp_path / "schema.toml")
+    run = weft.train(graph, "rgcn", epochs=2, hidden=4, out=tmp_path / "run")
+    logits = weft.predict(run, graph)
+    weft.predict(run, graph, what="classes,probabilities", out=tmp_path / "all.parquet")
+    table = parquet.read_table(tmp_path / "all.parquet")
+    assert table.column_names == ["type", "id", "class", "probability_high", "probability_low"]
+    assert table["type"].to_pylist() == ["user"] * 30 + ["item"] * 12
+    assert table["id"].to_pylist() == graph.vertex_names.tolist()  # type: ignore[union-attr]
+    assert table["class"].to_pylist() == [graph.class_names[number] for number in logits.argmax(1).tolist()]
+    assert np.array_equal(table["probability_high"].to_numpy(), logits.softmax(1)[:, 0].numpy())
+    rows = weft.predict(run, graph, what="classes", vertex_type="item", out=tmp_path / "of_type.csv")
+    assert torch.equal(rows, logits[30:].argmax(1))
+    assert csv.read_csv(tmp_path / "of_type.csv").to_pydict() == {
+        "type": ["item"] * 12,
+        "id": list(range(100, 112)),
+        "class": [graph.class_names[number] for number in rows.tolist()],
+    }
+    (tmp_path / "ids.csv").write_text("id\nu0-7\nu0-2\n")
+    for ids in (tmp_path / "ids.csv", ["u0-7", "u0-2"]):
+        some = weft.predict(run, graph, what="probabilities", ids=ids, out=tmp_path / "some.npy", overwrite=True)
+        assert torch.equal(some, logits.softmax(1)[[7, 2]])
+        assert np.array_equal(np.load(tmp_path / "some.npy"), some.numpy())
+    for options, message in (
+        ({"what": "classes,logits"}, "only a .parquet or .csv file can hold several"),
+        ({"what": "classes,embeddings", "out": tmp_path / "x.csv"}, "or embeddings alone"),
+        ({"what": "logit"}, "did you mean 'logits'"),
+        ({"ids": ["u0-99"]}, "'u0-99' is no vertex's id"),
+        ({"vertex_type": "users"}, "did you mean 'user'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            weft.predict(run, graph, **options)  # type: ignore[arg-type]
+
+
 def test_predictions_on_a_later_table_of_vertices_and_of_edges(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     vertices = {"id": np.arange(N), "amount": WITH_GAPS, "y": np.arange(N) % 3}

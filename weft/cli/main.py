@@ -340,7 +340,15 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--vertices", metavar="FILE", help="new table of vertices, read by the transforms of the run")
     command.add_argument("--edges", metavar="FILE", help="new table of edges")
     command.add_argument(
-        "--what", default="logits", metavar="X", help="logits, classes or embeddings (default: logits)"
+        "--what",
+        default="logits",
+        metavar="X",
+        help="logits, classes, probabilities or embeddings; in a table several of the first three, separated by commas "
+        "(default: logits)",
+    )
+    command.add_argument("--vertex-type", metavar="X", help="write only the vertices of this type")
+    command.add_argument(
+        "--ids", metavar="FILE", help="write only the vertices whose ids are in the first column of FILE"
     )
     command.add_argument(
         "--layer",
@@ -350,7 +358,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--model", metavar="X", help="package.module:Class, if the run trained a custom model")
     add_options(command, only=PLACEMENT_FIELDS)
-    command.add_argument("--out", type=Path, required=True, help=".npy, .safetensors or .parquet file to write")
+    command.add_argument("--out", type=Path, required=True, help=".npy, .safetensors, .parquet or .csv file to write")
     command.add_argument("--overwrite", action="store_true", help="replace an existing file")
     command.set_defaults(command=_predict)
 
@@ -620,6 +628,8 @@ def _predict(options: argparse.Namespace) -> int:
         edges=options.edges,
         out=options.out,
         what=options.what,
+        vertex_type=options.vertex_type,
+        ids=options.ids,
         layer=options.layer,
         model=options.model,
         overwrite=options.overwrite,

@@ -129,15 +129,24 @@ class VertexNames:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def find(self, names: Sequence[Any]) -> list[int]:
-        """Return the original ids of the vertices with some names. Raises InputError for a name that no vertex has."""
+    def find(self, names: Sequence[Any], vertices: Tensor | None = None) -> list[int]:
+        """Return the original ids of the vertices with some names.
+
+        Args:
+            names: The names.
+            vertices: Original ids of the vertices to search, such as those of a type. Default: all.
+
+        Raises:
+            InputError: No vertex has one of the names, or two of the searched vertices have the same name.
+        """
         ids = Texts.of([str(name) for name in names]) if self.numbers is None else np.array(names, np.int64)
-        vertices = NameIndex(self.ids, self.column).find(ids)
-        if (vertices < 0).any():
+        searched = self.ids if vertices is None else take_ids(self.ids, vertices.numpy())
+        rows = NameIndex(searched, self.column).find(ids)
+        if (rows < 0).any():
             raise InputError(
-                f"{names[int((vertices < 0).argmax())]!r} is no vertex's {self.column}: give the name of a vertex"
+                f"{names[int((rows < 0).argmax())]!r} is no vertex's {self.column}: give the name of a vertex"
             )
-        return list(vertices.tolist())
+        return list((rows if vertices is None else vertices.numpy()[rows]).tolist())
 
     def tolist(self) -> list[Any]:
         """Return the names as a list of int or str, [N]."""

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -23,10 +20,17 @@ from weft.data import EdgeLabels, Graph, GraphShape, as_asked, changed_data, for
 from weft.data.io.graph_parts import gather_parts
 from weft.data.tables.schema import Schema, read_schema
 from weft.data.tables.table_graph import table_parts
-from weft.data.vertex_names import take_ids
 from weft.nn import Converted, Decoder, LinkModel, Stack, Workload
+from weft.prediction.result_file import (
+    Kinds,
+    ResultFile,
+    check_new_file,
+    draft_of,
+    id_columns,
+    parse_what,
+    selected_rows,
+)
 from weft.runtime.kernel_selection import KernelSelection
-from weft.runtime.processes.temporary_folder import temporary_folder
 from weft.storage.table_file import HEADERS, TableFile
 from weft.strategies import Placed, Plan, get_strategy
 from weft.training.artifacts.run_folder import NO_DIGESTS, RunFolder
@@ -45,15 +49,9 @@ from weft.training.tasks.edge_prediction import EdgeAssignment
 from weft.training.tasks.losses import num_logits, output_kind
 from weft.training.tasks.row_batching import row_blocks
 from weft.training.tasks.task import graph_for_task
-from weft.utils.errors import InputError, RunError, Stopped, unknown
-from weft.utils.files.file_writing import draft_in, new_file, sync
-from weft.utils.optional_packages import check_extra
+from weft.utils.errors import InputError, RunError, Stopped
 from weft.utils.terminal import print_message
 
-WHAT = ("logits", "classes", "embeddings")
-"""Values of `--what`."""
-SUFFIXES = (*HEADERS, ".parquet")
-"""File formats of `--out`."""
 TRAINING_FIELDS = ("patience", "until", "timeline")
 """Fields of a configuration that affect only training, whatever its strategy."""
 
@@ -66,6 +64,8 @@ def predict(
     edges: Any = None,
     out: str | Path | None = None,
     what: str = "logits",
+    vertex_type: str | None = None,
+    ids: Sequence[Any] | str | Path | None = None,
     layer: int | None = None,
     model: nn.Module | str | None = None,
     overwrite: bool = False,
@@ -86,11 +86,15 @@ def predict(
         vertices: New table of vertices instead of `graph`, for a run on tables: a path, a data frame, or arrays by
             name, with the columns of the training table except labels and splits. The run's transforms apply.
         edges: New table of edges.
-        out: File to write: .npy, .safetensors or .parquet. A .parquet file has the names of the vertices as its first
-            column; for edges it has the columns source and target. Default: no file.
-        what: "logits" [N, C] in the model's dtype; "classes", int64 [N], or bool [N, C] if a vertex may have several;
-            or "embeddings" [N, F], the output of a layer: of a `weft.nn.Stack` before norm and activation, of a PyG
-            model the output of a convolution.
+        out: File to write: .npy, .safetensors, .parquet or .csv. The latter two have columns with the names of the
+            vertices, and their types if there are several; for edges, the columns source and target. Default: no file.
+        what: "logits" [N, C] in the model's dtype; "probabilities" [N, C]; "classes", int64 [N], or bool [N, C] if a
+            vertex may have several; or "embeddings" [N, F], the output of a layer: of a `weft.nn.Stack` before norm and
+            activation, of a PyG model the output of a convolution. A .parquet or .csv file can contain several of the
+            first three, separated by commas; the logits are returned then.
+        vertex_type: Return and write only the vertices of one type, in ascending order. Default: all types.
+        ids: Names of the vertices to return and write, in this order, or a file whose first column contains them.
+            Default: all vertices.
         layer: Number of the layer that gives the embeddings, from 1. Default: the last but one; after a task on edges
             or links the output of the encoder.
         model: The custom module, constructed as for the run, or where its class is defined ("package.module:Class").
@@ -110,6 +114,7 @@ def predict(
     require_guard()
     path = None if out is None else Path(out)
     check_new_file(path, overwrite=overwrite)
+    names = parse_what(what, path)
     for name in options:
         if name not in PLACEMENT_FIELDS:
             raise unknown_option(name, PLACEMENT_FIELDS, "option of a prediction")
@@ -118,12 +123,14 @@ def predict(
     config = on_present_ranks(predicting_config(saved.description.config, options))
     trained = saved.description.config, saved.description.shape
     kind = output_kind(*trained) if config.task != "link" else ""  # a graph for link prediction may have no labels
-    if what == "classes" and kind == "values":
-        raise InputError("--what classes: the run is a regression and has no classes: use --what logits for its values")
+    if kind == "values" and not {"classes", "probabilities"}.isdisjoint(names):
+        raise InputError(f"--what {what}: the run is a regression and has no classes: use --what logits for its values")
+    kinds = Kinds(names=names, multi_label=kind == "labels" or (bool(kind) and num_logits(*trained) == 1))
     requested_part(saved.model(model), what, layer)  # checks `what` and `layer` before the graph is loaded
     with waiting("loading the graph", quiet=not is_main_process()):
         loaded = make_on_all_ranks(config, lambda: find_graph(saved, config, graph))
     labels = edges_to_predict(saved, loaded) if config.task == "edge" and what != "embeddings" else None
+    selection = selected_rows(loaded, vertex_type, ids, of_edges=labels is not None)
     part = requested_part(saved.model(model, loaded.typed), what, layer)
     prepare_process(config)
     # `reach` would skip the rows of vertices that no label depends on.
@@ -136,15 +143,16 @@ def predict(
         rank_work = RowsOfRank(
             config=config,
             choices=choices,
-            what=what,
-            multi_label=kind == "labels" or (bool(kind) and num_logits(*trained) == 1),
+            kinds=kinds,
             draft=draft,
             suffix=path.suffix if path and path.suffix in HEADERS else ".npy",
         )
         rows = launched_rows(rank_work, plan) if launched else rank_work.rows(plan, group)
         if path and is_main_process():
-            publish(rows, what, id_columns(loaded, labels), draft, path)
-    return rows
+            ids_of_rows = id_columns(loaded, labels)
+            file = ResultFile(path=path, kinds=kinds, class_names=loaded.class_names, ids=ids_of_rows)
+            file.publish(rows, selection, draft)
+    return rows if selection is None or not on_first_host() else rows[selection]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,10 +162,8 @@ class RowsOfRank:
     config: Config
     choices: KernelSelection
     """Implementations of kernels that rank 0 uses, and so all ranks."""
-    what: str
-    """Kind of result: a value of `WHAT`."""
-    multi_label: bool
-    """True if a vertex may have several classes, each with its own logit."""
+    kinds: Kinds
+    """Kinds of results, of which ranks write the first."""
     draft: Path
     """Path of the table while it is written."""
     suffix: str
@@ -252,16 +258,13 @@ class RowsOfRank:
 
     def _values(self, rows: Tensor) -> Tensor:
         """Return the values to write for some rows of the model's output."""
-        rows = rows.detach().cpu()
-        if self.what != "classes":
-            return rows
-        return rows > 0 if self.multi_label else rows.argmax(1)
+        return self.kinds.values(rows.detach().cpu(), self.kinds.stored)
 
     def _create(self, num_rows: int, values: Tensor) -> TableFile:
         """Create the table file with a number of rows like those of `values`."""
         try:
             shape = (num_rows, *values.shape[1:])
-            return TableFile.create(self.draft, self.what, shape, values.dtype, self.suffix)
+            return TableFile.create(self.draft, self.kinds.stored, shape, values.dtype, self.suffix)
         except OSError as error:
             raise RunError(f"{self.draft}: {error.strerror}: choose a folder with enough space for --out") from error
 
@@ -330,8 +333,6 @@ def requested_part(model: nn.Module, what: str, layer: int | None) -> nn.Module:
     Raises:
         InputError: The model does not have the result.
     """
-    if what not in WHAT:
-        raise unknown("--what", what, WHAT)
     if what != "embeddings":
         if layer is not None:
             raise InputError(f"--layer {layer} has no effect on {what}: leave it out, or use --what embeddings")
@@ -478,119 +479,3 @@ def edges_to_predict(saved: SavedModel, graph: Graph) -> EdgeLabels:
             f"{expected}: the numbers must be equal"
         )
     return graph.edge_labels
-
-
-def check_new_file(path: Path | None, *, overwrite: bool) -> None:
-    """Check that the result can be written to a file.
-
-    Args:
-        path: The file. None: nothing is checked.
-        overwrite: Allow an existing file.
-
-    Raises:
-        InputError: The format is unknown, the folder cannot be written, or the file exists.
-    """
-    if path is None or not on_first_host():
-        return
-    if path.suffix not in SUFFIXES:
-        raise unknown("format of --out", path.suffix, SUFFIXES)
-    if path.suffix == ".parquet":
-        check_extra("pyarrow", f"--out {path}")
-    if not path.parent.is_dir():
-        raise InputError(f"--out {path}: the folder {path.parent} does not exist: create it or choose another")
-    if not os.access(path.parent, os.W_OK):
-        raise InputError(f"--out {path}: no permission to write to {path.parent}: choose another folder")
-    if path.is_dir() or (path.exists() and not overwrite):
-        raise InputError(
-            f"--out {path} exists already: choose another name{'' if path.is_dir() else ' or add --overwrite'}"
-        )
-
-
-@contextmanager
-def draft_of(path: Path | None) -> Iterator[Path]:
-    """Yield a temporary path for a file while it is written, and remove what is left there in the end."""
-    if path is None:
-        with temporary_folder() as folder:
-            yield folder / "table"
-        return
-    draft = draft_in(path.parent)
-    try:
-        yield draft
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-IdColumns = dict[str, Callable[[slice], list[Any]]]
-"""Columns with the ids of the rows of a table, by name: each returns the ids of a range of rows, int or str."""
-
-
-def id_columns(graph: Graph, labels: EdgeLabels | None) -> IdColumns:
-    """Return the columns with the ids of vertices, or of the endpoints of edges: names, or else numbers of vertices.
-
-    Args:
-        graph: The graph.
-        labels: The edges of the table; None: its rows are vertices, whose numbers are left out.
-    """
-    names = graph.vertex_names
-    if labels is None:
-        return {} if names is None else {names.column: names.slice}
-    endpoints = labels.edges[:, :2] if graph.ids is None else graph.ids[labels.edges[:, :2]]
-
-    def ids(side: int, rows: slice) -> list[Any]:
-        vertices = endpoints[rows, side].numpy()
-        return list((vertices if names is None else take_ids(names.ids, vertices)).tolist())
-
-    return {name: partial(ids, side) for side, name in enumerate(("source", "target"))}
-
-
-def publish(rows: Tensor, what: str, ids: IdColumns, draft: Path, path: Path) -> None:
-    """Give the finished file its name; for Parquet, first convert the table.
-
-    Args:
-        rows: The table, mapped from `draft`.
-        what: Kind of result: a value of `WHAT`.
-        ids: Columns with the ids of the rows.
-        draft: Temporary path of the table.
-        path: Path of the result.
-
-    Raises:
-        RunError: The file cannot be written.
-    """
-    try:
-        if path.suffix not in HEADERS:
-            draft.unlink()  # rows stay readable, since they are mapped
-            with new_file(path, flush=True) as parquet:
-                write_parquet(rows, what, ids, parquet)
-            return
-        sync(draft)
-        draft.replace(path)
-    except OSError as error:
-        raise RunError(f"{path}: {error.strerror}: choose a folder with enough space") from error
-
-
-def write_parquet(rows: Tensor, what: str, ids: IdColumns, path: Path) -> None:
-    """Write rows as a Parquet file with a column for each of their columns.
-
-    Args:
-        rows: Rows [N, C] or [N].
-        what: Kind of result, which gives the columns their names: a value of `WHAT`.
-        ids: Columns with the ids of the rows, which are written first.
-        path: File to write.
-    """
-    import pyarrow
-    import pyarrow.parquet
-
-    singular = {"logits": "logit", "classes": "class", "embeddings": "embedding"}[what]
-    table = rows.unsqueeze(1) if rows.dim() == 1 else rows
-    column_names = [singular] if rows.dim() == 1 else [f"{singular}_{number}" for number in range(table.shape[1])]
-    fields = [(name, pyarrow.from_numpy_dtype(table.numpy().dtype)) for name in column_names]
-    id_fields = [
-        (f"{name}_of_vertex" if name in column_names else name, pyarrow.array(column(slice(0, 1))).type)
-        for name, column in ids.items()
-    ]
-    schema = pyarrow.schema(id_fields + fields)
-    with pyarrow.parquet.ParquetWriter(path, schema) as writer:
-        for block, _ in row_blocks([], table):
-            columns = [pyarrow.array(column(block)) for column in ids.values()]
-            columns += [pyarrow.array(column.numpy()) for column in table[block].t().contiguous()]
-            writer.write_table(pyarrow.table(columns, schema=schema))
