@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch_geometric.nn import SAGEConv
 
 import weft
 from tests.lib.cases import EXACT, EXAMPLE_STRATEGIES, MACHINE
@@ -27,6 +28,7 @@ from weft.config.config import Config
 from weft.data import EdgeLabels, Graph, GraphShape, reorder
 from weft.nn import LinkModel, Workload
 from weft.training.tasks.edge_prediction import EdgeAssignment, EdgeTask
+from weft.training.tasks.scores import binary_auc
 from weft.training.tasks.task import graph_for_task, make_task, task_model
 from weft.utils.errors import InputError
 
@@ -264,6 +266,66 @@ def test_runs_resumes_and_predicts(tmp_path: Path) -> None:
         weft.predict(tmp_path / "run", make(edge_y=None))
     with pytest.raises(InputError, match="has 0 features of labelled edges, and the run's graph had 3"):
         weft.predict(tmp_path / "run", replace(unknown, edge_labels=replace(unknown.edge_labels, features=None)))
+
+
+def transactions() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return edges, features, labels and split of transactions, whose fraud depends on who else pays the target."""
+    random, num_accounts, num_edges = torch.Generator().manual_seed(0), 1000, 10_000
+    edges = torch.randint(num_accounts, (2, num_edges), generator=random)
+    x, amount = torch.randn(num_accounts, 8, generator=random), torch.randn(num_edges, 1, generator=random)
+    degree = torch.bincount(edges[1], minlength=num_accounts).clamp(min=1)
+    payers = torch.zeros(num_accounts).index_add_(0, edges[1], x[edges[0], 0]) / degree.sqrt()
+    logits = 2 * payers[edges[1]] + x[edges[0], 1] + amount[:, 0] - 4
+    return edges, x, amount, logits, torch.bernoulli(logits.sigmoid(), generator=random).long()
+
+
+class PlainPyg(nn.Module):
+    """GraphSAGE and a decoder, as a user of PyG writes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = SAGEConv(8, 32), SAGEConv(32, 32)
+        self.decoder = nn.Sequential(nn.Linear(65, 32), nn.ReLU(), nn.Linear(32, 2))
+
+    def forward(self, x: Tensor, messages: Tensor, edges: Tensor, features: Tensor) -> Tensor:
+        z = nn.functional.dropout(self.first(x, messages).relu(), 0.5, self.training)
+        z = self.second(z, messages)
+        logits: Tensor = self.decoder(torch.cat([z[edges[0]], z[edges[1]], features], 1))
+        return logits
+
+
+@pytest.mark.slow
+def test_fraud_is_found_as_with_pyg(tmp_path: Path) -> None:
+    """The AUC on test transactions is that of a plain PyG loop, and near that of the true probabilities."""
+    edges, x, amount, true_logits, fraud = transactions()
+    split = torch.bucketize(torch.arange(len(fraud)), torch.tensor([6000, 8000]), right=True)
+    train, val, test = (split == number for number in range(3))
+    graph = Graph.from_edges(edges, x=x, edge_features=amount, edge_y=fraud, edge_split=split)
+    options = {"task": "edge", "model": "sage", "hidden": 32, "metrics": "roc_auc", "epochs": 60, "quiet": True}
+    run = weft.train(graph, out=tmp_path / "run", class_weights="balanced", **options)
+    torch.manual_seed(0)
+    model = PlainPyg()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    weight = 1 / torch.bincount(fraud[train]).float()
+    best_scores = (0.0, 0.0)
+    for _ in range(60):
+        model.train()
+        optimizer.zero_grad()
+        logits = model(x, edges[:, train], edges[:, train], amount[train])
+        nn.functional.cross_entropy(logits, fraud[train], weight).backward()
+        optimizer.step()
+        with torch.no_grad():
+            logits = model.eval()(x, edges[:, train], edges, amount).diff(dim=1)[:, 0]
+        best_scores = max(best_scores, (auc_of(logits, fraud, val), auc_of(logits, fraud, test)))
+    best_possible = auc_of(true_logits, fraud, test)
+    assert run.summary["test_roc_auc"] == pytest.approx(best_scores[1], abs=0.02)
+    assert best_possible - 0.1 < run.summary["test_roc_auc"] < best_possible
+
+
+def auc_of(logits: Tensor, fraud: Tensor, mask: Tensor) -> float:
+    score = binary_auc(logits[mask], fraud[mask] > 0)
+    assert score is not None
+    return score
 
 
 class Product(nn.Module):
