@@ -308,8 +308,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "objects": (write("y.npy", np.array([{}] * 3)), ["y.npy", "never unpickles", "import"]),
     "values": (set_values, ["x[0, 0]", "nan", "finite"]),
     "newer": (
-        edit(lambda m: m.update(version=3)),
-        ["manifest.json", "has version 3", "versions up to 2: upgrade weft"],
+        edit(lambda m: m.update(version=4)),
+        ["manifest.json", "has version 4", "versions up to 3: upgrade weft"],
     ),
     "foreign": (edit(lambda m: m.update(format="zip")), ["manifest.json", "'format'", "weft data import"]),
     "no field": (edit(lambda m: m.pop("symmetric")), ["manifest.json", "'symmetric'", "missing", "import"]),

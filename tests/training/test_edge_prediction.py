@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from weft.config.config import Config
 from weft.data import EdgeLabels, Graph, GraphShape, reorder
 from weft.nn import LinkModel, Workload
 from weft.training.tasks.edge_prediction import EdgeAssignment, EdgeTask
+from weft.training.tasks.scores import binary_auc
 from weft.training.tasks.task import graph_for_task, make_task, task_model
 from weft.utils.errors import InputError
 
@@ -56,31 +57,30 @@ def config_of(kind: str, **fields: Any) -> Config:
 class Session:
     """Transactions placed by a strategy, with methods that train and score."""
 
-    def __init__(self, kind: str, name: str, group: Group, order: str = "none") -> None:
+    def __init__(self, kind: str, name: str, group: Group, order: str = "none", **options: str) -> None:
         metrics = "mse,r2" if kind == "values" else "accuracy,macro_f1,roc_auc,average_precision"
         config = config_of(kind, metrics=metrics)
         graph = graph_for_task(reorder(make(kind), order), config)
         model = task_model(None, GraphShape.of(graph, "edge"), config)
         assert isinstance(model, LinkModel)
-        self.group, self.plan = group, PLACEMENT.plan(name, Workload(model, graph), group.size)
+        self.group, self.plan = group, Given(**PLACEMENT | options).plan(name, Workload(model, graph), group.size)
         self.strategy = self.plan.place(group, seed=3)
         task = make_task(config, self.strategy)
         assert isinstance(task, EdgeTask)
         self.task = task
 
     def losses(self) -> Tensor:
-        """Return the losses of 3 steps of Adam, summed over all ranks."""
+        """Return the losses of the steps of 3 epochs with Adam, summed over all ranks."""
         model, losses = self.strategy.model, []
         optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-        for epoch in range(3):
-            model.zero_grad()
-            with self.group.meter.during("train"):
-                (step,) = self.strategy.steps(epoch)
+        with self.group.meter.during("train"):
+            for step in chain.from_iterable(self.strategy.steps(epoch) for epoch in range(3)):
+                model.zero_grad()
                 z = self.strategy.forward(step)
                 loss, grad = self.task.loss(z, step)
                 self.strategy.backward(z, grad)
-            losses.append(loss.item())
-            optimizer.step()
+                losses.append(loss.item())
+                optimizer.step()
         parts = [rank["losses"] for rank in self.group.all_gather_object({"losses": losses})]
         return torch.tensor(parts, dtype=torch.float64).sum(0)
 
@@ -129,6 +129,17 @@ def test_equals_single(name: str, kind: str, size: int) -> None:
 
 def test_vertex_order_changes_nothing() -> None:
     on_ranks(1, check, "classes", "split", reference("classes"), "bfs")
+
+
+def check_batches(group: Group, name: str, expected: Tensor) -> None:
+    check_close(Session("classes", name, group, batch_size="60", fanout="2").losses(), expected, "losses")
+
+
+@pytest.mark.parametrize("name", ["split", pytest.param("sampled", marks=pytest.mark.slow)])
+def test_batches_of_edges_equal_one_rank(name: str) -> None:
+    expected = Session("classes", name, Group(), batch_size="60", fanout="2").losses()
+    assert len(expected) == 3 * 4
+    on_ranks(3, check_batches, name, expected)
 
 
 def halo_and(num_bytes: Mapping[str, int]) -> Iterable[tuple[str, int]]:
@@ -264,6 +275,100 @@ def test_runs_resumes_and_predicts(tmp_path: Path) -> None:
         weft.predict(tmp_path / "run", make(edge_y=None))
     with pytest.raises(InputError, match="has 0 features of labelled edges, and the run's graph had 3"):
         weft.predict(tmp_path / "run", replace(unknown, edge_labels=replace(unknown.edge_labels, features=None)))
+
+
+def transactions() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return edges, features, labels and split of transactions, whose fraud depends on who else pays the target."""
+    random, num_accounts, num_edges = torch.Generator().manual_seed(0), 1000, 10_000
+    edges = torch.randint(num_accounts, (2, num_edges), generator=random)
+    x, amount = torch.randn(num_accounts, 8, generator=random), torch.randn(num_edges, 1, generator=random)
+    degree = torch.bincount(edges[1], minlength=num_accounts).clamp(min=1)
+    payers = torch.zeros(num_accounts).index_add_(0, edges[1], x[edges[0], 0]) / degree.sqrt()
+    logits = 2 * payers[edges[1]] + x[edges[0], 1] + amount[:, 0] - 4
+    return edges, x, amount, logits, torch.bernoulli(logits.sigmoid(), generator=random).long()
+
+
+class PlainPyg(nn.Module):
+    """GraphSAGE and a decoder, as a user of PyG writes them."""
+
+    def __init__(self, conv: Callable[[int, int], nn.Module]) -> None:
+        super().__init__()
+        self.first, self.second = conv(8, 32), conv(32, 32)
+        self.decoder = nn.Sequential(nn.Linear(65, 32), nn.ReLU(), nn.Linear(32, 2))
+
+    def forward(self, x: Tensor, messages: Tensor, edges: Tensor, features: Tensor) -> Tensor:
+        z = nn.functional.dropout(self.first(x, messages).relu(), 0.5, self.training)
+        z = self.second(z, messages)
+        logits: Tensor = self.decoder(torch.cat([z[edges[0]], z[edges[1]], features], 1))
+        return logits
+
+
+@pytest.mark.slow
+def test_fraud_is_found_as_with_pyg(tmp_path: Path) -> None:
+    """The AUC on test transactions is that of a plain PyG loop, and near that of the true probabilities."""
+    edges, x, amount, true_logits, fraud = transactions()
+    split = torch.bucketize(torch.arange(len(fraud)), torch.tensor([6000, 8000]), right=True)
+    train, val, test = (split == number for number in range(3))
+    graph = Graph.from_edges(edges, x=x, edge_features=amount, edge_y=fraud, edge_split=split)
+    options = {"task": "edge", "model": "sage", "hidden": 32, "metrics": "roc_auc", "epochs": 60, "quiet": True}
+    run = weft.train(graph, out=tmp_path / "run", class_weights="balanced", **options)
+    torch.manual_seed(0)
+    model = PlainPyg(pytest.importorskip("torch_geometric.nn").SAGEConv)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    weight = 1 / torch.bincount(fraud[train]).float()
+    best_scores = (0.0, 0.0)
+    for _ in range(60):
+        model.train()
+        optimizer.zero_grad()
+        logits = model(x, edges[:, train], edges[:, train], amount[train])
+        nn.functional.cross_entropy(logits, fraud[train], weight).backward()
+        optimizer.step()
+        with torch.no_grad():
+            logits = model.eval()(x, edges[:, train], edges, amount).diff(dim=1)[:, 0]
+        best_scores = max(best_scores, (auc_of(logits, fraud, val), auc_of(logits, fraud, test)))
+    best_possible = auc_of(true_logits, fraud, test)
+    assert run.summary["test_roc_auc"] == pytest.approx(best_scores[1], abs=0.02)
+    assert best_possible - 0.1 < run.summary["test_roc_auc"] < best_possible
+
+
+def auc_of(logits: Tensor, fraud: Tensor, mask: Tensor) -> float:
+    score = binary_auc(logits[mask], fraud[mask] > 0)
+    assert score is not None
+    return score
+
+
+def ratings() -> Graph:
+    """Return ratings of 20 items by 40 users, as values, and the other relation 'user|sees|item' without labels."""
+    random = torch.Generator().manual_seed(6)
+    source = torch.randint(40, (NUM_EDGES,), generator=random)
+    target = 40 + torch.randint(20, (NUM_EDGES,), generator=random)
+    rating = torch.where(torch.arange(NUM_EDGES) % 2 == 0, torch.rand(NUM_EDGES, generator=random), torch.nan)
+    return Graph.from_edges(
+        source,
+        target,
+        x=torch.randn(60, 7, generator=random),
+        edge_type=torch.arange(NUM_EDGES) % 2,
+        relations=("user|rates|item", "user|sees|item"),
+        vertex_types=("user", "item"),
+        type_offsets=(0, 40, 60),
+        edge_y=rating,
+    )
+
+
+def test_ratings_of_a_typed_graph(tmp_path: Path) -> None:
+    """Inverse relations are those of edges that carry messages, and results are equal under another strategy."""
+    graph = ratings()
+    labels = graph.edge_labels
+    assert labels is not None
+    assert labels.edges[:, 2].unique().tolist() == [0]
+    graph.save(tmp_path / "graph")
+    options: dict[str, Any] = {"task": "edge", "model": "rgcn", "inverse_relations": True, "dtype": "float64"}
+    runs = [
+        weft.train(tmp_path / "graph", out=tmp_path / name, strategy=name, epochs=3, quiet=True, **options)
+        for name in ("single", "offload")
+    ]
+    for score in ("loss", "test_mse", "test_mae", "test_r2"):
+        assert runs[0].summary[score] == pytest.approx(runs[1].summary[score], abs=1e-9), score
 
 
 class Product(nn.Module):

@@ -61,7 +61,7 @@ class BatchOptions(BatchFlags, CacheFlags, VertexOptions):
     """Options of mini-batch strategies."""
 
     task: str = "node"
-    """Content of a batch: vertices (node) or links (link)."""
+    """Content of a batch: vertices (node), links (link) or labelled edges (edge)."""
     negatives: int = 1
     """Negative samples of each link."""
     seed: int = 0

@@ -27,7 +27,7 @@ VERSIONS = {
     "timeline": 1,  # timeline.json
     "profile": 1,  # machine.json of weft probe
     "plan": 1,  # what weft plan --json prints
-    "graph": 2,  # manifest.json of a graph store; 2: names of vertices
+    "graph": 3,  # manifest.json of a graph store; 2: names of vertices; 3: labels of edges
     "book": 1,  # metadata of a partition book
 }
 """Current version of each format, which is the version that is written.
@@ -242,7 +242,7 @@ def plan(values: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def graph(manifest: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the manifest of a graph store. Version 1 has no names of vertices, which are optional in version 2.
+    """Return the manifest of a graph store. Names of vertices (version 2) and labels of edges (version 3) are optional.
 
     Args:
         manifest: Content of the manifest.
