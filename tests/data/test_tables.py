@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,74 @@ def test_columns_that_are_refused(columns: dict[str, Any], feature: str, parts: 
     assert_one_line(error, *parts)
 
 
+def edge_columns() -> dict[str, Any]:
+    """Return a table of 200 edges with labels that are text, amounts and splits."""
+    fraud = [None if i % 10 == 0 else ["fraud", "fine"][i % 3 > 0] for i in range(200)]
+    split = [["train", "train", "val", "test"][i % 4] for i in range(200)]
+    return {**EDGES, "amount": RNG.lognormal(3, 2, 200), "fraud": fraud, "part": split}
+
+
+@pytest.mark.usefixtures("_parts")
+def test_labels_of_edges(tmp_path: Path) -> None:
+    """Edges to validate or test carry no messages; labels, features and splits are in the order of the table."""
+    columns = edge_columns()
+    options = {"features": "amount", "edge_features": "amount:log", "edge_label": "fraud", "split": "part"}
+    graph = Graph.from_tables({"amount": AMOUNT}, columns, **options)
+    labels = graph.edge_labels
+    assert labels is not None
+    train = np.array([part == "train" for part in columns["part"]])
+    assert graph.num_edges == train.sum()
+    listed = ~train | np.array([name is not None for name in columns["fraud"]])
+    assert np.array_equal(labels.edges[:, :2], np.stack([EDGES["source"], EDGES["target"]], 1)[listed])
+    names = [graph.class_names[label] if label >= 0 else None for label in labels.y.tolist()]
+    assert names == [name for name, chosen in zip(columns["fraud"], listed, strict=True) if chosen]
+    assert np.array_equal(labels.train_mask, train[listed])
+    logarithms = np.log1p(columns["amount"])
+    expected = (logarithms - logarithms[train].mean()) / logarithms[train].std()
+    np.testing.assert_allclose(labels.features[:, 0], expected[listed], rtol=1e-5)  # type: ignore[index]
+    graph.save(tmp_path / "g")
+    pandas = pytest.importorskip("pandas")
+    pandas.DataFrame({"amount": AMOUNT}).to_parquet(tmp_path / "v.parquet")
+    pandas.DataFrame(columns).to_parquet(tmp_path / "e.parquet")
+    words = ["data", "import", "--vertices", str(tmp_path / "v.parquet"), "--edges", str(tmp_path / "e.parquet")]
+    words += [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    assert main([*words, "--out", str(tmp_path / "parts")]) == 0
+    for folder in ("g", "parts"):
+        again = Graph.open(tmp_path / folder)
+        same_graph(again, replace(graph, name=again.name))
+        assert again.edge_labels is not None
+        for name, tensor in again.edge_labels.arrays().items():
+            assert torch.equal(tensor, labels.arrays()[name])
+    with pytest.raises(InputError, match="label and edge_label: a model learns one of them"):
+        Graph.from_tables({"amount": AMOUNT}, columns, label="amount", edge_label="fraud")
+
+
+def test_scores_of_later_edges(tmp_path: Path) -> None:
+    """A run on labels of edges scores the edges of later tables, whose column of splits says which carry messages."""
+    write_company(tmp_path)
+    text = SCHEMA.replace('predict = "user"', 'predict = "buys"').replace('label = "risk"\nsplit = "60,20,20"\n', "")
+    later = text.replace("[edges.buys]", '[edges.buys]\nsplit = "part"').replace("purchases", "later")
+    text = text.replace("[edges.buys]", '[edges.buys]\nlabel = "kind"')
+    pandas = pytest.importorskip("pandas")
+    purchases = pandas.read_parquet(tmp_path / "purchases.parquet")
+    purchases["kind"] = ["gift" if i % 3 else "own" for i in range(90)]
+    purchases.to_parquet(tmp_path / "purchases.parquet")
+    (tmp_path / "schema.toml").write_text(text)
+    graph = Graph.from_schema(tmp_path / "schema.toml")
+    assert graph.edge_labels is not None
+    run = weft.train(graph, "rgcn", task="edge", epochs=2, hidden=4, out=tmp_path / "run")
+    rows = weft.predict(run, tmp_path / "schema.toml")
+    assert rows.shape == (90, 2)  # no purchase carries messages, since no column of splits says that some do
+    purchases["part"] = ["train"] * 60 + ["test"] * 30
+    purchases.drop(columns="kind").to_parquet(tmp_path / "later.parquet")
+    (tmp_path / "later.toml").write_text(later.replace('predict = "buys"\n', ""))
+    out = tmp_path / "scores.csv"
+    assert weft.predict(run, tmp_path / "later.toml", what="probabilities", out=out).shape == (30, 2)
+    table = pandas.read_csv(out)
+    assert list(table.columns) == ["source", "target", "probability_gift", "probability_own"]
+    assert table["source"].tolist() == purchases["user_id"][60:].tolist()
+
+
 def test_class_names() -> None:
     """Labels that are text keep their names, also in a graph folder."""
     risk = [None if i % 5 == 0 else ["low", "high", "middle"][i % 3] for i in range(N)]
@@ -229,7 +298,7 @@ def test_predictions_on_later_tables(tmp_path: Path) -> None:
     assert not torch.equal(later, rows)
     with pytest.raises(InputError, match="a graph, and --vertices or --edges: give one or the other"):
         weft.predict(run, graph, edges=EDGES)
-    with pytest.raises(InputError, match=r"the table vertices\.user is missing"):
+    with pytest.raises(InputError, match=r"table of vertices .*is missing: give all tables"):
         weft.predict(run, vertices={"a": [1]}, edges=EDGES)
 
 
@@ -294,7 +363,7 @@ def test_predictions_on_a_later_table_of_vertices_and_of_edges(tmp_path: Path) -
         ('source = "user.a"', 'source = "uses.a"', "vertex type 'uses': did you mean 'user'?"),
         ('source = "user.a"', 'source = "a"', r"\[edges.knows\]: source = 'a': give the vertex type and the column"),
         ('"age"', '"agee"', "users.parquet: unknown column of --features 'agee': did you mean 'age'?"),
-        ('predict = "user"', 'predict = "item"', "item. has no label, but is the type to predict|user. has a label"),
+        ('predict = "user"', 'predict = "item"', "item has no label, but is to be predicted"),
         ('predict = "user"', "predict =", "schema.toml: .*: correct the file"),
         ('table = "items.csv"', "", r"\[vertices.item\]: has no table: add table = "),
         ('table = "items.csv"', "table = 3", r"\[vertices.item\]: table = 3: give a text"),

@@ -58,6 +58,7 @@ FLAGS = {
         (TABLES, EDGE_LIST),
     ),
     "--label": ("column of --vertices, or several separated by commas; for an edge list, a file", (TABLES, EDGE_LIST)),
+    "--edge-label": ("column of the edges, like --label, for --task edge; --split is then one of edges", (TABLES,)),
     "--label-kind": (
         "meaning of a column of numbers: classes, or values of a regression (default: classes if they are integers)",
         (TABLES,),
@@ -278,24 +279,22 @@ def open_parts(
         path = expand_user(config.graph)
         parts = table_parts(read_schema(path), name=path.stem, undirected=options.undirected, seed=config.seed)
     else:
-        vertices = VertexColumns(
-            table=options.vertices,
-            id=options.id,
-            features=split_names(options.features),
-            label=split_names(options.label),
-            label_kind=options.label_kind or "",
-            split=column,
-            split_time=options.split_time,
-            shares=shares,
+        if options.label and options.edge_label:
+            raise InputError("--label and --edge-label: a model learns one of them, so leave the other out")
+        labels: dict[str, Any] = {
+            "label": split_names(options.edge_label or options.label),
+            "label_kind": options.label_kind or "",
+            "split": column,
+            "split_time": options.split_time,
+            "shares": shares,
+        }
+        ends = {"source": options.source or "source", "target": options.target or "target", "weight": options.weight}
+        features, edge_features = split_names(options.features), split_names(options.edge_features)
+        of_edges = options.edge_label is not None
+        schema = Schema.untyped(
+            VertexColumns(table=options.vertices, id=options.id, features=features, **{} if of_edges else labels),
+            EdgeColumns(table=options.edges, features=edge_features, **ends, **labels if of_edges else {}),
         )
-        edges = EdgeColumns(
-            table=options.edges,
-            source=options.source or "source",
-            target=options.target or "target",
-            weight=options.weight,
-            features=split_names(options.edge_features),
-        )
-        schema = Schema.untyped(vertices, edges)
         parts = table_parts(schema, undirected=options.undirected, seed=config.seed)
     for name, transform in parts.schema.transforms() if parts.schema else ():
         print_line(f"{name:17} {describe(transform)}")

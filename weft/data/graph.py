@@ -330,6 +330,7 @@ class Graph(GraphFields, Labels):
         label_kind: str = "",
         weight: str | None = None,
         edge_features: str | Sequence[str] = (),
+        edge_label: str | Sequence[str] = (),
         undirected: bool = False,
         seed: int = 0,
         name: str | None = None,
@@ -352,6 +353,8 @@ class Graph(GraphFields, Labels):
             label_kind: 'classes' or 'values', the meaning of the column `label`; '': text and integers are classes.
             weight: Column of `edges`.
             edge_features: Columns of `edges`, as in `features`.
+            edge_label: Column of `edges` like `label`, for a task on edges. `split`, `split_time` and `label_kind` then
+                belong to `edges`, and `edge_features` also are features of the edges to predict.
             undirected: Add the reverse of each edge and merge duplicates.
             seed: Seed of a random split.
             name: Name of the graph in messages. Default: the file's name.
@@ -359,20 +362,20 @@ class Graph(GraphFields, Labels):
         Raises:
             InputError: A table is wrong. The message names table, column and row.
         """
-        vertex_columns = VertexColumns(
-            table=vertices,
-            id=id,
-            features=as_tuple(features),
-            label=as_tuple(label),
-            label_kind=label_kind,
-            split=split if isinstance(split, str) else None,
-            split_time=split_time,
-            shares=None if split is None or isinstance(split, str) else tuple(split),
+        labels: dict[str, Any] = {
+            "label": as_tuple(edge_label or label),
+            "label_kind": label_kind,
+            "split": split if isinstance(split, str) else None,
+            "split_time": split_time,
+            "shares": None if split is None or isinstance(split, str) else tuple(split),
+        }
+        if label and edge_label:
+            raise InputError("label and edge_label: a model learns one of them, so leave the other out")
+        ends: dict[str, Any] = {"source": source, "target": target, "weight": weight}
+        schema = Schema.untyped(
+            VertexColumns(table=vertices, id=id, features=as_tuple(features), **{} if edge_label else labels),
+            EdgeColumns(table=edges, features=as_tuple(edge_features), **ends, **labels if edge_label else {}),
         )
-        edge_columns = EdgeColumns(
-            table=edges, source=source, target=target, weight=weight, features=as_tuple(edge_features)
-        )
-        schema = Schema.untyped(vertex_columns, edge_columns)
         return cls.of(gather_parts(table_parts(schema, name=name, undirected=undirected, seed=seed)))
 
     @classmethod

@@ -18,7 +18,7 @@ from weft.config.optimisations import Optimisations
 from weft.config.option import unknown_option
 from weft.data import EdgeLabels, Graph, GraphShape, as_asked, changed_data, forward_relations, with_inverse_relations
 from weft.data.io.graph_parts import gather_parts
-from weft.data.tables.schema import Schema, read_schema
+from weft.data.tables.schema import EdgeColumns, Schema, VertexColumns, read_schema
 from weft.data.tables.table_graph import table_parts
 from weft.nn import Converted, Decoder, LinkModel, Stack, Workload
 from weft.prediction.result_file import (
@@ -420,14 +420,15 @@ def new_tables(
     Raises:
         InputError: The run has no tables, or not these, or a table is wrong.
     """
-    tables: dict[str, Any] = {}
+    tables = Schema(
+        vertices={} if vertices is None else {"": VertexColumns(table=vertices)}, edges={"": EdgeColumns(table=edges)}
+    )
     if isinstance(graph, str | Path) and Path(graph).suffix == ".toml":
-        tables = read_schema(graph).tables()
+        tables = read_schema(graph)
     elif vertices is None and edges is None:
         return graph
     if graph is not None and (vertices is not None or edges is not None):
         raise InputError("a graph, and --vertices or --edges: give one or the other")
-    tables = tables or {name: table for name, table in (("vertices", vertices), ("edges", edges)) if table is not None}
     record = saved.description.graph.get("schema")
     if record is None:
         raise InputError(f"{saved.folder.path} was not trained on tables, so it has no transforms: name a graph")

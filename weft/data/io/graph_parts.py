@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TypeVar
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from weft.data.checks.tensor_checks import cast
 from weft.data.edges import build
-from weft.data.fields import GraphFields
+from weft.data.fields import EdgeLabels, GraphFields
 from weft.data.splits import Masks
 from weft.data.tables.schema import Schema
 from weft.data.vertex_names import VertexNames
@@ -42,8 +42,12 @@ class EdgesOfPart:
             first: Position of the first edge.
             last: Position after the last edge.
         """
-        tensors = {name: getattr(self, name) for name in ("source", "target", "weight", "features", "relation")}
-        return EdgesOfPart(**{name: rows[first:last] for name, rows in tensors.items() if rows is not None})
+        return self.select(slice(first, last))
+
+    def select(self, chosen: slice | Tensor) -> EdgesOfPart:
+        """Return some of the edges, by a range or by flags, bool [e]."""
+        tensors = {f.name: getattr(self, f.name) for f in fields(self)}
+        return EdgesOfPart(**{name: rows[chosen] for name, rows in tensors.items() if rows is not None})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -81,6 +85,8 @@ class GraphParts:
     """Id ranges of the vertex types, as in GraphFields."""
     relations: tuple[str, ...] = ()
     """Names of the relations, as in GraphFields."""
+    edge_labels: Callable[[], EdgeLabels] | None = None
+    """Function that reads the labelled edges, whose endpoints are checked; None: no edge has a label."""
     features: Mapping[str, Callable[[], Iterator[Tensor]]] = field(default_factory=dict)
     """Functions that yield the features of the types that have some, in parts, if there is no `x`."""
     schema: Schema | None = None
@@ -140,6 +146,7 @@ def gather_parts(parts: GraphParts) -> GraphFields:
         type_offsets=parts.type_offsets,
         relations=parts.relations,
         features={name: rows for name, rows in rows_of_type.items() if rows is not None},
+        edge_labels=None if parts.edge_labels is None else parts.edge_labels(),
         schema=parts.schema,
         **parts.masks._asdict(),
     )

@@ -75,6 +75,7 @@ def write_parts(parts: GraphParts, folder: Path, report: ReportProgress) -> None
         files[key] = write_features(read, count, folder / f"{key}.npy", report)
     tensors = {"y": parts.y, **parts.masks._asdict()}
     tensors |= {} if parts.vertex_names is None else parts.vertex_names.arrays()
+    tensors |= {} if parts.edge_labels is None else parts.edge_labels().arrays()
     files |= {name: write_array(folder / f"{name}.npy", t.numpy()) for name, t in tensors.items() if t is not None}
     manifest = {
         "name": parts.name,

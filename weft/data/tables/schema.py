@@ -18,13 +18,11 @@ from weft.utils.user_folders import expand_user
 
 
 @dataclass(frozen=True, kw_only=True)
-class VertexColumns:
-    """Meaning of the columns of a table of vertices of one type."""
+class TableColumns:
+    """Meaning of the columns of a table of vertices or edges."""
 
     table: Any = None
     """The table: a path, a data frame, or arrays by name."""
-    id: str | None = None
-    """Column with the ids that edges refer to. None: row numbers from 0."""
     features: tuple[str | Transform, ...] = ()
     """Columns that become features, each as 'name' or 'name:kind' (weft.data.tables.transforms), or fitted."""
     label: tuple[str, ...] = ()
@@ -34,17 +32,23 @@ class VertexColumns:
     split: str | None = None
     """Column with train, val or test; missing or empty: no split."""
     split_time: str | None = None
-    """Column with a time; the earliest vertices train, the latest test."""
+    """Column with a time; the earliest rows train, the latest test."""
     shares: tuple[float, ...] | None = None
     """Fractions of a random split or a split by time; labels without a split get 60, 20 and 20 %."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class EdgeColumns:
+class VertexColumns(TableColumns):
+    """Meaning of the columns of a table of vertices of one type."""
+
+    id: str | None = None
+    """Column with the ids that edges refer to. None: row numbers from 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EdgeColumns(TableColumns):
     """Meaning of the columns of a table of edges of one relation."""
 
-    table: Any = None
-    """The table: a path, a data frame, or arrays by name."""
     source: str = "source"
     """Column with the id of each edge's source."""
     target: str = "target"
@@ -55,8 +59,6 @@ class EdgeColumns:
     """Vertex type of the targets; '' in a graph without types."""
     weight: str | None = None
     """Column with one number."""
-    features: tuple[str | Transform, ...] = ()
-    """Columns that become features, as in VertexColumns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +70,9 @@ class Schema:
     edges: Mapping[str, EdgeColumns]
     """Tables of edges by name of the relation; '' in a graph without types."""
     predict: str = ""
-    """Vertex type whose labels are learned; '' in a graph without types, or without labels."""
+    """Vertex type or relation whose labels are learned; '' in a graph without types, or without labels."""
+    predicts_edges: bool = False
+    """True if `predict` is a relation, whose edges have labels."""
     class_names: tuple[str, ...] = ()
     """Name of each class, if labels are text; () before the tables are read."""
 
@@ -83,13 +87,22 @@ class Schema:
         Raises:
             InputError: If a column of vertices is requested without a table.
         """
-        if vertices.table is not None:
-            return cls(vertices={"": vertices}, edges={"": edges})
-        for name in ("id", "features", "label", "split", "split_time"):
-            if getattr(vertices, name):
-                flag = name.replace("_", "-")
-                raise InputError(f"--{flag} names a column of vertices: give --vertices, their table")
-        return cls(edges={"": edges})
+        if vertices.table is None:
+            for name in ("id", "features", "label", "split", "split_time"):
+                if getattr(vertices, name):
+                    flag = name.replace("_", "-")
+                    raise InputError(f"--{flag} names a column of vertices: give --vertices, their table")
+        tables = {} if vertices.table is None else {"": vertices}
+        return cls(vertices=tables, edges={"": edges}, predicts_edges=bool(edges.label))
+
+    @property
+    def labelled(self) -> TableColumns | None:
+        """Columns of the table with labels or splits; None if there is none."""
+        tables: Mapping[str, TableColumns] = self.edges if self.predicts_edges else self.vertices
+        columns = tables.get(self.predict)
+        if columns is None or self.predicts_edges:
+            return columns
+        return columns if columns.label or columns.split or columns.split_time or columns.shares else None
 
     @property
     def typed(self) -> bool:
@@ -110,6 +123,7 @@ class Schema:
                 for name, columns in self.edges.items()
             },
             "predict": self.predict,
+            "predicts_edges": self.predicts_edges,
             "class_names": list(self.class_names),
         }
 
@@ -129,6 +143,7 @@ class Schema:
                 vertices={name: VertexColumns(**fitted(values)) for name, values in record["vertices"].items()},
                 edges={name: EdgeColumns(**fitted(values)) for name, values in record["edges"].items()},
                 predict=record["predict"],
+                predicts_edges=record["predicts_edges"],
                 class_names=tuple(record["class_names"]),
             )
         except (KeyError, TypeError, AttributeError) as error:
@@ -143,33 +158,35 @@ class Schema:
                 if not isinstance(transform, str):
                     yield f"{type_name}.{transform.name}".lstrip("."), transform
 
-    def tables(self) -> dict[str, Any]:
-        """Return the tables by 'vertices.type' and 'edges.relation'; without types, by 'vertices' and 'edges'."""
-        tables = {f"vertices.{name}".rstrip("."): columns.table for name, columns in self.vertices.items()}
-        return tables | {f"edges.{name}".rstrip("."): columns.table for name, columns in self.edges.items()}
-
-    def with_tables(self, tables: Mapping[str, Any]) -> Schema:
-        """Return the schema for other tables.
+    def with_tables(self, others: Schema) -> Schema:
+        """Return the schema for other tables, with the meaning and the transforms of these columns.
 
         Args:
-            tables: Tables by the names in the result of `tables`.
+            others: Schema whose tables, and whose columns with splits, to use.
 
         Raises:
-            InputError: If a table is missing, or the schema has no such table.
+            InputError: If a table is missing, or this schema has no such table.
         """
-        names = self.tables()
-        if missing := [name for name in names if name not in tables]:
-            raise InputError(f"the table {missing[0]} is missing: give a table for each of {', '.join(names)}")
-        if more := [name for name in tables if name not in names]:
-            raise unknown("table", more[0], names)
+        for section in ("vertices", "edges"):
+            expected, actual = (getattr(schema, section) for schema in (self, others))
+            if missing := [name for name in expected if name not in actual or actual[name].table is None]:
+                raise InputError(
+                    f"table of {section} {missing[0]}".rstrip() + " is missing: give all tables of the run"
+                )
+            if more := [name for name in actual if name not in expected]:
+                raise unknown(f"table of {section}", more[0], expected)
+
+        def moved(columns: Any, other: TableColumns) -> Any:
+            return replace(columns, table=other.table, split=other.split)
+
         return replace(
             self,
-            vertices={n: replace(c, table=tables[f"vertices.{n}".rstrip(".")]) for n, c in self.vertices.items()},
-            edges={n: replace(c, table=tables[f"edges.{n}".rstrip(".")]) for n, c in self.edges.items()},
+            vertices={name: moved(columns, others.vertices[name]) for name, columns in self.vertices.items()},
+            edges={name: moved(columns, others.edges[name]) for name, columns in self.edges.items()},
         )
 
 
-def columns_record(columns: VertexColumns | EdgeColumns, names: tuple[str, ...]) -> dict[str, Any]:
+def columns_record(columns: TableColumns, names: tuple[str, ...]) -> dict[str, Any]:
     """Return some fields and the fitted features as JSON values.
 
     Args:
@@ -205,11 +222,14 @@ def read_schema(path: str | Path) -> Schema:
         if not tables[section]:
             raise InputError(f"{path}: has no table [{section}.NAME]: add one for each table of {section}")
     types = tuple(tables["vertices"])
+    if both := [name for name in types if name in tables["edges"]]:
+        raise InputError(f"{path}: vertices and edges are both named {both[0]}: rename one")
     for name, columns in tables["edges"].items():
         for end in (columns.source_type, columns.target_type):
             check_word(f"{path}: [edges.{name}]: vertex type", end, types)
-    predict = labelled_type(content.get("predict"), tables, path)
-    return Schema(vertices=tables["vertices"], edges=tables["edges"], predict=predict)
+    predict = labelled_table(content.get("predict"), tables, path)
+    edges = tables["edges"]
+    return Schema(vertices=tables["vertices"], edges=edges, predict=predict, predicts_edges=predict in edges)
 
 
 def read_columns(values: Mapping[str, Any], cls: type[Any], name: str, path: Path) -> Any:
@@ -239,13 +259,13 @@ def read_columns(values: Mapping[str, Any], cls: type[Any], name: str, path: Pat
     if "table" not in result:
         raise InputError(f'{place}: has no table: add table = "FILE"')
     result["table"] = path.parent / expand_user(result["table"])
+    shares = [share.strip() for share in result.get("split", "").split(",")]
+    if len(shares) > 1:
+        try:
+            result |= {"split": None, "shares": tuple(float(share) / 100 for share in shares)}
+        except ValueError:
+            raise InputError(f"{place}: split = {values['split']!r}: give a column, or 60,20,20") from None
     if cls is VertexColumns:
-        shares = [share.strip() for share in result.get("split", "").split(",")]
-        if len(shares) > 1:
-            try:
-                result |= {"split": None, "shares": tuple(float(share) / 100 for share in shares)}
-            except ValueError:
-                raise InputError(f"{place}: split = {values['split']!r}: give a column, or 60,20,20") from None
         return VertexColumns(**result)
     for end in ("source", "target"):
         vertex_type, dot, column = result.get(end, "").partition(".")
@@ -255,8 +275,8 @@ def read_columns(values: Mapping[str, Any], cls: type[Any], name: str, path: Pat
     return EdgeColumns(**result)
 
 
-def labelled_type(predict: Any, tables: Mapping[str, Mapping[str, Any]], path: Path) -> str:
-    """Return the vertex type whose labels are learned; '' if no type has labels.
+def labelled_table(predict: Any, tables: Mapping[str, Mapping[str, Any]], path: Path) -> str:
+    """Return the vertex type or relation whose labels are learned; '' if there are no labels.
 
     Args:
         predict: Value of the key `predict`, or None.
@@ -266,17 +286,18 @@ def labelled_type(predict: Any, tables: Mapping[str, Mapping[str, Any]], path: P
     Raises:
         InputError: If it is unclear, or has no label.
     """
-    labelled = [name for name, columns in tables["vertices"].items() if columns.label]
+    columns = {**tables["vertices"], **tables["edges"]}
+    labelled = [name for name in columns if columns[name].label]
     if predict is None:
         if len(labelled) > 1:
             raise InputError(f'{path}: {" and ".join(labelled)} have labels: add predict = "{labelled[0]}"')
         return labelled[0] if labelled else ""
-    if predict not in tables["vertices"]:
-        raise unknown(f"{path}: vertex type of predict", str(predict), tuple(tables["vertices"]))
-    for name in {*labelled, predict}:
-        if (name in labelled) != (name == predict):
-            problem = "has no label, but is the type to predict" if name == predict else "has a label without effect"
-            raise InputError(f"{path}: [vertices.{name}] {problem}: correct predict, or the label")
+    if predict not in columns:
+        raise unknown(f"{path}: table of predict", str(predict), tuple(columns))
+    if predict not in labelled:
+        raise InputError(f"{path}: {predict} has no label, but is to be predicted: correct predict, or add a label")
+    if more := [name for name in labelled if name != predict]:
+        raise InputError(f"{path}: {more[0]} has a label without effect: correct predict, or leave the label out")
     return str(predict)
 
 

@@ -270,6 +270,12 @@ def format_of(source: Any) -> str | None:
     return ARROW_FORMATS.get(suffix, "parquet" if path.is_dir() else None)
 
 
+def num_rows(table: InputTable) -> int:
+    """Return the number of rows of a table."""
+    column = table.columns[0]
+    return sum(len(part[column].missing) for part in table.parts({column: TIME}))
+
+
 def decode(text: bytes) -> str:
     """Return bytes as text. Raises InputError if they are not in UTF-8."""
     try:
