@@ -50,18 +50,18 @@ def _parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 def test_numbers(kind: str) -> None:
     """Statistics come from the training rows alone; a missing number becomes their mean, and is flagged."""
     x = features_of({"amount": WITH_GAPS}, f"amount{kind}")
-    known, missing = TRAIN & ~np.isnan(WITH_GAPS), np.isnan(WITH_GAPS)
+    present, missing = TRAIN & ~np.isnan(WITH_GAPS), np.isnan(WITH_GAPS)
     values = np.log1p(WITH_GAPS) if kind == ":log" else WITH_GAPS
-    mean, deviation = values[known].mean(), values[known].std()
+    mean, deviation = values[present].mean(), values[present].std()
     expected, fill = (values - mean) / deviation, 0.0
     if kind == ":minmax":
-        low, high = values[known].min(), values[known].max()
+        low, high = values[present].min(), values[present].max()
         expected, fill = (values - low) / (high - low), (mean - low) / (high - low)
     if kind == ":rank":
-        ranks = np.searchsorted(np.sort(values[known]), values) / (known.sum() - 1)
-        margin = 0.5 / known.sum()
+        ranks = np.searchsorted(np.sort(values[present]), values) / (present.sum() - 1)
+        margin = 0.5 / present.sum()
         expected = torch.special.ndtri(torch.from_numpy(ranks.clip(margin, 1 - margin))).numpy()
-        rows = known  # other values lie between the quantiles
+        rows = present  # other values lie between the quantiles
     else:
         rows = ~missing
     np.testing.assert_allclose(x[rows, 0], expected[rows], rtol=1e-5, atol=1e-6)
