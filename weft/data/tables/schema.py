@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from weft.data.tables.transforms import Transform, record_of, transform_from
+from weft.data.tables.transforms import Transform, transform_from
 from weft.utils.errors import InputError, check_word, readable, unknown
 from weft.utils.files.file_reading import MAX_JSON_BYTES, read_text
 from weft.utils.user_folders import expand_user
@@ -193,7 +193,7 @@ def columns_record(columns: TableColumns, names: tuple[str, ...]) -> dict[str, A
         columns: The columns.
         names: Names of the fields.
     """
-    features = [record_of(transform) for transform in columns.features if not isinstance(transform, str)]
+    features = [asdict(transform) for transform in columns.features if not isinstance(transform, str)]
     return {name: getattr(columns, name) for name in names} | {"features": features}
 
 

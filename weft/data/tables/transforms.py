@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -240,13 +240,8 @@ def describe(transform: Transform) -> str:
     return f"{transform.kind} ({columns}{missing}): {transform.reason}"
 
 
-def record_of(transform: Transform) -> dict[str, Any]:
-    """Return a transform as JSON values."""
-    return asdict(transform)
-
-
 def transform_from(record: Mapping[str, Any]) -> Transform:
-    """Return the transform of a record. Raises TypeError or KeyError if the record is damaged."""
+    """Return the transform whose fields are in a record. Raises TypeError or KeyError if the record is damaged."""
     classes: dict[str, type[Any]] = dict.fromkeys(NUMBER_KINDS, NumberTransform)
     classes |= dict.fromkeys(CATEGORY_KINDS, CategoryTransform) | {"date": DateTransform}
     transform: Transform = classes[record["kind"]](**{name: as_tuples(value) for name, value in record.items()})
