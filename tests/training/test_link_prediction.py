@@ -38,7 +38,8 @@ from weft.utils.errors import InputError
 WIDTH = 6
 PLACEMENT = Given(machine=MACHINE)
 IN_CHUNKS = Given(chunks=3)
-SCORES = ("val_auc", "test_auc", "val_mrr", "test_mrr", "test_hits@1", "test_hits@3", "test_hits@10")
+METRICS = ("auc", "mrr", "hits@3", "ndcg@4")
+SCORES = [f"{split}_{metric}" for split in ("val", "test") for metric in METRICS]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ class Case:
             task="link",
             decoder=self.decoder,
             negatives=self.negatives,
-            metrics="mrr",
+            metrics=",".join(METRICS),
             model=self.model,
             hidden=WIDTH,
             heads=2,
@@ -129,7 +130,7 @@ class Session:
         """Check that this rank counted what the traces of its strategy and its task contain."""
         rank = self.group.rank
         strategy_trace = self.plan.trace(rank, training=epoch is not None)
-        task_trace = self.task.assignment.trace(rank, WIDTH, 8, epoch=epoch, ranked=True)
+        task_trace = self.task.assignment.trace(rank, WIDTH, 8, epoch=epoch, ranked=True, top=4)
         both = Trace(operations=(*strategy_trace.operations, *task_trace.operations))
         counts = self.group.meter.take(phase)
         assert counts.edges == both.edges
@@ -270,6 +271,11 @@ def test_a_custom_model(tmp_path: Path) -> None:
         (["--decoder", "distmul"], "unknown --decoder 'distmul': did you mean 'distmult'?"),
         (["--negatives", "0"], "--negatives 0: give at least 1"),
         (["--metrics", "hits", "--random-features", "4"], "unknown --metrics 'hits'"),
+        (["--metrics", "recall@0", "--random-features", "4"], "unknown --metrics 'recall@0'"),
+        (
+            ["--metrics", "recall@5", "--until", "val_recall@5=2", "--random-features", "4"],
+            "--until val_recall@5=2: recall@5 is at most 1",
+        ),
         (["--task", "edges"], "unknown --task 'edges'"),
         ([], "graph has no features: add some, or --random-features 256"),
     ],

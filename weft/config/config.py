@@ -89,8 +89,9 @@ class TaskOptions:
     metrics: str = task_option(
         "",
         "metrics, separated by commas; the first one on validation data selects the best weights. node: "
-        "accuracy, micro_f1, macro_f1, roc_auc, average_precision; for values mse, mae, r2; link: auc, mrr (each "
-        "held-out edge ranked among all vertices); none: depending on the labels, or auc for link",
+        "accuracy, micro_f1, macro_f1, roc_auc, average_precision; for values mse, mae, r2; link: auc, mrr and hits@K "
+        "(each held-out edge ranked among all vertices), recall@K, ndcg@K and hit_rate@K (the K best targets of each "
+        "source, such as recall@20); none: depending on the labels, or auc for link",
         fixed=True,
     )
 
@@ -203,7 +204,7 @@ class TrainingOptions:
     @property
     def goal(self) -> tuple[str, float] | None:
         """Name and value of the validation score at which training stops, or None."""
-        match = re.fullmatch(r"(\w+)=(-?(?:[0-9]+\.?[0-9]*|\.[0-9]+))", self.until, re.ASCII)
+        match = re.fullmatch(r"([\w@]+)=(-?(?:[0-9]+\.?[0-9]*|\.[0-9]+))", self.until, re.ASCII)
         return (match[1], float(match[2])) if match else None
 
 

@@ -103,11 +103,16 @@ class Links:
         codes: Tensor = self.codes(reversed_links(self._all)).unique()
         return codes
 
+    @cached_property
+    def edge_codes(self) -> Tensor:
+        """Codes of the graph's edges, ascending."""
+        codes: Tensor = self.codes(self.edges).unique()
+        return codes
+
     @property
     def _all(self) -> Tensor:
         """All true links, int64 [m, 3]: edges and held-out links, in both directions if `symmetric`."""
-        links = torch.cat([self.edges, self.val, self.test])
-        return torch.cat([links, reversed_links(links)]) if self.symmetric else links
+        return self.directed(torch.cat([self.edges, self.val, self.test]))
 
     def codes(self, links: Tensor) -> Tensor:
         """Return a number for each link, int64 [m], ascending by source, relation and then target."""
@@ -123,15 +128,41 @@ class Links:
         Returns:
             Positions in `links` and vertices, int64 [k] each, ascending by link.
         """
+        if side:
+            return self.matching_targets(links, self.true_codes)
+        return self.matching_targets(reversed_links(links), self.reversed_true_codes)
+
+    def matching_targets(self, links: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the targets of all links that have the source and the relation of a link.
+
+        Args:
+            links: int64 [m, 3].
+            codes: Codes of the links to search, ascending; see `codes`.
+
+        Returns:
+            Positions in `links` and targets, int64 [k] each, ascending by link.
+        """
         # The codes of links with equal source and relation are consecutive: find their range by binary search.
-        true_codes = self.true_codes if side else self.reversed_true_codes
-        queries = links if side else reversed_links(links)
-        lowest = self.codes(queries) - queries[:, 1]
-        begin = torch.searchsorted(true_codes, lowest)
-        count = torch.searchsorted(true_codes, lowest + self.num_vertices) - begin
+        lowest = self.codes(links) - links[:, 1]
+        begin = torch.searchsorted(codes, lowest)
+        count = torch.searchsorted(codes, lowest + self.num_vertices) - begin
         link = torch.arange(len(links)).repeat_interleave(count)
         offset = torch.arange(len(link)) - (count.cumsum(0) - count)[link]
-        return link, true_codes[begin[link] + offset] % self.num_vertices
+        return link, codes[begin[link] + offset] % self.num_vertices
+
+    def queries(self, links: Tensor) -> Tensor:
+        """Return the distinct sources and relations of links, int64 [q, 3], with target 0, ascending by relation.
+
+        Args:
+            links: int64 [m, 3].
+        """
+        codes = self.codes(links) - links[:, 1]
+        queries = decode_links(codes.unique(), self.num_vertices, self.num_relations)
+        return queries[queries[:, 2].argsort(stable=True)]
+
+    def directed(self, links: Tensor) -> Tensor:
+        """Return links in both directions if the graph is symmetric, otherwise the links themselves."""
+        return torch.cat([links, reversed_links(links)]) if self.symmetric else links
 
     def negatives(self, links: Tensor, draw: int, number: int) -> Tensor:
         """Draw a random pair for each link: both endpoints, or with relations one of the two. It can be a true link.
@@ -196,13 +227,12 @@ class Links:
         """Return a random vertex for each word, int64 [m], among those that a relation allows at a side."""
         first, stop = self.candidates[relation, side].unbind(1)
         original = first + keyed_integers(words, stop - first)
-        return original if self.ids is None else self._vertex_of_id[original]
+        return original if self.ids is None else self.vertex_of_id[original]
 
     @cached_property
-    def _vertex_of_id(self) -> Tensor:
+    def vertex_of_id(self) -> Tensor:
         """Vertex with each original id, int64 [N]."""
-        assert self.ids is not None
-        return self.ids.argsort()
+        return torch.arange(self.num_vertices) if self.ids is None else self.ids.argsort()
 
 
 def negative_key(seed: int, *purpose: int) -> int:

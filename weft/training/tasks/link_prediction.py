@@ -23,6 +23,8 @@ from weft.nn import Decoder
 from weft.strategies import CandidateLinks, Step
 from weft.training.tasks.ranking import auc, filtered_ranks, rank_scores, ranking_operations
 from weft.training.tasks.row_batching import add_rows, fill_zeros, take_rows
+from weft.training.tasks.scores import values_of_k
+from weft.training.tasks.top_targets import TOP_METRICS, top_operations, top_scores, top_targets
 
 MAX_PAIRS = 1 << 16
 """Number of pairs that are scored at once, to bound memory."""
@@ -97,7 +99,7 @@ class LinkAssignment:
         vertices = vertices[self.owner[vertices].argsort(stable=True)]
         return vertices, torch.bincount(self.owner[vertices], minlength=self.size).tolist()
 
-    def trace(self, rank: int, width: int, itemsize: int, *, epoch: int | None, ranked: bool) -> Trace:
+    def trace(self, rank: int, width: int, itemsize: int, *, epoch: int | None, ranked: bool, top: int = 0) -> Trace:
         """Return the exchanges of the task in a training step or an evaluation.
 
         They come in addition to the exchanges of model and decoder, which the strategy traces.
@@ -108,6 +110,7 @@ class LinkAssignment:
             itemsize: Bytes of each number.
             epoch: Number of the epoch of the step; None: an evaluation.
             ranked: True if evaluations compute ranks (`--metrics mrr`).
+            top: Number of best targets of each source that evaluations compute (`--metrics recall@20`: 20).
         """
         if self.size == 1:
             return Trace(operations=())
@@ -118,8 +121,12 @@ class LinkAssignment:
                 halo_operation(received, rank, width * itemsize),
                 all_reduce("scores", len(pairs), itemsize, self.size),
             ]
-            for links in (self.links.val, self.links.test) if ranked else ():
-                operations += ranking_operations(len(links), self.links.num_vertices, width, itemsize, self.size)
+            for links in (self.links.val, self.links.test):
+                if ranked:
+                    operations += ranking_operations(len(links), self.links.num_vertices, width, itemsize, self.size)
+                if top:
+                    queries = self.links.queries(self.links.directed(links))
+                    operations += top_operations(self.links, queries, top, width, itemsize, self.size)
             return Trace(operations=tuple(operations))
         received = [self.missing(self.train(other, epoch), other)[1] for other in range(self.size)]
         # A step first exchanges the number of vertices and the vertex ids that each rank requests, then rows, then
@@ -288,7 +295,9 @@ class LinkTask:
         empty: Callable[[Tensor], Tensor] = torch.empty_like,
     ) -> None:
         self.links, self.decoder, self.group, self.empty = links, decoder, group, empty
-        self.ranked = "mrr" in options.metrics.split(",")
+        self.ranks_at = values_of_k(options.metrics, "hits")
+        self.ranked = bool(self.ranks_at) or "mrr" in options.metrics.split(",")
+        self.top_at = values_of_k(options.metrics, *TOP_METRICS)
         self.vertices = torch.arange(links.num_vertices)[rows]
         owner = torch.zeros(links.num_vertices, dtype=torch.int64, device=group.device)
         owner[self.vertices] = group.rank
@@ -380,7 +389,14 @@ class LinkTask:
             results[f"{split}_auc"] = auc(by_split[number], by_split[2 + number])
             if self.ranked:
                 ranks = filtered_ranks(z, self.links, splits[number], self.row_of_vertex, self.decoder, self.group)
-                results |= rank_scores(split, ranks)
+                results |= rank_scores(split, ranks, self.ranks_at)
+            if self.top_at:
+                queries = self.links.queries(self.links.directed(splits[number]))
+                blocks = top_targets(
+                    z, self.links, queries, self.top_at[-1], self.row_of_vertex, self.decoder, self.group
+                )
+                scores_at = top_scores(blocks, self.links, splits[number], self.top_at)
+                results |= {f"{split}_{name}": score for name, score in scores_at.items()}
         return results
 
     def scores(self, counts: list[dict[str, float | None]]) -> dict[str, float | None]:
