@@ -102,8 +102,8 @@ class ModelOptions:
 
     model: str = model_option(
         "gcn",
-        "gcn, sage, gin, gat, gatv2 or rgcn, or package.module:Class, which is called as Class(num_features, "
-        "num_classes)",
+        "gcn, sage, gin, gat, gatv2, rgcn or lightgcn, or package.module:Class, which is called as "
+        "Class(num_features, num_classes)",
         fixed=True,
     )
     unchecked: bool = model_option(

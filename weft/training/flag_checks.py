@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from weft.config.config import Config
 from weft.data import Graph
-from weft.nn import FAMILY_OPTIONS, MODELS, RELATIONAL, LinkModel, parameter_dtype, row_dtype
+from weft.nn import EMBEDDING_MODELS, FAMILY_OPTIONS, MODELS, RELATIONAL, LinkModel, parameter_dtype, row_dtype
 from weft.nn.convert import is_pyg, unwrapped
 from weft.partition import METHODS, PartitionBook, make_book
 from weft.strategies import STRATEGIES, Options, Plan, VertexOptions, get_strategy
@@ -29,6 +29,7 @@ CHOICE_FLAGS = {
     "loss": ("task", ("node",)),
     "class_weights": ("task", ("node",)),
     "heads": ("model", ("gat", "gatv2")),
+    **dict.fromkeys(("decoupled", "dropout", "input_dropout", "norm", "residual"), ("model", (*MODELS, *RELATIONAL))),
     "unchecked": ("model", ("package.module:Class",)),
     "momentum": ("optimizer", ("sgd", "rmsprop")),
     "scheduler_epochs": ("scheduler", ("step", "cosine", "plateau")),
@@ -39,7 +40,7 @@ CHOICE_FLAGS = {
 they do not read themselves."""
 CHOICES: dict[str, Collection[str]] = {
     "task": ("node", "link"),
-    "model": (*MODELS, *RELATIONAL),
+    "model": (*MODELS, *RELATIONAL, *EMBEDDING_MODELS),
     "optimizer": OPTIMIZERS,
     "scheduler": SCHEDULERS,
 }

@@ -22,7 +22,7 @@ from weft.data import (
     with_held_out_links,
     with_inverse_relations,
 )
-from weft.nn import LinkModel, Unconverted, convert, from_options, make_decoder, parameter_dtype
+from weft.nn import EMBEDDING_MODELS, LinkModel, Unconverted, convert, from_options, make_decoder, parameter_dtype
 from weft.nn.convert import is_pyg, parameters_of, takes_types, unwrapped
 from weft.strategies import Placed
 from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions
@@ -52,6 +52,11 @@ def graph_for_task(graph: Graph, config: Config) -> Graph:
         if config.inverse_relations and forward_relations(graph) == graph.relations:
             # Only now, since an inverse of a held-out edge would give the edge away.
             graph = with_inverse_relations(graph)
+    if config.model in EMBEDDING_MODELS and not graph.in_edges.degree[graph.in_edges.indices.long()].any():
+        raise InputError(
+            f"--model {config.model}: no vertex of {graph.name} with an out-edge has an in-edge, so nothing would be "
+            "propagated: add --inverse-relations"
+        )
     require_trainable(graph, features=not graph.vertex_types, labels=config.task == "node")
     return graph
 
