@@ -48,6 +48,7 @@ class Case:
     decoder: str = "dot"
     model: str = "gcn"
     negatives: int = 1
+    loss: str = ""
     order: str = "none"
 
     @property
@@ -60,6 +61,7 @@ class Case:
             task="link",
             decoder=self.decoder,
             negatives=self.negatives,
+            loss=self.loss,
             metrics=",".join(METRICS),
             model=self.model,
             hidden=WIDTH,
@@ -85,7 +87,7 @@ CASES = [
     Case(graph="directed", model="gat", negatives=3),
     Case(graph="knowledge", decoder="distmult", negatives=2),
     Case(graph="bipartite", decoder="distmult", model="sage"),
-    Case(graph="bipartite", model="lightgcn"),
+    Case(graph="bipartite", model="lightgcn", loss="bpr", negatives=3),
 ]
 
 
@@ -201,6 +203,19 @@ def test_equals_single(name: str, case: Case, size: int) -> None:
     on_ranks(size, check, case, name, expected)
 
 
+def test_bpr() -> None:
+    """The loss is the mean of -log sigmoid(s - s') over negative samples, which have the source of their link."""
+    session = Session(CASES[-1], "single", Group())
+    z = session.strategy.forward(Step(epoch=2, training=True)).detach()
+    pairs = session.task.assignment.train(0, 2)
+    scores = (z[pairs[:, 0]] * z[pairs[:, 1]]).sum(1).view(4, -1)
+    assert session.step(2) == pytest.approx(float(-(scores[0] - scores[1:]).sigmoid().log().mean()), abs=1e-12)
+    source, target, relation = pairs.view(4, -1, 3).unbind(2)
+    assert (source == source[0]).all()
+    assert (relation == relation[0]).all()
+    assert (target[1:] != target[0]).double().mean() > 0.8
+
+
 def check_idle_ranks(group: Group, case: Case, expected: Reference) -> None:
     part = (torch.arange(60) == 59).int()
     placed = Session(case, "communicated", group, Given(partition=part))
@@ -274,6 +289,7 @@ def test_a_custom_model(tmp_path: Path) -> None:
     ("arguments", "error"),
     [
         (["--decoder", "distmul"], "unknown --decoder 'distmul': did you mean 'distmult'?"),
+        (["--loss", "mse", "--random-features", "4"], "unknown --loss 'mse': choose one of bce, bpr"),
         (["--negatives", "0"], "--negatives 0: give at least 1"),
         (["--metrics", "hits", "--random-features", "4"], "unknown --metrics 'hits'"),
         (["--metrics", "recall@0", "--random-features", "4"], "unknown --metrics 'recall@0'"),

@@ -77,7 +77,8 @@ class TaskOptions:
     loss: str = task_option(
         "",
         "node: cross_entropy, bce, mse, l1 or huber; none: depending on the labels, cross_entropy (classes), bce "
-        "(several labels per vertex) or mse (values)",
+        "(several labels per vertex) or mse (values); link: bce or bpr (each edge against its negative pairs, which "
+        "have its source); none: bce",
         fixed=True,
     )
     class_weights: str = task_option(

@@ -164,7 +164,7 @@ class Links:
         """Return links in both directions if the graph is symmetric, otherwise the links themselves."""
         return torch.cat([links, reversed_links(links)]) if self.symmetric else links
 
-    def negatives(self, links: Tensor, draw: int, number: int) -> Tensor:
+    def negatives(self, links: Tensor, draw: int, number: int, *, keep_sources: bool = False) -> Tensor:
         """Draw a random pair for each link: both endpoints, or with relations one of the two. It can be a true link.
 
         Depends on the key (draw, link, number) only. `non_edges` returns pairs that are no true links.
@@ -173,6 +173,7 @@ class Links:
             links: int64 [m, 3].
             draw: Key of this epoch's or split's negatives; see `negative_key`.
             number: Number of the sample, if a link gets several.
+            keep_sources: True to replace only the target of each link.
 
         Returns:
             int64 [m, 3], with the relations of `links`.
@@ -180,22 +181,26 @@ class Links:
         original = links if self.ids is None else with_original_ids(links, self.ids)
         word = keyed_words(draw, *original.unbind(1), number)
         endpoints = [self._draw_endpoints(keyed_words(key(draw, side), word), links[:, 2], side) for side in (0, 1)]
-        if self.typed:  # the sign of the random word decides which endpoint is replaced
+        if keep_sources:
+            endpoints[0] = links[:, 0]
+        elif self.typed:  # the sign of the random word decides which endpoint is replaced
             endpoints = [torch.where((word < 0) == bool(side), endpoints[side], links[:, side]) for side in (0, 1)]
         return torch.stack([*endpoints, links[:, 2]], 1)
 
-    def candidates_of(self, links: Tensor, draw: int, count: int) -> Tensor:
+    def candidates_of(self, links: Tensor, draw: int, count: int, *, keep_sources: bool = False) -> Tensor:
         """Return links followed by their negative samples.
 
         Args:
             links: int64 [p, 3].
             draw: Key of this epoch's or split's negatives.
             count: Number of negatives for each link, K.
+            keep_sources: True if negatives keep the source of their link.
 
         Returns:
             Candidate links [p (1 + K), 3]: the links, then one negative of each, then the next, and so on.
         """
-        return torch.cat([links, *(self.negatives(links, draw, number) for number in range(count))])
+        numbers = range(count)
+        return torch.cat([links, *(self.negatives(links, draw, n, keep_sources=keep_sources) for n in numbers)])
 
     def non_edges(self, links: Tensor, draw: int) -> Tensor:
         """Draw a random pair for each link that is neither a true link nor a self-loop.
@@ -233,6 +238,11 @@ class Links:
     def vertex_of_id(self) -> Tensor:
         """Vertex with each original id, int64 [N]."""
         return torch.arange(self.num_vertices) if self.ids is None else self.ids.argsort()
+
+
+def keeps_sources(loss: str) -> bool:
+    """Return whether the negatives of a loss have the source of their link: those of BPR, which ranks targets."""
+    return loss == "bpr"
 
 
 def negative_key(seed: int, *purpose: int) -> int:

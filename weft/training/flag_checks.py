@@ -26,7 +26,6 @@ from weft.utils.errors import InputError, unknown
 CHOICE_FLAGS = {
     "decoder": ("task", ("link",)),
     "negatives": ("task", ("link",)),
-    "loss": ("task", ("node",)),
     "class_weights": ("task", ("node",)),
     "heads": ("model", ("gat", "gatv2")),
     **dict.fromkeys(("decoupled", "dropout", "input_dropout", "norm", "residual"), ("model", (*MODELS, *RELATIONAL))),
@@ -52,7 +51,7 @@ flags that a custom model or function does not read."""
 def strategy_flags(plan: type[Plan]) -> frozenset[str]:
     """Return the fields of Config that a strategy reads and that not all strategies read."""
     # All strategies read these, although some list them as options.
-    common = {"device", "seed", "task", "negatives"}
+    common = {"device", "seed", "task", "negatives", "loss"}
     return frozenset({*configured_options(plan), *plan.flags} - common)
 
 

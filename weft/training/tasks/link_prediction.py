@@ -12,15 +12,15 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from weft.comm import Group, Halo, make_route
 from weft.config.config import TaskOptions
 from weft.cost import Operation, Trace, all_reduce
-from weft.data import Adjacency, Links, negative_key
+from weft.data import Adjacency, Links, keeps_sources, negative_key
 from weft.kernels import spmm
 from weft.nn import Decoder
 from weft.strategies import CandidateLinks, Step
+from weft.training.tasks.link_losses import make_link_loss
 from weft.training.tasks.ranking import auc, filtered_ranks, rank_scores, ranking_operations
 from weft.training.tasks.row_batching import add_rows, fill_zeros, take_rows
 from weft.training.tasks.scores import values_of_k
@@ -47,6 +47,8 @@ class LinkAssignment:
     """Seed of the negative samples."""
     num_negatives: int
     """Number of negative samples for each training link, K."""
+    keep_sources: bool = False
+    """True if negative samples keep the source of their link."""
     _by_rank: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Cache of the training links of each rank."""
 
@@ -57,7 +59,8 @@ class LinkAssignment:
             rank: The rank.
             epoch: Number of the epoch, part of the key of the negative samples.
         """
-        return self.links.candidates_of(self._of_rank(rank), negative_key(self.seed, epoch), self.num_negatives)
+        draw, links = negative_key(self.seed, epoch), self._of_rank(rank)
+        return self.links.candidates_of(links, draw, self.num_negatives, keep_sources=self.keep_sources)
 
     def _of_rank(self, rank: int) -> Tensor:
         """Return the training links of a rank."""
@@ -219,18 +222,23 @@ class EndpointBatch(NamedTuple):
 class LinkHalo:
     """Rows at the endpoints of a rank's pairs. Rows of other ranks are fetched once each.
 
+    A block has all pairs of some links: first the links, then a negative sample of each, and so on.
+
     Args:
         links: The pairs, and the route of the rows to fetch.
         num_local: Number of rows of this rank.
         group: The ranks.
         name: Name of the exchange.
+        pairs_per_link: Number of pairs of each link: 1 and its negative samples.
     """
 
-    def __init__(self, links: CandidateLinks, num_local: int, group: Group, name: str) -> None:
+    def __init__(self, links: CandidateLinks, num_local: int, group: Group, name: str, pairs_per_link: int = 1) -> None:
         self.halo = Halo(links.route, group, name=name) if links.route else None
+        by_link = links.pairs.view(pairs_per_link, len(links.pairs) // pairs_per_link, 3)
         self.blocks = [
-            EndpointBatch.of(block[:, :2], block[:, 2], num_local, group.device)
-            for block in links.pairs.split(MAX_PAIRS)
+            EndpointBatch.of(pairs[:, :2], pairs[:, 2], num_local, group.device)
+            for block in by_link.split(max(1, MAX_PAIRS // pairs_per_link), 1)
+            for pairs in (block.flatten(0, 1),)
         ]
 
     def fetch(self, z: Tensor) -> Tensor:
@@ -270,8 +278,8 @@ def selection_matrix(positions: Tensor, num_rows: int) -> Adjacency:
 class LinkTask:
     """Task that trains a model to distinguish links from negative samples.
 
-    The loss is the mean binary cross entropy over the training links of a step and their negative samples. A rank
-    computes the sum over its pairs, divided by the number of pairs on all ranks. Negative samples depend on seed, epoch
+    The loss is the mean over the training links of a step of a loss of each link and its negative samples. A rank
+    computes the sum over its links, divided by the number of links on all ranks. Negative samples depend on seed, epoch
     and link, not on ranks.
 
     Args:
@@ -303,8 +311,14 @@ class LinkTask:
         owner[self.vertices] = group.rank
         owner = group.all_reduce(owner, tag="route").cpu()
         self.assignment = LinkAssignment(
-            links=links, owner=owner, size=group.size, seed=seed, num_negatives=options.negatives
+            links=links,
+            owner=owner,
+            size=group.size,
+            seed=seed,
+            num_negatives=options.negatives,
+            keep_sources=keeps_sources(options.loss),
         )
+        self.sum_losses = make_link_loss(options)
         self.row_of_vertex = torch.full((links.num_vertices,), -1)
         self.row_of_vertex[self.vertices] = torch.arange(len(self.vertices))
         pairs = self.assignment.held_out()
@@ -328,26 +342,20 @@ class LinkTask:
         # 4. Send the gradients of fetched rows back to their owners.
         with self.group.meter.timer("negatives"):
             links, num_links = self._links_of(step)
-            halo, pairs_per_link = (
-                LinkHalo(links, len(z), self.group, "training links"),
-                1 + self.assignment.num_negatives,
-            )
-            labels = z.new_zeros(len(links.pairs))
-            labels[: len(links.pairs) // pairs_per_link] = 1
+            pairs_per_link = 1 + self.assignment.num_negatives
+            halo = LinkHalo(links, len(z), self.group, "training links", pairs_per_link)
         with self.group.meter.timer("decode"):
             leaf = z.detach().requires_grad_()
             fetched_with_grad = halo.fetch(leaf)
             z, fetched = leaf.detach(), fetched_with_grad.detach()
             grad_z, grad_fetched = fill_zeros(self.empty(z)), torch.zeros_like(fetched)
         total = z.new_zeros(())
-        for block, block_labels in zip(halo.blocks, labels.split(MAX_PAIRS), strict=True):
+        for block in halo.blocks:
             with self.group.meter.timer("decode"):
                 rows = block.rows(z, fetched).requires_grad_()
                 scores = block.score(rows, self.decoder)
             logits = scores.detach().requires_grad_()
-            loss = functional.binary_cross_entropy_with_logits(logits, block_labels, reduction="sum") / (
-                num_links * pairs_per_link
-            )
+            loss = self.sum_losses(logits.view(pairs_per_link, -1)) / num_links
             (grad,) = torch.autograd.grad(loss, logits)
             total += loss.detach()
             with self.group.meter.timer("decode"):
