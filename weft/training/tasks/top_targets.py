@@ -205,7 +205,8 @@ def top_scores(
     for block, keys in blocks:
         ids, scores = decode_keys(keys.cpu())
         target_codes = links.codes(block)[:, None] + links.vertex_of_id[ids]
-        hits = (torch.isin(target_codes, codes) & (scores > -torch.inf)).double()
+        position = torch.searchsorted(codes, target_codes).clamp(max=len(codes) - 1)
+        hits = ((codes[position] == target_codes) & (scores > -torch.inf)).double()
         query, _ = links.matching_targets(block, codes)
         num_targets = torch.bincount(query, minlength=len(block))
         for number, k in enumerate(ks):
