@@ -74,20 +74,18 @@ class Links:
             descending = keyed_words(key(DIRECTION), original[:, :2].amin(1), original[:, :2].amax(1)) < 0
             train = train[(original[:, 0] > original[:, 1]) == descending]
         none = edges[:0]
-        types = {name: graph.type_range(name) for name in graph.vertex_types}
-        endpoint_ranges = [[types[side] for side in name.split("|")[::2]] for name in relations]
-        ranges = endpoint_ranges or [[range(graph.num_vertices)] * 2]
+        candidates = endpoint_ranges(graph)
         return cls(
             train=train,
             val=none if graph.val_links is None else graph.val_links,
             test=none if graph.test_links is None else graph.test_links,
             edges=edges,
             num_vertices=graph.num_vertices,
-            num_relations=len(ranges),
-            num_types=max(len(types), 1),
+            num_relations=len(candidates),
+            num_types=max(len(graph.vertex_types), 1),
             symmetric=symmetric,
             typed=bool(relations),
-            candidates=torch.tensor([[(span.start, span.stop) for span in pair] for pair in ranges]),
+            candidates=candidates,
             ids=graph.ids,
         )
 
@@ -238,6 +236,17 @@ class Links:
     def vertex_of_id(self) -> Tensor:
         """Vertex with each original id, int64 [N]."""
         return torch.arange(self.num_vertices) if self.ids is None else self.ids.argsort()
+
+
+def endpoint_ranges(graph: Graph) -> Tensor:
+    """Return the ranges (first, last + 1) of possible endpoints, int64 [R, 2, 2], by relation and side.
+
+    A graph without relations counts as one relation between all vertices.
+    """
+    types = {name: graph.type_range(name) for name in graph.vertex_types}
+    ranges = [[types[side] for side in name.split("|")[::2]] for name in forward_relations(graph)]
+    whole = [[range(graph.num_vertices)] * 2]
+    return torch.tensor([[(span.start, span.stop) for span in pair] for pair in ranges or whole])
 
 
 def keeps_sources(loss: str) -> bool:

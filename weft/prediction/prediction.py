@@ -20,10 +20,21 @@ from weft.config.optimisations import Optimisations
 from weft.config.option import unknown_option
 from weft.data import Graph, GraphShape, VertexNames, as_asked, changed_data, forward_relations, with_inverse_relations
 from weft.nn import Converted, LinkModel, Stack, Workload
+from weft.prediction.link_scores import (
+    LINK_SUFFIXES,
+    TopTargets,
+    check_link_request,
+    read_pairs,
+    scored_columns,
+    sources_of,
+    top_columns,
+    top_of_keys,
+    write_columns,
+)
 from weft.runtime.kernel_selection import KernelSelection
 from weft.runtime.processes.temporary_folder import temporary_folder
 from weft.storage.table_file import HEADERS, TableFile
-from weft.strategies import Plan, get_strategy
+from weft.strategies import Placed, Plan, get_strategy
 from weft.training.artifacts.run_folder import NO_DIGESTS, RunFolder
 from weft.training.artifacts.saved_model import SavedModel
 from weft.training.flag_checks import refuse_foreign_flags, without_foreign_flags
@@ -36,9 +47,10 @@ from weft.training.launch.watchdog import Watchdog
 from weft.training.progress import waiting
 from weft.training.rank import prepare_process, use_kernels_of_rank_zero, use_local_gpu
 from weft.training.run import Run, data_options, load_graph
+from weft.training.tasks.link_prediction import LinkTask
 from weft.training.tasks.losses import num_logits, output_kind
 from weft.training.tasks.row_batching import row_blocks
-from weft.training.tasks.task import graph_for_task
+from weft.training.tasks.task import graph_for_task, make_task
 from weft.utils.errors import InputError, RunError, Stopped, unknown
 from weft.utils.files.file_writing import draft_in, new_file, sync
 from weft.utils.optional_packages import check_extra
@@ -59,11 +71,13 @@ def predict(
     out: str | Path | None = None,
     what: str = "logits",
     layer: int | None = None,
+    top: int | None = None,
+    pairs: Any = None,
     model: nn.Module | str | None = None,
     overwrite: bool = False,
     **options: Any,
-) -> Tensor:
-    """Predict for every vertex of a graph with the best weights of a run.
+) -> Tensor | TopTargets:
+    """Predict for every vertex of a graph with the best weights of a run; with task="link" also for pairs of vertices.
 
     Row v of the result belongs to the vertex with original id v, whose name is `graph.vertex_names[v]` if the graph has
     names. Under torchrun, the ranks of torchrun predict together: each host needs the run's folder and the graph, and
@@ -73,13 +87,17 @@ def predict(
         run: The run, or its folder.
         graph: A graph, its folder or its name, with the same features and relations as the training graph; it may have
             more vertices and edges. Default: the run's own graph, whose held-out links stay held out.
-        out: File to write: .npy, .safetensors or .parquet. A .parquet file has the names of the vertices as its first
-            column. Default: no file.
+        out: File to write: .npy, .safetensors or .parquet; for `top` and `pairs` .parquet or .csv. A .parquet file has
+            the names of the vertices as its first column. Default: no file.
         what: "logits" [N, C] in the model's dtype; "classes", int64 [N], or bool [N, C] if a vertex may have several;
             or "embeddings" [N, F], the output of a layer: of a `weft.nn.Stack` before norm and activation, of a PyG
             model the output of a convolution.
         layer: Number of the layer that gives the embeddings, from 1. Default: the last but one; with task="link" the
             output of the encoder.
+        top: With task="link": number of best targets of each source to return, without the targets of its training
+            links.
+        pairs: With task="link": pairs to score, a table with the columns source, target and, if there are several
+            relations, relation: a path, a DataFrame, a pyarrow.Table or arrays by name.
         model: The custom module, constructed as for the run, or where its class is defined ("package.module:Class").
             Default: the run's configuration names a model of weft.
         overwrite: Replace an existing file.
@@ -88,6 +106,7 @@ def predict(
 
     Returns:
         The rows, mapped from `out` or from an unnamed file. Hosts of torchrun other than rank 0's get no rows, [0, C].
+        For `top`, a TopTargets with source [q], target [q, k] and score [q, k]; for `pairs`, scores [p].
 
     Raises:
         InputError: An argument is wrong.
@@ -96,7 +115,8 @@ def predict(
     """
     require_guard()
     path = None if out is None else Path(out)
-    check_new_file(path, overwrite=overwrite)
+    scores_links = top is not None or pairs is not None
+    check_new_file(path, LINK_SUFFIXES if scores_links else SUFFIXES, overwrite=overwrite)
     for name in options:
         if name not in PLACEMENT_FIELDS:
             raise unknown_option(name, PLACEMENT_FIELDS, "option of a prediction")
@@ -106,10 +126,15 @@ def predict(
     kind = output_kind(*trained) if config.task == "node" else ""  # a graph for link prediction may have no labels
     if what == "classes" and kind == "values":
         raise InputError("--what classes: the run is a regression and has no classes: use --what logits for its values")
-    requested_part(saved.model(model), what, layer)  # checks `what` and `layer` before the graph is loaded
+    if scores_links:
+        check_link_request(config.task, what, layer, top, has_pairs=pairs is not None)
+    else:
+        requested_part(saved.model(model), what, layer)  # checks `what` and `layer` before the graph is loaded
     with waiting("loading the graph", quiet=not is_main_process()):
         loaded = make_on_all_ranks(config, lambda: find_graph(saved, config, graph))
-    part = requested_part(saved.model(model, loaded.typed), what, layer)
+    whole = saved.model(model, loaded.typed)
+    part = whole if scores_links else requested_part(whole, what, layer)
+    pair_ids = None if pairs is None else read_pairs(pairs, loaded)
     prepare_process(config)
     # `reach` would skip the rows of vertices that no label depends on.
     work = Workload(part, loaded, Optimisations.without(f"{config.disable},reach"))
@@ -117,8 +142,8 @@ def predict(
     check_placing(config, work, launched=launched, own_model=model is not None)
     group = join_ranks(f"weft.predict, {what}", config, work)
     with closing_on_error(group), draft_of(path) as draft:
-        plan, choices = plan_with_kernels(config, work, group, saved.folder, predicts=True)
-        rank_work = RowsOfRank(
+        plan, choices = plan_with_kernels(config, work, group, saved.folder, predicts=not scores_links)
+        rank_work: RowsOfRank = RowsOfRank(
             config=config,
             choices=choices,
             what=what,
@@ -126,10 +151,20 @@ def predict(
             draft=draft,
             suffix=path.suffix if path and path.suffix in HEADERS else ".npy",
         )
+        if scores_links:
+            rank_work = LinkScoresOfRank(**vars(rank_work), top=top or 0, pairs=pair_ids)
         rows = launched_rows(rank_work, plan) if launched else rank_work.rows(plan, group)
+        if not on_first_host():
+            return rows
+        targets = top_of_keys(rows, loaded) if top is not None else None
         if path and is_main_process():
-            publish(rows, what, loaded.vertex_names, draft, path)
-    return rows
+            if targets is not None:
+                publish_columns(top_columns(targets, loaded), path)
+            elif pair_ids is not None:
+                publish_columns(scored_columns(pair_ids, rows, loaded), path)
+            else:
+                publish(rows, what, loaded.vertex_names, draft, path)
+    return rows if targets is None else targets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,17 +216,22 @@ class RowsOfRank:
         with Watchdog(group.meter, group.rank, self.config.timeout):
             use_local_gpu(self.config)
             use_kernels_of_rank_zero(self.choices, group)
-            placed, graph = plan.place(group), plan.work.graph
+            placed = plan.place(group)
             with group.meter.during("eval", "the prediction"):
-                ids = torch.arange(graph.num_vertices) if graph.ids is None else graph.ids
-                ids, table, num_computed = ids[placed.rows], None, 0
-                for own_rows, rows in placed.logit_ranges(placed.evaluation(0)):  # several only for a single rank
-                    if table is None:
-                        record = {} if group.rank else self._create(graph.num_vertices, self._values(rows[:0])).record()
-                        table = TableFile.from_record(group.all_gather_object(record)[0])
-                    self._put(group, table, ids[own_rows], rows)
-                    num_computed += len(rows)
-                group.all_gather_object({})
+                return self._fill(placed, group)
+
+    def _fill(self, placed: Placed, group: Group) -> TableFile:
+        """Evaluate the placed model and write this rank's rows. Returns the table once all ranks have written."""
+        graph = placed.graph
+        ids = torch.arange(graph.num_vertices) if graph.ids is None else graph.ids
+        ids, table, num_computed = ids[placed.rows], None, 0
+        for own_rows, rows in placed.logit_ranges(placed.evaluation(0)):  # several only for a single rank
+            if table is None:
+                record = {} if group.rank else self._create(graph.num_vertices, self._values(rows[:0])).record()
+                table = TableFile.from_record(group.all_gather_object(record)[0])
+            self._put(group, table, ids[own_rows], rows)
+            num_computed += len(rows)
+        group.all_gather_object({})
         if table is None or num_computed != len(ids):
             raise RuntimeError(f"{num_computed:,} of {len(ids):,} rows were computed")
         return table
@@ -229,6 +269,38 @@ class RowsOfRank:
             return TableFile.create(self.draft, self.what, shape, values.dtype, self.suffix)
         except OSError as error:
             raise RunError(f"{self.draft}: {error.strerror}: choose a folder with enough space for --out") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkScoresOfRank(RowsOfRank):
+    """Work of a rank in a prediction of links: all ranks compute scores together, and rank 0 writes them to a table.
+
+    The table has the keys of the best targets of each source, int64 [q, k], or the scores of pairs, [p].
+    """
+
+    top: int
+    """Number of targets of each source, k."""
+    pairs: Tensor | None
+    """Pairs to score, by original ids, int64 [p, 3]; None: best targets."""
+
+    def _fill(self, placed: Placed, group: Group) -> TableFile:
+        task, z = make_task(self.config, placed), placed.forward(placed.evaluation(0))
+        assert isinstance(task, LinkTask)
+        vertex_of_id = task.links.vertex_of_id
+        if self.pairs is not None:
+            pairs = torch.cat([vertex_of_id[self.pairs[:, :2]], self.pairs[:, 2:]], 1)
+            num_rows, parts = len(pairs), iter([task.score(z, pairs)])
+        else:
+            sources, relations = sources_of(placed.graph)
+            queries = torch.stack([vertex_of_id[sources], torch.zeros_like(sources), relations], 1)
+            num_rows, parts = len(queries), (keys for _, keys in task.top(z, queries, self.top))
+        table, first = None, 0
+        for part in parts:
+            if not group.rank:
+                table = table or self._create(num_rows, part[:0].cpu())
+                table.put(torch.arange(first, first + len(part)), part.cpu())
+            first += len(part)
+        return TableFile.from_record(group.all_gather_object(table.record() if table else {})[0])
 
 
 def gather_on_rank_0(group: Group, rows: Tensor, counts: Sequence[int]) -> Tensor:
@@ -395,11 +467,12 @@ def check_same_widths(trained: GraphShape, graph: Graph) -> None:
             )
 
 
-def check_new_file(path: Path | None, *, overwrite: bool) -> None:
+def check_new_file(path: Path | None, suffixes: Sequence[str], *, overwrite: bool) -> None:
     """Check that the result can be written to a file.
 
     Args:
         path: The file. None: nothing is checked.
+        suffixes: File formats of the result.
         overwrite: Allow an existing file.
 
     Raises:
@@ -407,8 +480,8 @@ def check_new_file(path: Path | None, *, overwrite: bool) -> None:
     """
     if path is None or not on_first_host():
         return
-    if path.suffix not in SUFFIXES:
-        raise unknown("format of --out", path.suffix, SUFFIXES)
+    if path.suffix not in suffixes:
+        raise unknown("format of --out", path.suffix, suffixes)
     if path.suffix == ".parquet":
         check_extra("pyarrow", f"--out {path}")
     if not path.parent.is_dir():
@@ -456,6 +529,22 @@ def publish(rows: Tensor, what: str, names: VertexNames | None, draft: Path, pat
             return
         sync(draft)
         draft.replace(path)
+    except OSError as error:
+        raise RunError(f"{path}: {error.strerror}: choose a folder with enough space") from error
+
+
+def publish_columns(parts: Iterator[dict[str, list[Any]]], path: Path) -> None:
+    """Write scores of links to the file that was requested.
+
+    Args:
+        parts: Consecutive rows of the file, by column.
+        path: Path of the result.
+
+    Raises:
+        RunError: The file cannot be written.
+    """
+    try:
+        write_columns(parts, path)
     except OSError as error:
         raise RunError(f"{path}: {error.strerror}: choose a folder with enough space") from error
 

@@ -6,7 +6,7 @@ tensor [p, 3] stands for a pair.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -375,6 +375,33 @@ class LinkTask:
         return locate_endpoints(self.assignment, pairs, self.vertices, self.group), len(self.links.train)
 
     @torch.no_grad()
+    def score(self, z: Tensor, pairs: Tensor) -> Tensor:
+        """Return the scores [p] of any pairs. All ranks must call it with the same pairs, and get all scores.
+
+        Args:
+            z: Output rows of the model, [n, D].
+            pairs: The pairs, [p, 3].
+        """
+        scores, assigned = z.new_zeros(len(pairs)), self.assignment.owner[pairs[:, 0]] == self.group.rank
+        ends = locate_endpoints(self.assignment, pairs[assigned], self.vertices, self.group)
+        halo = LinkHalo(ends, len(self.vertices), self.group, "pairs")
+        fetched = halo.fetch(z)
+        local_scores = [block.score(block.rows(z, fetched), self.decoder) for block in halo.blocks]
+        scores[assigned.to(z.device)] = torch.cat(local_scores)
+        return self.group.all_reduce(scores, tag="scores")
+
+    @torch.no_grad()
+    def top(self, z: Tensor, queries: Tensor, k: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the k best targets of each query, block by block; see `top_targets`. All ranks must iterate over it.
+
+        Args:
+            z: Output rows of the model, [n, D].
+            queries: The queries, [q, 3], the same on every rank, ascending by relation.
+            k: Number of targets.
+        """
+        yield from top_targets(z, self.links, queries, k, self.row_of_vertex, self.decoder, self.group)
+
+    @torch.no_grad()
     def counts(self, z: Tensor, step: Step) -> dict[str, float | None]:
         """Return the scores of an evaluation by name. All ranks get all scores.
 
@@ -400,10 +427,7 @@ class LinkTask:
                 results |= rank_scores(split, ranks, self.ranks_at)
             if self.top_at:
                 queries = self.links.queries(self.links.directed(splits[number]))
-                blocks = top_targets(
-                    z, self.links, queries, self.top_at[-1], self.row_of_vertex, self.decoder, self.group
-                )
-                scores_at = top_scores(blocks, self.links, splits[number], self.top_at)
+                scores_at = top_scores(self.top(z, queries, self.top_at[-1]), self.links, splits[number], self.top_at)
                 results |= {f"{split}_{name}": score for name, score in scores_at.items()}
         return results
 

@@ -52,21 +52,17 @@ def decode_keys(keys: Tensor) -> tuple[Tensor, Tensor]:
     return ID_BITS - (keys & ID_BITS), scores
 
 
-def query_blocks(links: Links, queries: Tensor) -> Iterator[tuple[Tensor, range]]:
-    """Yield the queries in blocks of one relation each, which are small enough for all scores of a block.
+def query_blocks(links: Links, queries: Tensor) -> Iterator[Tensor]:
+    """Yield the queries in blocks [b, 3] of one relation each, which are small enough for all scores of a block.
 
     Args:
         links: All links of the graph.
         queries: The queries, ascending by relation.
-
-    Yields:
-        The queries [b, 3] of a block, and the vertices that their relation allows as targets.
     """
     relations, counts = queries[:, 2].unique_consecutive(return_counts=True)
     for relation, same_relation in zip(relations.tolist(), queries.split(counts.tolist()), strict=True):
-        vertices = range(*links.candidates[relation, 1].tolist())
-        for block in same_relation.split(block_size(len(vertices))):
-            yield block, vertices
+        first, stop = links.candidates[relation, 1].tolist()
+        yield from same_relation.split(block_size(stop - first))
 
 
 def top_targets(
@@ -86,19 +82,18 @@ def top_targets(
         group: The ranks.
 
     Yields:
-        The queries of a block, [b, 3], and the keys of their targets, the best first: [b, k], or fewer columns if the
-        relation allows fewer targets. See `decode_keys`.
+        The queries of a block, [b, 3], and the keys of their targets, the best first, [b, k]. See `decode_keys`.
     """
-    for block, allowed in query_blocks(links, queries):
-        rows_here = row_of_vertex[allowed.start : allowed.stop]
-        vertices = (rows_here >= 0).nonzero()[:, 0] + allowed.start  # [c]
-        rows = rows_here[rows_here >= 0]
+    for block in query_blocks(links, queries):
+        first, stop = links.candidates[block[0, 2], 1].tolist()
+        vertices = (row_of_vertex[first:stop] >= 0).nonzero()[:, 0] + first  # [c]
+        rows = row_of_vertex[vertices]
         consecutive = len(rows) > 0 and bool((rows.diff() == 1).all())
         candidates = z[int(rows[0]) : int(rows[-1]) + 1] if consecutive else z[rows.to(z.device)]
         ids = (vertices if links.ids is None else links.ids[vertices]).to(z.device)
         excluded = [part.to(z.device) for part in _excluded(links, block, vertices)]
         query = decoder.query(_source_rows(z, block, row_of_vertex, group), block[:, 2].to(z.device))
-        keys = _keys_of_rank(query, candidates, ids, excluded, min(k, len(allowed)))
+        keys = _keys_of_rank(query, candidates, ids, excluded, k)
         yield block, _best_of_ranks(keys, group)
 
 
@@ -114,9 +109,9 @@ def top_operations(links: Links, queries: Tensor, k: int, width: int, itemsize: 
         size: Number of ranks.
     """
     operations = []
-    for block, allowed in query_blocks(links, queries):
+    for block in query_blocks(links, queries):
         operations.append(all_reduce("ends", len(block) * width, itemsize, size))
-        operations.append(all_reduce("top", len(block) * size * min(k, len(allowed)), 8, size))
+        operations.append(all_reduce("top", len(block) * size * k, 8, size))
     return operations
 
 
@@ -211,7 +206,7 @@ def top_scores(
         num_targets = torch.bincount(query, minlength=len(block))
         for number, k in enumerate(ks):
             first = hits[:, :k]
-            gain = first @ discount[: first.shape[1]]
+            gain = first @ discount[:k]
             best_gain = ideal[num_targets.clamp(max=k) - 1]
             totals[:, number] += torch.stack(
                 [(first.sum(1) / num_targets).sum(), (gain / best_gain).sum(), (first.sum(1) > 0).sum()]
