@@ -356,9 +356,20 @@ def _parser() -> argparse.ArgumentParser:
         metavar="X",
         help="layer whose output rows are the embeddings (default: the last but one)",
     )
+    command.add_argument(
+        "--top", type=integer, metavar="K", help="link: the K best targets of each source, without training links"
+    )
+    command.add_argument(
+        "--pairs", type=Path, metavar="FILE", help="link: score the pairs of a table with the columns source and target"
+    )
     command.add_argument("--model", metavar="X", help="package.module:Class, if the run trained a custom model")
     add_options(command, only=PLACEMENT_FIELDS)
-    command.add_argument("--out", type=Path, required=True, help=".npy, .safetensors, .parquet or .csv file to write")
+    command.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        help=".npy, .safetensors, .parquet or .csv file to write; for --top and --pairs .parquet or .csv",
+    )
     command.add_argument("--overwrite", action="store_true", help="replace an existing file")
     command.set_defaults(command=_predict)
 
@@ -618,6 +629,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _predict(options: argparse.Namespace) -> int:
     """Run `weft predict`."""
+    from weft.prediction.link_scores import TopTargets
     from weft.prediction.prediction import predict
     from weft.training.launch.torchrun import is_main_process
 
@@ -631,12 +643,18 @@ def _predict(options: argparse.Namespace) -> int:
         vertex_type=options.vertex_type,
         ids=options.ids,
         layer=options.layer,
+        top=options.top,
+        pairs=options.pairs,
         model=options.model,
         overwrite=options.overwrite,
         **{name: value for name, value in vars(options).items() if name in PLACEMENT_FIELDS},
     )
+    if isinstance(rows, TopTargets):
+        rows, what = rows.target, "best targets"
+    else:
+        what = "scores" if options.pairs else options.what
     if is_main_process():
-        print_line(f"{options.what} {list(rows.shape)} in {options.out}")
+        print_line(f"{what} {list(rows.shape)} in {options.out}")
     return 0
 
 

@@ -152,6 +152,14 @@ class VertexNames:
         """Return the names as a list of int or str, [N]."""
         return list(self.ids.tolist())
 
+    def take(self, vertices: Tensor) -> list[Any]:
+        """Return the names of some vertices as a list of int or str.
+
+        Args:
+            vertices: Original ids of the vertices, int64 [n].
+        """
+        return list(take_ids(self.ids, vertices.numpy()).tolist())
+
     def slice(self, rows: slice) -> list[Any]:
         """Return the names of a range of vertices as a list of int or str."""
         ids = self.ids

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +21,25 @@ from weft.data.io.graph_parts import gather_parts
 from weft.data.tables.schema import EdgeColumns, Schema, VertexColumns, read_schema
 from weft.data.tables.table_graph import table_parts
 from weft.nn import Converted, Decoder, LinkModel, Stack, Workload
+from weft.prediction.link_scores import (
+    TopTargets,
+    check_link_request,
+    read_pairs,
+    scored_columns,
+    sources_of,
+    top_columns,
+    top_of_keys,
+)
 from weft.prediction.result_file import (
+    SUFFIXES,
+    TABLE_SUFFIXES,
     Kinds,
     ResultFile,
     check_new_file,
     draft_of,
     id_columns,
     parse_what,
+    publish_columns,
     selected_rows,
 )
 from weft.runtime.kernel_selection import KernelSelection
@@ -46,14 +58,27 @@ from weft.training.progress import waiting
 from weft.training.rank import prepare_process, use_kernels_of_rank_zero, use_local_gpu
 from weft.training.run import Run, data_options, load_graph
 from weft.training.tasks.edge_prediction import EdgeAssignment
+from weft.training.tasks.link_prediction import LinkTask
 from weft.training.tasks.losses import num_logits, output_kind
 from weft.training.tasks.row_batching import row_blocks
-from weft.training.tasks.task import graph_for_task
+from weft.training.tasks.task import graph_for_task, make_task
 from weft.utils.errors import InputError, RunError, Stopped
 from weft.utils.terminal import print_message
 
 TRAINING_FIELDS = ("patience", "until", "timeline")
 """Fields of a configuration that affect only training, whatever its strategy."""
+
+
+@overload
+def predict(
+    run: Run | str | Path, graph: Graph | str | Path | None = None, *, top: int, **options: Any
+) -> TopTargets: ...
+
+
+@overload
+def predict(
+    run: Run | str | Path, graph: Graph | str | Path | None = None, *, top: None = None, **options: Any
+) -> Tensor: ...
 
 
 def predict(
@@ -67,11 +92,13 @@ def predict(
     vertex_type: str | None = None,
     ids: Sequence[Any] | str | Path | None = None,
     layer: int | None = None,
+    top: int | None = None,
+    pairs: Any = None,
     model: nn.Module | str | None = None,
     overwrite: bool = False,
     **options: Any,
-) -> Tensor:
-    """Predict for every vertex of a graph, or every labelled edge, with the best weights of a run.
+) -> Tensor | TopTargets:
+    """Predict for every vertex of a graph, every labelled edge, or links, with the best weights of a run.
 
     Row v of the result belongs to the vertex with original id v, whose name is `graph.vertex_names[v]` if the graph has
     names. After a task on edges, row e of logits and classes belongs to edge e of `graph.edge_labels`. Under torchrun,
@@ -97,6 +124,10 @@ def predict(
             Default: all vertices.
         layer: Number of the layer that gives the embeddings, from 1. Default: the last but one; after a task on edges
             or links the output of the encoder.
+        top: With task="link": number of best targets of each source to return, without the targets of its training
+            links.
+        pairs: With task="link": pairs to score, a table with the columns source, target and, if there are several
+            relations, relation: a path, a DataFrame, a pyarrow.Table or arrays by name.
         model: The custom module, constructed as for the run, or where its class is defined ("package.module:Class").
             Default: the run's configuration names a model of weft.
         overwrite: Replace an existing file.
@@ -105,6 +136,7 @@ def predict(
 
     Returns:
         The rows, mapped from `out` or from an unnamed file. Hosts of torchrun other than rank 0's get no rows, [0, C].
+        For `top`, a TopTargets with source [q], target [q, k] and score [q, k]; for `pairs`, scores [p].
 
     Raises:
         InputError: An argument is wrong.
@@ -113,7 +145,8 @@ def predict(
     """
     require_guard()
     path = None if out is None else Path(out)
-    check_new_file(path, overwrite=overwrite)
+    scores_links = top is not None or pairs is not None
+    check_new_file(path, TABLE_SUFFIXES if scores_links else SUFFIXES, overwrite=overwrite)
     names = parse_what(what, path)
     for name in options:
         if name not in PLACEMENT_FIELDS:
@@ -126,12 +159,17 @@ def predict(
     if kind == "values" and not {"classes", "probabilities"}.isdisjoint(names):
         raise InputError(f"--what {what}: the run is a regression and has no classes: use --what logits for its values")
     kinds = Kinds(names=names, multi_label=kind == "labels" or (bool(kind) and num_logits(*trained) == 1))
-    requested_part(saved.model(model), what, layer)  # checks `what` and `layer` before the graph is loaded
+    if scores_links:
+        check_link_request(config.task, what, layer, top, has_pairs=pairs is not None)
+    else:
+        requested_part(saved.model(model), what, layer)  # checks `what` and `layer` before the graph is loaded
     with waiting("loading the graph", quiet=not is_main_process()):
         loaded = make_on_all_ranks(config, lambda: find_graph(saved, config, graph))
     labels = edges_to_predict(saved, loaded) if config.task == "edge" and what != "embeddings" else None
-    selection = selected_rows(loaded, vertex_type, ids, of_edges=labels is not None)
-    part = requested_part(saved.model(model, loaded.typed), what, layer)
+    selection = selected_rows(loaded, vertex_type, ids, of_vertices=labels is None and not scores_links)
+    whole = saved.model(model, loaded.typed)
+    part = whole if scores_links else requested_part(whole, what, layer)
+    pair_ids = None if pairs is None else read_pairs(pairs, loaded)
     prepare_process(config)
     # `reach` would skip the rows of vertices that no label depends on.
     work = Workload(part, loaded, Optimisations.without(f"{config.disable},reach"))
@@ -139,20 +177,33 @@ def predict(
     check_placing(config, work, launched=launched, own_model=model is not None)
     group = join_ranks(f"weft.predict, {what}", config, work)
     with closing_on_error(group), draft_of(path) as draft:
-        plan, choices = plan_with_kernels(config, work, group, saved.folder, predicts=labels is None)
-        rank_work = RowsOfRank(
+        of_vertices = labels is None and not scores_links
+        plan, choices = plan_with_kernels(config, work, group, saved.folder, predicts=of_vertices)
+        rank_work: RowsOfRank = RowsOfRank(
             config=config,
             choices=choices,
             kinds=kinds,
             draft=draft,
             suffix=path.suffix if path and path.suffix in HEADERS else ".npy",
         )
+        if scores_links:
+            rank_work = LinkScoresOfRank(**vars(rank_work), top=top or 0, pairs=pair_ids)
         rows = launched_rows(rank_work, plan) if launched else rank_work.rows(plan, group)
+        if not on_first_host():
+            return rows
+        targets = top_of_keys(rows, loaded) if top is not None else None
         if path and is_main_process():
-            ids_of_rows = id_columns(loaded, labels)
-            file = ResultFile(path=path, kinds=kinds, class_names=loaded.class_names, ids=ids_of_rows)
-            file.publish(rows, selection, draft)
-    return rows if selection is None or not on_first_host() else rows[selection]
+            if targets is not None:
+                publish_columns(top_columns(targets, loaded), path)
+            elif pair_ids is not None:
+                publish_columns(scored_columns(pair_ids, rows, loaded), path)
+            else:
+                ids_of_rows = id_columns(loaded, labels)
+                file = ResultFile(path=path, kinds=kinds, class_names=loaded.class_names, ids=ids_of_rows)
+                file.publish(rows, selection, draft)
+    if targets is not None:
+        return targets
+    return rows if selection is None else rows[selection]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,16 +253,21 @@ class RowsOfRank:
         with Watchdog(group.meter, group.rank, self.config.timeout):
             use_local_gpu(self.config)
             use_kernels_of_rank_zero(self.choices, group)
-            placed, graph, table = plan.place(group), plan.work.graph, None
-            labels = graph.edge_labels if isinstance(placed.model, LinkModel) else None
-            num_rows = graph.num_vertices if labels is None else len(labels.edges)
+            placed = plan.place(group)
             with group.meter.during("eval", "the prediction"):
-                for ids, rows in self._results(placed, labels):  # several only for a single rank
-                    if table is None:
-                        record = {} if group.rank else self._create(num_rows, self._values(rows[:0])).record()
-                        table = TableFile.from_record(group.all_gather_object(record)[0])
-                    self._put(group, table, ids, rows)
-                group.all_gather_object({})
+                return self._fill(placed, group)
+
+    def _fill(self, placed: Placed, group: Group) -> TableFile:
+        """Evaluate the placed model and write this rank's rows. Returns the table once all ranks have written."""
+        graph, table = placed.graph, None
+        labels = graph.edge_labels if isinstance(placed.model, LinkModel) else None
+        num_rows = graph.num_vertices if labels is None else len(labels.edges)
+        for ids, rows in self._results(placed, labels):  # several only for a single rank
+            if table is None:
+                record = {} if group.rank else self._create(num_rows, self._values(rows[:0])).record()
+                table = TableFile.from_record(group.all_gather_object(record)[0])
+            self._put(group, table, ids, rows)
+        group.all_gather_object({})
         assert table is not None
         return table
 
@@ -267,6 +323,38 @@ class RowsOfRank:
             return TableFile.create(self.draft, self.kinds.stored, shape, values.dtype, self.suffix)
         except OSError as error:
             raise RunError(f"{self.draft}: {error.strerror}: choose a folder with enough space for --out") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkScoresOfRank(RowsOfRank):
+    """Work of a rank in a prediction of links: all ranks compute scores together, and rank 0 writes them to a table.
+
+    The table has the keys of the best targets of each source, int64 [q, k], or the scores of pairs, [p].
+    """
+
+    top: int
+    """Number of targets of each source, k."""
+    pairs: Tensor | None
+    """Pairs to score, by original ids, int64 [p, 3]; None: best targets."""
+
+    def _fill(self, placed: Placed, group: Group) -> TableFile:
+        task, z = make_task(self.config, placed), placed.forward(placed.evaluation(0))
+        assert isinstance(task, LinkTask)
+        vertex_of_id = task.links.vertex_of_id
+        if self.pairs is not None:
+            pairs = torch.cat([vertex_of_id[self.pairs[:, :2]], self.pairs[:, 2:]], 1)
+            num_rows, parts = len(pairs), iter([task.score(z, pairs)])
+        else:
+            sources, relations = sources_of(placed.graph)
+            queries = torch.stack([vertex_of_id[sources], torch.zeros_like(sources), relations], 1)
+            num_rows, parts = len(queries), (keys for _, keys in task.top(z, queries, self.top))
+        table, first = None, 0
+        for part in parts:
+            if not group.rank:
+                table = table or self._create(num_rows, part[:0].cpu())
+                table.put(torch.arange(first, first + len(part)), part.cpu())
+            first += len(part)
+        return TableFile.from_record(group.all_gather_object(table.record() if table else {})[0])
 
 
 def gather_on_rank_0(group: Group, rows: Tensor, counts: Sequence[int]) -> Tensor:

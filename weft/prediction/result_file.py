@@ -86,22 +86,22 @@ def parse_what(what: str, path: Path | None) -> tuple[str, ...]:
     return names
 
 
-def selected_rows(graph: Graph, vertex_type: str | None, ids: Any, *, of_edges: bool) -> Tensor | None:
+def selected_rows(graph: Graph, vertex_type: str | None, ids: Any, *, of_vertices: bool) -> Tensor | None:
     """Return the rows to return and to write, int64 [n]; None for all.
 
     Args:
         graph: The graph.
         vertex_type: Name of a vertex type, or None.
         ids: A file whose first column contains names of vertices, or a sequence of names, or None.
-        of_edges: True if rows belong to edges.
+        of_vertices: True if rows belong to vertices.
 
     Raises:
         InputError: If the graph has no such type or id.
     """
     if vertex_type is None and ids is None:
         return None
-    if of_edges:
-        raise InputError("--vertex-type and --ids select vertices, but the run predicts edges: leave them out")
+    if not of_vertices:
+        raise InputError("--vertex-type and --ids select vertices, but rows belong to edges: leave them out")
     of_type = range(graph.num_vertices) if vertex_type is None else graph.type_range(vertex_type)
     vertices = torch.arange(of_type.start, of_type.stop)  # original ids: --order keeps the ids of several types
     if ids is None:
@@ -164,11 +164,12 @@ def types_of(graph: Graph, rows: Tensor) -> list[str]:
     return [graph.vertex_types[number] for number in numbers.tolist()]
 
 
-def check_new_file(path: Path | None, *, overwrite: bool) -> None:
+def check_new_file(path: Path | None, suffixes: Sequence[str], *, overwrite: bool) -> None:
     """Check that the result can be written to a file.
 
     Args:
         path: The file. None: nothing is checked.
+        suffixes: File formats of the result.
         overwrite: Allow an existing file.
 
     Raises:
@@ -176,8 +177,8 @@ def check_new_file(path: Path | None, *, overwrite: bool) -> None:
     """
     if path is None or not on_first_host():
         return
-    if path.suffix not in SUFFIXES:
-        raise unknown("format of --out", path.suffix, SUFFIXES)
+    if path.suffix not in suffixes:
+        raise unknown("format of --out", path.suffix, suffixes)
     if path.suffix in TABLE_SUFFIXES:
         check_extra("pyarrow", f"--out {path}")
     if not path.parent.is_dir():
@@ -241,26 +242,16 @@ class ResultFile:
 
     def _write(self, rows: Tensor, selection: Tensor | None, path: Path) -> None:
         """Write the selected rows to a new file."""
-        if self.path.suffix not in TABLE_SUFFIXES:
-            assert selection is not None
-            path.unlink()
-            shape = (len(selection), *rows.shape[1:])
-            table = TableFile.create(path, self.kinds.stored, shape, rows.dtype, self.path.suffix)
-            table.put(torch.arange(len(selection)), rows[selection])
-            return
-        import pyarrow
-
-        writer = None
-        try:
+        if self.path.suffix in TABLE_SUFFIXES:
             numbers = torch.arange(len(rows)) if selection is None else selection
-            for block, _ in row_blocks([], numbers if selection is not None else rows):
-                arrays = self._columns(rows, numbers[block])
-                if writer is None:
-                    writer = table_writer(path, self.path.suffix, pyarrow.schema(list_fields(arrays)))
-                writer.write_table(pyarrow.table(list(arrays.values()), names=list(arrays)))
-        finally:
-            if writer is not None:
-                writer.close()
+            blocks = (block for block, _ in row_blocks([], rows if selection is None else selection))
+            write_columns((self._columns(rows, numbers[block]) for block in blocks), path, self.path.suffix)
+            return
+        assert selection is not None
+        path.unlink()
+        shape = (len(selection), *rows.shape[1:])
+        table = TableFile.create(path, self.kinds.stored, shape, rows.dtype, self.path.suffix)
+        table.put(torch.arange(len(selection)), rows[selection])
 
     def _columns(self, rows: Tensor, numbers: Tensor) -> dict[str, Any]:
         """Return pyarrow arrays by column for some rows of the table."""
@@ -282,20 +273,38 @@ class ResultFile:
         return {f"{name}_of_vertex" if name in values else name: column for name, column in ids.items()} | values
 
 
-def list_fields(arrays: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Return the name and type of each pyarrow array."""
-    return [(name, array.type) for name, array in arrays.items()]
-
-
-def table_writer(path: Path, suffix: str, schema: Any) -> Any:
-    """Return pyarrow's writer of a file.
+def publish_columns(parts: Iterator[dict[str, Any]], path: Path) -> None:
+    """Write columns to the file that was requested.
 
     Args:
+        parts: Consecutive rows of the file, by column.
+        path: Path of the result, with one of TABLE_SUFFIXES.
+
+    Raises:
+        RunError: The file cannot be written.
+    """
+    try:
+        with new_file(path, flush=True) as draft:
+            write_columns(parts, draft, path.suffix)
+    except OSError as error:
+        raise RunError(f"{path}: {error.strerror}: choose a folder with enough space") from error
+
+
+def write_columns(parts: Iterator[dict[str, Any]], path: Path, suffix: str) -> None:
+    """Write columns to a table file.
+
+    Args:
+        parts: Consecutive rows by column, as lists or arrays of pyarrow; at least one part, which may be empty.
         path: The file.
         suffix: Its format, one of TABLE_SUFFIXES.
-        schema: Names and types of the columns.
     """
+    import pyarrow
     import pyarrow.csv
     import pyarrow.parquet
 
-    return pyarrow.parquet.ParquetWriter(path, schema) if suffix == ".parquet" else pyarrow.csv.CSVWriter(path, schema)
+    first = pyarrow.table(next(parts))
+    writer = pyarrow.parquet.ParquetWriter if suffix == ".parquet" else pyarrow.csv.CSVWriter
+    with writer(path, first.schema) as file:
+        file.write_table(first)
+        for part in parts:
+            file.write_table(pyarrow.table(part, schema=first.schema))

@@ -23,7 +23,17 @@ from weft.data import (
     with_held_out_links,
     with_inverse_relations,
 )
-from weft.nn import Decoder, EdgeDecoder, LinkModel, Unconverted, convert, from_options, make_decoder, parameter_dtype
+from weft.nn import (
+    EMBEDDING_MODELS,
+    Decoder,
+    EdgeDecoder,
+    LinkModel,
+    Unconverted,
+    convert,
+    from_options,
+    make_decoder,
+    parameter_dtype,
+)
 from weft.nn.convert import is_pyg, parameters_of, takes_types, unwrapped
 from weft.strategies import Placed
 from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions
@@ -58,6 +68,11 @@ def graph_for_task(graph: Graph, config: Config) -> Graph:
         train = graph.labels("edge").labelled("train")
         if train is None or not train.any():
             raise InputError(f"{graph.name} has no labelled edge to train on: set some of edge_split to 0 (train)")
+    if config.model in EMBEDDING_MODELS and not graph.in_edges.degree[graph.in_edges.indices.long()].any():
+        raise InputError(
+            f"--model {config.model}: no vertex of {graph.name} with an out-edge has an in-edge, so nothing would be "
+            "propagated: add --inverse-relations"
+        )
     require_trainable(graph, features=not graph.vertex_types, labels=config.task == "node")
     return graph
 
