@@ -371,6 +371,37 @@ def test_ratings_of_a_typed_graph(tmp_path: Path) -> None:
         assert runs[0].summary[score] == pytest.approx(runs[1].summary[score], abs=1e-9), score
 
 
+def test_labels_of_random_link_split() -> None:
+    """PyG's split of ratings gives the same messages and labels, with vertices numbered over all types."""
+    pytest.importorskip("torch_geometric")
+    from torch_geometric.data import HeteroData
+    from torch_geometric.transforms import RandomLinkSplit, ToUndirected
+
+    data = HeteroData()
+    data["user"].x, data["item"].x = torch.randn(40, 3), torch.randn(20, 3)
+    edges = torch.stack([torch.randint(40, (200,)), torch.randint(20, (200,))])
+    rates, back = ("user", "rates", "item"), ("item", "rev_rates", "user")
+    data[rates].edge_index, data[rates].edge_label = edges, torch.rand(200)
+    data = ToUndirected()(data)
+    del data[back].edge_label
+    split = RandomLinkSplit(0.1, 0.2, neg_sampling_ratio=0.0, edge_types=[rates], rev_edge_types=[back])
+    train, val, test = split(data)
+    graph = Graph.from_pyg(train, val=val, test=test, edge_labels=True)
+    labels = graph.edge_labels
+    assert labels is not None
+    assert graph.num_edges == 2 * 140
+    assert [int(mask.sum()) for mask in (labels.train_mask, labels.val_mask, labels.test_mask)] == [140, 20, 40]
+    assert torch.equal(
+        labels.edges[labels.test_mask][:, :2].t(), test[rates].edge_label_index + torch.tensor([[0], [40]])
+    )
+    assert torch.equal(labels.y[labels.val_mask], val[rates].edge_label)
+    with pytest.raises(InputError, match="edge_labels=True needs val and test"):
+        Graph.from_pyg(train, edge_labels=True)
+    del test[rates].edge_label_index
+    with pytest.raises(InputError, match="test has no edge_label_index"):
+        Graph.from_pyg(train, val=val, test=test, edge_labels=True)
+
+
 class Product(nn.Module):
     """A decoder without weights."""
 
