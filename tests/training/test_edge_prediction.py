@@ -150,11 +150,11 @@ def halo_and(num_bytes: Mapping[str, int]) -> Iterable[tuple[str, int]]:
 def check_bytes(group: Group) -> None:
     """Endpoint rows and their gradients are all that the task adds to the trace of the strategy."""
     session = Session("classes", "tensor", group)
+    halo = session.task.training.halo.halo
+    assert halo is not None
     session.group.meter.take("train")
     session.losses()
     counts, trace = group.meter.take("train"), session.plan.trace(group.rank, training=True)
-    halo = session.task.training.halo.halo
-    assert halo is not None
     sent, received = sum(halo.route.sent), sum(halo.route.received)
     assert sent + received
     rows = WIDTH * 8 * (sent + received)  # rows one way, gradients the other way
@@ -267,6 +267,10 @@ def test_runs_resumes_and_predicts(tmp_path: Path) -> None:
 
     table = pyarrow.parquet.read_table(out).to_pydict()
     assert list(table) == ["source", "target", "logit_0", "logit_1"]
+    assert [table["source"], table["target"]] == labels.edges[:, :2].t().tolist()
+    weft.train(data, out=tmp_path / "moved", epochs=6, order="bfs", **options)
+    check_close(weft.predict(tmp_path / "moved", out=out, overwrite=True), logits, "logits in another order")
+    table = pyarrow.parquet.read_table(out).to_pydict()
     assert [table["source"], table["target"]] == labels.edges[:, :2].t().tolist()
     unknown = make(edge_y=torch.full((NUM_EDGES,), -1), edge_split=torch.arange(NUM_EDGES) % 3)
     assert unknown.edge_labels is not None
