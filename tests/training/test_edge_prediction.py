@@ -24,7 +24,7 @@ from tests.lib.session import Given, check_close
 from weft.cli.main import main
 from weft.comm import Group
 from weft.config.config import Config
-from weft.data import EdgeLabels, Graph, GraphShape, reorder
+from weft.data import DataWarning, EdgeLabels, Graph, GraphShape, reorder
 from weft.nn import LinkModel, Workload
 from weft.training.tasks.edge_prediction import EdgeAssignment, EdgeTask
 from weft.training.tasks.scores import binary_auc
@@ -219,6 +219,11 @@ def test_held_out_edges_carry_no_messages() -> None:
     leaky = replace(graph, in_edges=make(edge_y=None).in_edges, edge_features=make(edge_y=None).edge_features)
     with pytest.raises(AssertionError):
         check_split(leaky)
+    with pytest.warns(
+        DataWarning, match=r"all edges of edge_labels.(val|test)_mask are edges of the graph too"
+    ) as seen:
+        graph_for_task(leaky, config_of("classes"))
+    assert len(seen) == 2
 
 
 def test_no_reverse_of_a_held_out_edge_carries_messages() -> None:

@@ -19,6 +19,7 @@ from weft.data.io.described_graph import DescribedGraph as DescribedGraph
 from weft.data.io.described_graph import is_described as is_described
 from weft.data.links import Links as Links
 from weft.data.links import negative_key as negative_key
+from weft.data.links import require_edge_labels as require_edge_labels
 from weft.data.links import require_links as require_links
 from weft.data.links import with_held_out_links as with_held_out_links
 from weft.data.store.digests import changed_data as changed_data
