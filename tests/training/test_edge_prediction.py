@@ -24,7 +24,7 @@ from tests.lib.session import Given, check_close
 from weft.cli.main import main
 from weft.comm import Group
 from weft.config.config import Config
-from weft.data import EdgeLabels, Graph, GraphShape, reorder
+from weft.data import DataWarning, EdgeLabels, Graph, GraphShape, reorder
 from weft.nn import LinkModel, Workload
 from weft.training.tasks.edge_prediction import EdgeAssignment, EdgeTask
 from weft.training.tasks.scores import binary_auc
@@ -150,11 +150,11 @@ def halo_and(num_bytes: Mapping[str, int]) -> Iterable[tuple[str, int]]:
 def check_bytes(group: Group) -> None:
     """Endpoint rows and their gradients are all that the task adds to the trace of the strategy."""
     session = Session("classes", "tensor", group)
+    halo = session.task.training.halo.halo
+    assert halo is not None
     session.group.meter.take("train")
     session.losses()
     counts, trace = group.meter.take("train"), session.plan.trace(group.rank, training=True)
-    halo = session.task.training.halo.halo
-    assert halo is not None
     sent, received = sum(halo.route.sent), sum(halo.route.received)
     assert sent + received
     rows = WIDTH * 8 * (sent + received)  # rows one way, gradients the other way
@@ -219,6 +219,11 @@ def test_held_out_edges_carry_no_messages() -> None:
     leaky = replace(graph, in_edges=make(edge_y=None).in_edges, edge_features=make(edge_y=None).edge_features)
     with pytest.raises(AssertionError):
         check_split(leaky)
+    with pytest.warns(
+        DataWarning, match=r"all edges of edge_labels.(val|test)_mask are edges of the graph too"
+    ) as seen:
+        graph_for_task(leaky, config_of("classes"))
+    assert len(seen) == 2
 
 
 def test_no_reverse_of_a_held_out_edge_carries_messages() -> None:
@@ -267,6 +272,10 @@ def test_runs_resumes_and_predicts(tmp_path: Path) -> None:
 
     table = pyarrow.parquet.read_table(out).to_pydict()
     assert list(table) == ["source", "target", "logit_0", "logit_1"]
+    assert [table["source"], table["target"]] == labels.edges[:, :2].t().tolist()
+    weft.train(data, out=tmp_path / "moved", epochs=6, order="bfs", **options)
+    check_close(weft.predict(tmp_path / "moved", out=out, overwrite=True), logits, "logits in another order")
+    table = pyarrow.parquet.read_table(out).to_pydict()
     assert [table["source"], table["target"]] == labels.edges[:, :2].t().tolist()
     unknown = make(edge_y=torch.full((NUM_EDGES,), -1), edge_split=torch.arange(NUM_EDGES) % 3)
     assert unknown.edge_labels is not None
@@ -369,6 +378,37 @@ def test_ratings_of_a_typed_graph(tmp_path: Path) -> None:
     ]
     for score in ("loss", "test_mse", "test_mae", "test_r2"):
         assert runs[0].summary[score] == pytest.approx(runs[1].summary[score], abs=1e-9), score
+
+
+def test_labels_of_random_link_split() -> None:
+    """PyG's split of ratings gives the same messages and labels, with vertices numbered over all types."""
+    pytest.importorskip("torch_geometric")
+    from torch_geometric.data import HeteroData
+    from torch_geometric.transforms import RandomLinkSplit, ToUndirected
+
+    data = HeteroData()
+    data["user"].x, data["item"].x = torch.randn(40, 3), torch.randn(20, 3)
+    edges = torch.stack([torch.randint(40, (200,)), torch.randint(20, (200,))])
+    rates, back = ("user", "rates", "item"), ("item", "rev_rates", "user")
+    data[rates].edge_index, data[rates].edge_label = edges, torch.rand(200)
+    data = ToUndirected()(data)
+    del data[back].edge_label
+    split = RandomLinkSplit(0.1, 0.2, neg_sampling_ratio=0.0, edge_types=[rates], rev_edge_types=[back])
+    train, val, test = split(data)
+    graph = Graph.from_pyg(train, val=val, test=test, edge_labels=True)
+    labels = graph.edge_labels
+    assert labels is not None
+    assert graph.num_edges == 2 * 140
+    assert [int(mask.sum()) for mask in (labels.train_mask, labels.val_mask, labels.test_mask)] == [140, 20, 40]
+    assert torch.equal(
+        labels.edges[labels.test_mask][:, :2].t(), test[rates].edge_label_index + torch.tensor([[0], [40]])
+    )
+    assert torch.equal(labels.y[labels.val_mask], val[rates].edge_label)
+    with pytest.raises(InputError, match="edge_labels=True needs val and test"):
+        Graph.from_pyg(train, edge_labels=True)
+    del test[rates].edge_label_index
+    with pytest.raises(InputError, match="test has no edge_label_index"):
+        Graph.from_pyg(train, val=val, test=test, edge_labels=True)
 
 
 class Product(nn.Module):

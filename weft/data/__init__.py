@@ -21,6 +21,7 @@ from weft.data.links import Links as Links
 from weft.data.links import endpoint_ranges as endpoint_ranges
 from weft.data.links import keeps_sources as keeps_sources
 from weft.data.links import negative_key as negative_key
+from weft.data.links import require_edge_labels as require_edge_labels
 from weft.data.links import require_links as require_links
 from weft.data.links import with_held_out_links as with_held_out_links
 from weft.data.store.digests import changed_data as changed_data

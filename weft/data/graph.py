@@ -34,7 +34,7 @@ from weft.data.fields import GraphFields, Labels
 from weft.data.io.graph_parts import gather_parts
 from weft.data.io.other_libraries import NODE, SOURCE, TARGET, dgl_fields, matrix_edges, network_tables
 from weft.data.io.pyg import PygGraph, from_pyg, to_pyg
-from weft.data.io.pyg_links import with_split_links
+from weft.data.io.pyg_links import with_split_labels, with_split_links
 from weft.data.splits import SHARES, random_split, split_by_time
 from weft.data.store.check_record import record_check
 from weft.data.store.store import read_store, save
@@ -518,7 +518,13 @@ class Graph(GraphFields, Labels):
 
     @classmethod
     def from_pyg(
-        cls, data: PygGraph, *, name: str = "graph", val: PygGraph | None = None, test: PygGraph | None = None
+        cls,
+        data: PygGraph,
+        *,
+        name: str = "graph",
+        val: PygGraph | None = None,
+        test: PygGraph | None = None,
+        edge_labels: bool = False,
     ) -> Graph:
         """Return a graph from a PyG Data or HeteroData, or from the three that RandomLinkSplit returns.
 
@@ -527,8 +533,18 @@ class Graph(GraphFields, Labels):
             name: Name of the graph in messages.
             val: Second result of RandomLinkSplit, whose positive links become val_links; `data` is the first.
             test: Third result of RandomLinkSplit, whose positive links become test_links.
+            edge_labels: True if `edge_label` of the three is a label to predict, such as a rating; the links then
+                become `Graph.edge_labels`.
+
+        Raises:
+            InputError: An attribute is wrong; the message names it.
         """
-        return cls.of(with_split_links(from_pyg(data, name=name), data, val, test))
+        fields = from_pyg(data, name=name)
+        if not edge_labels:
+            return cls.of(with_split_links(fields, data, val, test))
+        if val is None or test is None:
+            raise InputError("edge_labels=True needs val and test: give all results of RandomLinkSplit")
+        return cls.of(with_split_labels(fields, data, val, test))
 
     def to_pyg(self) -> PygGraph:
         """Return a PyG HeteroData if there are several vertex types, else a Data; see weft.data.io.pyg."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from weft.data.adjacency import Adjacency
 from weft.data.checks.tensor_checks import DataWarning
+from weft.data.fields import EdgeLabels
 from weft.data.graph import Graph
 from weft.data.inverse_relations import forward_relations
 from weft.utils.errors import InputError
@@ -417,3 +418,28 @@ def require_links(graph: Graph) -> None:
             DataWarning,
             stacklevel=4,
         )
+
+
+def require_edge_labels(graph: Graph) -> None:
+    """Check that a model of labels of edges can be trained: at least one labelled edge trains.
+
+    Warns (DataWarning) if all edges to validate or test on are edges of the graph too, because edges carry messages. A
+    few may be, if there are several edges between two vertices.
+
+    Raises:
+        InputError: If there are no labels of edges, or none to train on.
+    """
+    labels = graph.labels("edge")
+    assert isinstance(labels, EdgeLabels)
+    if not len(labels.training_pairs()):
+        raise InputError(f"{graph.name} has no labelled edge to train on: set some of edge_split to 0 (train)")
+    size = (graph.num_vertices, max(len(graph.relations), 1))
+    edges = encode_links(all_triples(graph), *size)
+    for name, mask in (("val_mask", labels.val_mask), ("test_mask", labels.test_mask)):
+        if mask.any() and torch.isin(encode_links(labels.edges[mask], *size), edges).all():
+            warnings.warn(
+                f"{graph.name}: all edges of edge_labels.{name} are edges of the graph too, so scores are too high: "
+                "remove them from the edges",
+                DataWarning,
+                stacklevel=4,
+            )

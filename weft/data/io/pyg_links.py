@@ -1,4 +1,4 @@
-"""Held-out links from the three graphs that PyG's RandomLinkSplit returns."""
+"""Held-out links, or labels of edges, from the three graphs that PyG's RandomLinkSplit returns."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from weft.data.checks.tensor_checks import DataWarning, vertex_ids
-from weft.data.fields import GraphFields
+from weft.data.checks.tensor_checks import DataWarning, as_labels, vertex_ids
+from weft.data.fields import EdgeLabels, GraphFields
 from weft.data.io.pyg import PygGraph, read
 from weft.data.vertex_types import type_range
 from weft.utils.errors import InputError, readable
@@ -26,6 +26,8 @@ class SplitLinks(NamedTuple):
     """int64 [m, 3]: links with label 1, as rows (source, target, relation)."""
     num_negatives: int
     """Number of links with label 0."""
+    y: Tensor
+    """Label of each link, [m, ...]."""
 
 
 def with_split_links(fields: GraphFields, data: PygGraph, val: PygGraph | None, test: PygGraph | None) -> GraphFields:
@@ -73,6 +75,37 @@ def with_split_links(fields: GraphFields, data: PygGraph, val: PygGraph | None, 
     return replace(fields, **held_out)
 
 
+def with_split_labels(fields: GraphFields, data: PygGraph, val: PygGraph, test: PygGraph) -> GraphFields:
+    """Return a graph with labels of edges, the `edge_label` of the three graphs that RandomLinkSplit returns.
+
+    Args:
+        fields: The graph that was read from `data`.
+        data: First result of RandomLinkSplit.
+        val: Second result.
+        test: Third result.
+
+    Raises:
+        InputError: If one of them has no labels, or labels of links that weft cannot represent.
+    """
+    parts = []
+    with readable("data", "give the graphs that RandomLinkSplit returns"):
+        for name, part in (("data", data), ("val", val), ("test", test)):
+            links = split_links(part, fields, name, labelled=True)
+            if links is None:
+                raise InputError(f"{name} has no {LABELLED}: give the graph that RandomLinkSplit returns for it")
+            parts.append(links)
+    require_edges(fields, parts[0].links)
+    split = torch.arange(3).repeat_interleave(torch.tensor([len(part.links) for part in parts]))
+    labels = EdgeLabels(
+        edges=torch.cat([part.links for part in parts]),
+        y=as_labels(torch.cat([part.y for part in parts])),
+        train_mask=split == 0,
+        val_mask=split == 1,
+        test_mask=split == 2,
+    )
+    return replace(fields, edge_labels=labels)
+
+
 def require_edges(fields: GraphFields, links: Tensor) -> None:
     """Check that training links are edges in one direction at least.
 
@@ -94,42 +127,45 @@ def require_edges(fields: GraphFields, links: Tensor) -> None:
         )
 
 
-def split_links(data: PygGraph, fields: GraphFields, place: str) -> SplitLinks | None:
+def split_links(data: PygGraph, fields: GraphFields, place: str, *, labelled: bool = False) -> SplitLinks | None:
     """Return the links of one of the graphs that RandomLinkSplit returns; None if there are none.
 
     Args:
         data: The PyG graph.
         fields: The graph that was read from the first of them.
         place: Name of the PyG graph in errors.
+        labelled: True if edge_label is a label to predict, instead of 1 for a link and 0 for a negative sample.
 
     Raises:
         InputError: If links have other labels than 0 and 1, or do not say which of several relations they have.
     """
     if not hasattr(data, "edge_types"):
-        links = positive_links(data, place)
+        links = positive_links(data, place, labelled=labelled)
         if links is not None and fields.relations:
             raise InputError(f"{place}.{LABELLED} has no relations: give val_links and test_links of Graph.from_edges")
         return links
-    parts, num_negatives = [], 0
+    parts, labels, num_negatives = [], [], 0
     for relation in data.edge_types:
         name = "|".join(relation)
-        part = positive_links(data[relation], f"{place}[{', '.join(relation)}]")
+        part = positive_links(data[relation], f"{place}[{', '.join(relation)}]", labelled=labelled)
         if part is None:
             continue
         if name not in fields.relations:
             raise InputError(f"{place} has links of {name}, which data does not have: give the same relations in all")
         firsts = [type_range(fields, vertex_type).start for vertex_type in relation[::2]]
         parts.append(part.links + torch.tensor([*firsts, fields.relations.index(name)]))
+        labels.append(part.y)
         num_negatives += part.num_negatives
-    return SplitLinks(torch.cat(parts), num_negatives) if parts else None
+    return SplitLinks(torch.cat(parts), num_negatives, torch.cat(labels)) if parts else None
 
 
-def positive_links(store: Any, place: str) -> SplitLinks | None:
+def positive_links(store: Any, place: str, *, labelled: bool) -> SplitLinks | None:
     """Return the links of a Data or of one relation, with relation 0; None if there are none.
 
     Args:
         store: The Data, or the store of a relation.
         place: Name of the store in errors.
+        labelled: True if edge_label is a label to predict, instead of 1 for a link and 0 for a negative sample.
 
     Raises:
         InputError: If links have other labels than 0 and 1, or another shape.
@@ -138,13 +174,14 @@ def positive_links(store: Any, place: str) -> SplitLinks | None:
     pairs, label = read(store, name), read(store, "edge_label") if name == LABELLED else None
     if pairs is None:
         return None
-    if pairs.dim() != 2 or len(pairs) != 2 or (label is not None and label.shape != pairs.shape[1:]):
+    if pairs.dim() != 2 or len(pairs) != 2 or (label is not None and label.shape[:1] != pairs.shape[1:]):
         raise InputError(f"{place}.{name} has shape {list(pairs.shape)}: links are [2, m], with one edge_label each")
     links = torch.stack([vertex_ids(f"{place}.{name}[{row}]", pairs[row]).long() for row in (0, 1)], 1)
-    positive = torch.ones(len(links), dtype=torch.bool) if label is None else label == 1
-    if label is not None and not (positive | (label == 0)).all():
+    label = torch.ones(len(links), dtype=torch.int64) if label is None else label
+    positive = torch.ones(len(links), dtype=torch.bool) if labelled else label == 1
+    if not labelled and not (positive | (label == 0)).all():
         raise InputError(f"{place}.edge_label has other values than 0 and 1: weft predicts links, not their classes")
     negatives = read(store, NEGATIVE) if name == POSITIVE else None
     num_negatives = int((~positive).sum()) if negatives is None else negatives.shape[1]
-    links = links[positive]
-    return SplitLinks(torch.cat([links, torch.zeros(len(links), 1, dtype=torch.int64)], 1), num_negatives)
+    links = torch.nn.functional.pad(links[positive], (0, 1))
+    return SplitLinks(links, num_negatives, label[positive])

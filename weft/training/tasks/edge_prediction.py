@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -129,8 +130,13 @@ class EdgeTask:
         assignment = EdgeAssignment(labels, rows, num_vertices, group)
         self.of_edges = NodeTask(labels, assignment.edges, group, loss=loss, metrics=metrics)
         """Loss and metrics, given the logits of this rank's edges."""
-        self.scored = assignment.rows_of(assignment.edges)
-        self.training = assignment.rows_of(assignment.edges[self.of_edges.labelled["train"][assignment.edges]])
+        self.assignment, self.scored = assignment, assignment.rows_of(assignment.edges)
+
+    @cached_property
+    def training(self) -> EdgeRows:
+        """Training edges of this rank, for steps on all of them."""
+        edges = self.assignment.edges
+        return self.assignment.rows_of(edges[self.of_edges.labelled["train"][edges]])
 
     def loss(self, z: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """Compute loss and gradient of a step, and set the gradients of the decoder's parameters.
@@ -151,13 +157,13 @@ class EdgeTask:
             fetched_with_grad = edge_rows.halo.fetch(leaf)
             z, fetched = leaf.detach(), fetched_with_grad.detach()
             grad_z, grad_fetched = fill_zeros(self.empty(z)), torch.zeros_like(fetched)
-        total = z.new_zeros(())
+        losses = []
         for block, edges in edge_rows.blocks:
             with meter.timer("decode"):
                 rows = block.rows(z, fetched).requires_grad_()
                 logits = edge_rows.decode(block, rows, edges, self.decoder)
             loss, grad = self.of_edges.loss(logits, replace(step, vertices=edges))
-            total += loss
+            losses.append(loss)
             with meter.timer("decode"):
                 logits.backward(grad)
                 assert rows.grad is not None
@@ -165,7 +171,7 @@ class EdgeTask:
         with meter.timer("decode"):
             if edge_rows.halo.halo:
                 grad_z += torch.autograd.grad(fetched_with_grad, leaf, grad_fetched)[0]
-        return total, grad_z
+        return torch.stack(losses).sum(), grad_z
 
     def counts(self, z: Tensor, step: Step) -> MetricCounts:
         """Return the results of an evaluation by split and metric; see `NodeTask.counts`.

@@ -18,6 +18,7 @@ from weft.data import (
     Graph,
     GraphShape,
     forward_relations,
+    require_edge_labels,
     require_links,
     require_trainable,
     with_held_out_links,
@@ -65,9 +66,7 @@ def graph_for_task(graph: Graph, config: Config) -> Graph:
             # Only now, since an inverse of a held-out edge would give the edge away.
             graph = with_inverse_relations(graph)
     if config.task == "edge":
-        train = graph.labels("edge").labelled("train")
-        if train is None or not train.any():
-            raise InputError(f"{graph.name} has no labelled edge to train on: set some of edge_split to 0 (train)")
+        require_edge_labels(graph)
     if config.model in EMBEDDING_MODELS and not graph.in_edges.degree[graph.in_edges.indices.long()].any():
         raise InputError(
             f"--model {config.model}: no vertex of {graph.name} with an out-edge has an in-edge, so nothing would be "
