@@ -71,7 +71,8 @@ def read_pairs(source: Any, graph: Graph) -> Tensor:
     columns = ("source", "target", "relation") if len(relations) > 1 else ("source", "target")
     require_columns(table, columns, "--pairs")
     names, row, edges = graph.vertex_names, 0, []
-    index = None if names is None else NameIndex(names.ids, names.column)
+    ids_of_vertices = np.arange(graph.num_vertices) if names is None else names.ids  # texts in CSV files are converted
+    index = NameIndex(ids_of_vertices, "id" if names is None else names.column)
     vertices = TypeOfVertices(count=graph.num_vertices, index=index)
     for part in table.parts({"source": ID, "target": ID}):
         places = {column: f"{table.place}: column '{column}'" for column in ("source", "target")}

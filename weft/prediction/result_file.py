@@ -159,7 +159,12 @@ def names_of(names: Ids | None, vertices: Tensor | None, rows: Tensor) -> list[A
 
 
 def types_of(graph: Graph, rows: Tensor) -> list[str]:
-    """Return the names of the types of some vertices, by original ids [n], whose types are consecutive ranges too."""
+    """Return the names of the types of some vertices.
+
+    Args:
+        graph: The graph, whose types have consecutive original ids.
+        rows: Original ids of the vertices, int64 [n].
+    """
     numbers = torch.bucketize(rows, torch.tensor(graph.type_offsets[1:]), right=True)
     return [graph.vertex_types[number] for number in numbers.tolist()]
 
