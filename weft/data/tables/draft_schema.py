@@ -25,7 +25,7 @@ class DraftTable:
     path: Path
     """The file."""
     table: InputTable
-    """Its columns."""
+    """Contents of the file."""
     key: str | None = None
     """Column that identifies the rows; None: no column does."""
     index: NameIndex | None = None
