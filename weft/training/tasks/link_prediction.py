@@ -25,6 +25,7 @@ from weft.training.tasks.ranking import auc, filtered_ranks, rank_scores, rankin
 from weft.training.tasks.row_batching import add_rows, fill_zeros, take_rows
 from weft.training.tasks.scores import values_of_k
 from weft.training.tasks.top_targets import TOP_METRICS, top_operations, top_scores, top_targets
+from weft.utils.dtypes import sum_dtype
 
 MAX_PAIRS = 1 << 16
 """Number of pairs that are scored at once, to bound memory."""
@@ -399,12 +400,13 @@ class LinkTask:
             z: Output rows of the model, [n, D].
             pairs: The pairs, [p, 3].
         """
-        scores, assigned = z.new_zeros(len(pairs)), self.assignment.owner[pairs[:, 0]] == self.group.rank
+        scores = z.new_zeros(len(pairs), dtype=sum_dtype(z.dtype))
+        assigned = self.assignment.owner[pairs[:, 0]] == self.group.rank
         ends = locate_endpoints(self.assignment, pairs[assigned], self.vertices, self.group)
         halo = LinkHalo(ends, len(self.vertices), self.group, "pairs")
         fetched = halo.fetch(z)
         local_scores = [block.score(block.rows(z, fetched), self.decoder) for block in halo.blocks]
-        scores[assigned.to(z.device)] = torch.cat(local_scores)
+        scores[assigned.to(z.device)] = torch.cat(local_scores).to(scores.dtype)
         return self.group.all_reduce(scores, tag="scores")
 
     @torch.no_grad()
