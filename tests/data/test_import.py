@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import pickle
-import re
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -39,7 +38,8 @@ def frames() -> tuple[Any, Any]:
     """Return the graph as two data frames, of vertices and edges."""
     pandas = pytest.importorskip("pandas")
     x, y = np.array(X), [None if label < 0 else label for label in Y]
-    vertices = pandas.DataFrame({"user": IDS, "a": x[:, 0], "b": x[:, 1], "y": y, "part": SPLIT})
+    labels = pandas.array(y, dtype="Int64")
+    vertices = pandas.DataFrame({"user": IDS, "a": x[:, 0], "b": x[:, 1], "y": labels, "part": SPLIT})
     endpoints = [[IDS[v] for v in ids] for ids in (SOURCE, TARGET)]
     return vertices, pandas.DataFrame({"src": endpoints[0], "dst": endpoints[1], "w": WEIGHT})
 
@@ -73,7 +73,7 @@ def by_files(folder: Path, suffix: str, write: Callable[[Any, Path], None]) -> G
     paths = [folder / f"{name}{suffix}" for name in ("vertices", "graph")]
     for frame, path in zip(frames(), paths, strict=True):
         write(frame, path)
-    words = ["data", "import", "--vertices", paths[0], "--edges", paths[1], "--features", "a,b"]
+    words = ["data", "import", "--vertices", paths[0], "--edges", paths[1], "--features", "a:raw,b:raw"]
     words += [word for name, column in COLUMNS.items() for word in (f"--{name}", column)]
     assert main([str(word) for word in [*words, "--out", folder / "store"]]) == 0
     return Graph.open(folder / "store")
@@ -81,13 +81,13 @@ def by_files(folder: Path, suffix: str, write: Callable[[Any, Path], None]) -> G
 
 def by_frames(folder: Path) -> Graph:
     del folder
-    return Graph.from_tables(*frames(), features=["a", "b"], **COLUMNS)
+    return Graph.from_tables(*frames(), features=["a:raw", "b:raw"], **COLUMNS)
 
 
 def by_index(folder: Path) -> Graph:
     del folder
     vertices, edges = frames()
-    return Graph.from_tables(vertices.set_index("user"), edges, features=["a", "b"], **COLUMNS)
+    return Graph.from_tables(vertices.set_index("user"), edges, features=["a:raw", "b:raw"], **COLUMNS)
 
 
 def by_arrays(folder: Path) -> Graph:
@@ -242,13 +242,20 @@ def changed(**columns: Any) -> dict[str, Any]:
         ({"a": [["u"]] * 6}, {}, ["column 'a', row 0: ['u'] is no number"]),
         ({"y": [["u"]] * 6}, {}, ["column 'y', row 0: ['u'] is no number"]),
         ({}, {"features": ["a", "b", "a"]}, ["--features names column 'a' twice"]),
-        ({"a": [1, 2, None, 4, 5, 6]}, {}, ["vertices: column 'a', row 2: is missing", "leave the column out"]),
-        ({"a": [1, 2, 1e300, 4, 5, 6]}, {}, ["vertices: column 'a', row 2: is infinite"]),
-        ({"a": list("uvwxyz")}, {}, ["vertices: column 'a', row 0: 'u' is no number: leave the column out"]),
+        ({"a": [1, 2, None, 4, 5, 6]}, {"features": "a:raw"}, ["vertices: column 'a', row 2: is missing: fill it in"]),
+        (
+            {"a": [1, 2, 1e300, 4, 5, 6]},
+            {"features": "a:raw"},
+            ["vertices: column 'a', row 2: is infinite or above 3e38"],
+        ),
+        ({"a": [1, 2, np.inf, 4, 5, 6]}, {}, ["vertices: column 'a', row 2: is infinite"]),
+        ({"a": list("uvwxyz")}, {"features": "a:log"}, ["vertices: column 'a', row 0: 'u' is no number: correct it"]),
+        ({"a": list("12x456")}, {}, ["vertices: column 'a': contains numbers and texts such as 'x': correct them"]),
         ({"w": [1, 2, None, 4, 5, 6, 7]}, {}, ["edges: column 'w', row 2: is missing"]),
-        ({"y": list("uvwxyz")}, {}, ["column 'y', row 0: 'u' is no number: give class numbers from 0, "]),
-        ({"a": [None] * 6}, {}, ["vertices: column 'a', row 0: None is no number"]),
-        ({"y": ["1", "0", "x", None, "1", "0"]}, {}, ["column 'y', row 2: 'x' is no number"]),
+        ({"y": list("uvwxyz")}, {"label_kind": "values"}, ["column 'y': contains text: leave out --label-kind"]),
+        ({"y": [1.0, 0, 1, None, 0, 1]}, {}, ["column 'y': contains whole numbers as floats", "--label-kind classes"]),
+        ({"a": [None] * 6}, {}, ["vertices: column 'a': no training row has a value: leave the column out"]),
+        ({"y": ["1", "0", "x", None, "1", "0"]}, {}, ["column 'y': contains numbers and texts such as 'x'"]),
         ({"y": np.arange(6).astype("M8[D]")}, {}, ["column 'y', row 0: datetime.datetime(1970, 1, 1, 0, 0) is no"]),
         ({"part": ["train", "tset", *SPLIT[2:]]}, {}, ["column 'part', row 1: 'tset' is not train, val, test"]),
         ({}, {"label": "why"}, ["vertices: unknown column of --label 'why'"]),
@@ -277,7 +284,7 @@ def test_large_numbers_that_become_equal_in_float32_warn(
     monkeypatch.setattr(edge_list, "BLOCK_ENTRIES", 2 * part_rows)
     times = np.array([1_700_000_000, 1_700_000_001, 1_700_001_000] * 2)
     edges = {"src": SOURCE[:6], "dst": TARGET[:6], "w": times, "f": times / 1e9}
-    options = {"source": "src", "target": "dst", "weight": "w", "edge_features": "f", "features": "t"}
+    options = {"source": "src", "target": "dst", "weight": "w", "edge_features": "f", "features": "t:raw"}
     count = 1 if part_rows > 3 else 2
     with pytest.warns(DataWarning) as caught:
         Graph.from_tables({"t": times}, edges, **options)
@@ -330,9 +337,8 @@ def test_missing_values_and_types_of_arrow() -> None:
     masked = Graph.from_tables({"y": np.ma.array([1, 2, 3], mask=[0, 1, 0])}, {"source": [0], "target": [1]}, label="y")
     assert masked.y is not None
     assert masked.y.tolist() == [1, -1, 3]
-    for column, text in (("list", "['u']"), ("y", "is missing")):
-        with pytest.raises(InputError, match=rf"column '{column}', row {int(column == 'y')}: {re.escape(text)}"):
-            Graph.from_tables(pyarrow.table(named), {"source": [0], "target": [1]}, features=column)
+    with pytest.raises(InputError, match=r"column 'list', row 0: \['u'\] is no number"):
+        Graph.from_tables(pyarrow.table(named), {"source": [0], "target": [1]}, features="list")
 
 
 def test_errors_of_pyarrow_are_printed_to_their_end(tmp_path: Path) -> None:
@@ -347,7 +353,7 @@ def test_errors_in_csv_files_name_the_line(tmp_path: Path) -> None:
     (tmp_path / "v.csv").write_text("id,a\n1,2\n2,x\n")
     (tmp_path / "e.csv").write_text("source,target\n1,2\n")
     with pytest.raises(InputError) as error:
-        Graph.from_tables(tmp_path / "v.csv", tmp_path / "e.csv", id="id", features="a")
+        Graph.from_tables(tmp_path / "v.csv", tmp_path / "e.csv", id="id", features="a:standard")
     assert_one_line(error, "v.csv: column 'a', line 3: 'x' is no number")
 
 

@@ -73,16 +73,16 @@ def test_whole_floats_are_values_and_readers_warn(y: torch.Tensor, tmp_path: Pat
 
 
 def test_columns_of_whole_numbers() -> None:
-    """A column of whole numbers contains classes; --label-kind decides, and many classes need it."""
+    """Integers are classes; for whole numbers as floats, --label-kind decides."""
     edges = {"source": [0], "target": [1]}
-    for kind, expected in (("", "classes"), ("classes", "classes"), ("values", "values")):
+    for kind, expected in (("classes", "classes"), ("values", "values")):
         read = Graph.from_tables({"y": [2.0, 0.0, math.nan, 1.0]}, edges, label="y", label_kind=kind)
         assert read.label_kind == expected
         assert read.labelled("train") is not None
         assert has_label(read.y).tolist() == [True, True, False, True]  # type: ignore[arg-type]
     many = np.arange(200.0)
-    with pytest.warns(DataWarning, match="column 'y' contains 200 different whole numbers, .* --label-kind values"):
-        assert Graph.from_tables({"y": many}, edges, label="y").num_classes == 200
+    with pytest.raises(InputError, match=r"column 'y': contains whole numbers as floats, .* --label-kind values"):
+        Graph.from_tables({"y": many}, edges, label="y")
     assert Graph.from_tables({"y": many.astype(int)}, edges, label="y").num_classes == 200
     assert Graph.from_tables({"y": many}, edges, label="y", label_kind="classes").num_classes == 200
     for options, message in (

@@ -92,6 +92,18 @@ def write_datasets(folder: Path) -> None:
         for name in ("valid_triples", "test_triples")
     }
     np.savez(folder / "cora.npz", x=features, **labelled)
+    buys = np.unique(np.stack([edges[0], edges[1] % 30]), axis=1)
+    buys = buys[:, random.permutation(buys.shape[1])]
+    np.savez(
+        folder / "bipartite_amazon-book.npz",
+        **{
+            "node_types": np.array(["user", "item"]),
+            "num_nodes": np.array([NUM_VERTICES, 30]),
+            "edge_types": np.array(["user|buys|item"]),
+            "edge_index|user|buys|item": buys[:, 50:],
+            "test_edge_index": buys[:, :50],
+        },
+    )
     np.savez(folder / "rdf_aifb.npz", **labelled, **relations)
     np.savez(folder / "kg_wn18rr.npz", edge_index=edges, num_nodes=np.array(NUM_VERTICES), **relations, **held_out)
     np.savez(

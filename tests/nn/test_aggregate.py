@@ -28,6 +28,7 @@ OPS: list[Aggregate] = [
     Sum(weighted=True),
     Sum(norm="mean"),
     Sum(norm="gcn", weighted=True),
+    Sum(norm="symmetric", weighted=True),
     Max(),
     Attend(**ATTENTION),
     AttendEdges(**BY_EDGES),
@@ -239,6 +240,6 @@ def test_a_total_sums_all_rows() -> None:
 
 def test_gcn_refuses_negative_sums_of_weights() -> None:
     edges = Adjacency.from_dense(torch.tensor([[0.0, 2.0], [-3.0, 1.0]]))
-    with pytest.raises(InputError, match=r"weights into vertex 1 sum to -2, and gcn .* weights of at least 0"):
+    with pytest.raises(InputError, match=r"weights into vertex 1 sum to -2, .* give weights of at least 0"):
         Topology(edges).scale("gcn", True, torch.float64)
     assert Topology(edges).scale("gcn", False, torch.float64).source is not None

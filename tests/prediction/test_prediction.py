@@ -320,7 +320,7 @@ def test_parquet(run: Run, tmp_path: Path) -> None:
 
 
 ERRORS: list[tuple[list[str], str]] = [
-    (["--out", "rows.csv"], "unknown format of --out '.csv'"),
+    (["--out", "rows.xls"], "unknown format of --out '.xls'"),
     (["--out", "no/rows.npy"], "does not exist: create it"),
     (["--out", "there.npy"], "there.npy exists already: choose another name or add --overwrite"),
     (["--out", "rows.npy", "--what", "logit"], "unknown --what 'logit': did you mean 'logits'?"),

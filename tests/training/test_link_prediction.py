@@ -28,7 +28,7 @@ from weft.cost import Trace
 from weft.data import Graph, GraphShape, Links, reorder, with_inverse_relations
 from weft.data.inverse_relations import inverse_of
 from weft.experiments.compare import compare_as
-from weft.nn import LinkModel, Workload
+from weft.nn import LinkModel, Workload, embeddings
 from weft.reporting import stage_table
 from weft.strategies import Step
 from weft.training.tasks.link_prediction import LinkTask
@@ -38,7 +38,8 @@ from weft.utils.errors import InputError
 WIDTH = 6
 PLACEMENT = Given(machine=MACHINE)
 IN_CHUNKS = Given(chunks=3)
-SCORES = ("val_auc", "test_auc", "val_mrr", "test_mrr", "test_hits@1", "test_hits@3", "test_hits@10")
+METRICS = ("auc", "mrr", "hits@3", "ndcg@4")
+SCORES = [f"{split}_{metric}" for split in ("val", "test") for metric in METRICS]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,7 @@ class Case:
     decoder: str = "dot"
     model: str = "gcn"
     negatives: int = 1
+    loss: str = ""
     order: str = "none"
 
     @property
@@ -59,19 +61,22 @@ class Case:
             task="link",
             decoder=self.decoder,
             negatives=self.negatives,
-            metrics="mrr",
+            loss=self.loss,
+            metrics=",".join(METRICS),
             model=self.model,
             hidden=WIDTH,
             heads=2,
-            dropout=0.3,
+            dropout=0.5 if self.model == "lightgcn" else 0.3,
+            inverse_relations=self.model == "lightgcn",
             dtype="float64",
             seed=3,
         )
 
     def build(self) -> tuple[Graph, LinkModel]:
         graph = make(self.graph)
-        x = torch.randn(graph.num_vertices, 7, generator=torch.Generator().manual_seed(1))
-        graph = graph_for_task(reorder(replace(graph, x=x), self.order), self.config)
+        if self.model != "lightgcn":
+            graph = replace(graph, x=torch.randn(60, 7, generator=torch.Generator().manual_seed(1)))
+        graph = graph_for_task(reorder(graph, self.order), self.config)
         model = task_model(None, GraphShape.of(graph), self.config)
         assert isinstance(model, LinkModel)
         return graph, model
@@ -82,6 +87,7 @@ CASES = [
     Case(graph="directed", model="gat", negatives=3),
     Case(graph="knowledge", decoder="distmult", negatives=2),
     Case(graph="bipartite", decoder="distmult", model="sage"),
+    Case(graph="bipartite", model="lightgcn", loss="bpr", negatives=3),
 ]
 
 
@@ -129,7 +135,7 @@ class Session:
         """Check that this rank counted what the traces of its strategy and its task contain."""
         rank = self.group.rank
         strategy_trace = self.plan.trace(rank, training=epoch is not None)
-        task_trace = self.task.assignment.trace(rank, WIDTH, 8, epoch=epoch, ranked=True)
+        task_trace = self.task.assignment.trace(rank, WIDTH, 8, epoch=epoch, ranked=True, top=4)
         both = Trace(operations=(*strategy_trace.operations, *task_trace.operations))
         counts = self.group.meter.take(phase)
         assert counts.edges == both.edges
@@ -161,7 +167,9 @@ def check(group: Group, case: Case, name: str, expected: Reference) -> None:
     placed.check_counts("train", epoch=2)
     gradients = placed.gradients()
     assert gradients.keys() == expected.gradients.keys()
+    sharded = embeddings(placed.model)
     for parameter, gradient in expected.gradients.items():
+        gradient = gradient[placed.strategy.embedded] if parameter in sharded else gradient
         check_close(gradients[parameter], gradient, f"gradient of {parameter}")
     check_close(placed.losses(), expected.losses, "losses")
     placed.group.meter.take("eval")
@@ -193,6 +201,19 @@ def test_equals_single(name: str, case: Case, size: int) -> None:
     expected = reference(case)
     assert set(SCORES) <= expected.scores.keys()
     on_ranks(size, check, case, name, expected)
+
+
+def test_bpr() -> None:
+    """The loss is the mean of -log sigmoid(s - s') over negative samples, which have the source of their link."""
+    session = Session(CASES[-1], "single", Group())
+    z = session.strategy.forward(Step(epoch=2, training=True)).detach()
+    pairs = session.task.assignment.train(0, 2)
+    scores = (z[pairs[:, 0]] * z[pairs[:, 1]]).sum(1).view(4, -1)
+    assert session.step(2) == pytest.approx(float(-(scores[0] - scores[1:]).sigmoid().log().mean()), abs=1e-12)
+    source, target, relation = pairs.view(4, -1, 3).unbind(2)
+    assert (source == source[0]).all()
+    assert (relation == relation[0]).all()
+    assert (target[1:] != target[0]).double().mean() > 0.8
 
 
 def check_idle_ranks(group: Group, case: Case, expected: Reference) -> None:
@@ -268,8 +289,14 @@ def test_a_custom_model(tmp_path: Path) -> None:
     ("arguments", "error"),
     [
         (["--decoder", "distmul"], "unknown --decoder 'distmul': did you mean 'distmult'?"),
+        (["--loss", "mse", "--random-features", "4"], "unknown --loss 'mse': choose one of bce, bpr"),
         (["--negatives", "0"], "--negatives 0: give at least 1"),
         (["--metrics", "hits", "--random-features", "4"], "unknown --metrics 'hits'"),
+        (["--metrics", "recall@0", "--random-features", "4"], "unknown --metrics 'recall@0'"),
+        (
+            ["--metrics", "recall@5", "--until", "val_recall@5=2", "--random-features", "4"],
+            "--until val_recall@5=2: recall@5 is at most 1",
+        ),
         (["--task", "edges"], "unknown --task 'edges'"),
         ([], "graph has no features: add some, or --random-features 256"),
     ],

@@ -200,8 +200,8 @@ def test_values_train(tmp_path: Path) -> None:
         ({"loss": broken}, "loss broken raised an exception .ZeroDivisionError"),
         ({"loss": functional.cross_entropy}, "loss: weft has a built-in named cross_entropy"),
         ({"loss": focal, "class_weights": "balanced"}, "--class-weights balanced has no effect on loss focal"),
-        ({"loss": "mse", "task": "link"}, "--loss has no effect under task link"),
-        ({"loss": focal, "task": "link"}, "--loss has no effect under task link"),
+        ({"loss": "mse", "task": "link"}, "unknown --loss 'mse': choose one of bce, bpr"),
+        ({"loss": focal, "task": "link"}, "a custom loss has no effect under task link: leave it out"),
     ],
 )
 def test_mistakes(options: dict[str, Any], error: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Commands `weft data import` and `weft data info`."""
+"""Commands `weft data import`, `weft data schema` and `weft data info`."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ IN_MEMORY = ("normalize_features", "random_features", "random_classes", "inverse
 SECONDS_BETWEEN_LINES = 2.0
 """Shortest time between two lines of progress."""
 
-TABLES, EDGE_LIST, OGB, GENERATED, WHOLE_GRAPH = (
+TABLES, SCHEMA, EDGE_LIST, OGB, GENERATED, WHOLE_GRAPH = (
     "tables",
+    "a file that describes tables",
     "an edge list",
     "an OGB folder",
     "a graph generated in parts",
@@ -51,10 +52,15 @@ FLAGS = {
     "--id": ("column of vertex ids, which the edges use (default: row numbers from 0)", (TABLES,)),
     "--source": ("column of the edges: id of the source vertex (default: source)", (TABLES,)),
     "--target": ("column of the edges: id of the target vertex (default: target)", (TABLES,)),
-    "--features": ("columns of --vertices, separated by commas; for an edge list, a file", (TABLES, EDGE_LIST)),
+    "--features": (
+        "columns of --vertices, separated by commas, each with a transform if wanted, as in age,balance:rank (docs: "
+        "data); for an edge list, a file",
+        (TABLES, EDGE_LIST),
+    ),
     "--label": ("column of --vertices, or several separated by commas; for an edge list, a file", (TABLES, EDGE_LIST)),
+    "--edge-label": ("column of the edges, like --label, for --task edge; --split is then one of edges", (TABLES,)),
     "--label-kind": (
-        "meaning of the column of --label: classes, or values of a regression (default: classes if all are whole)",
+        "meaning of a column of numbers: classes, or values of a regression (default: classes if they are integers)",
         (TABLES,),
     ),
     "--split-time": ("column of --vertices with times: the earliest vertices train, the latest test", (TABLES,)),
@@ -65,7 +71,7 @@ FLAGS = {
 
 
 def add_data_commands(commands: Any) -> None:
-    """Add the commands `weft data import` and `weft data info` to the subcommands of a parser."""
+    """Add the commands `weft data import`, `weft data schema` and `weft data info` to the subcommands of a parser."""
     command = commands.add_parser("import", help="turn tables, files or a named dataset into a graph folder")
     command.add_argument("graph", nargs="?", metavar="SOURCE", help="a file, a folder or a dataset name")
     command.add_argument(
@@ -92,6 +98,11 @@ def add_data_commands(commands: Any) -> None:
     command.add_argument("--out", type=Path, required=True, help="folder of the graph")
     command.add_argument("--overwrite", action="store_true", help="replace an existing graph")
     command.set_defaults(command=import_graph)
+    command = commands.add_parser("schema", help="draft a file that says what the columns of some tables mean")
+    command.add_argument("tables", nargs="+", metavar="TABLE", help="Parquet, Arrow or CSV file, or a folder of them")
+    command.add_argument("--out", type=Path, help="file to write, such as schema.toml (default: print it)")
+    command.add_argument("--overwrite", action="store_true", help="replace an existing file")
+    command.set_defaults(command=_schema)
     command = commands.add_parser("info", help="show the size and contents of a graph")
     command.add_argument("graph", help="a graph folder, a file or a dataset name")
     command.add_argument("--verify", action="store_true", help="read the whole graph folder and compare checksums")
@@ -177,6 +188,8 @@ def kind_of_source(options: argparse.Namespace) -> str:
             return OGB
         if options.graph.startswith(CITES):
             return GENERATED
+        if path.suffix == ".toml":
+            return SCHEMA
         return EDGE_LIST if is_edge_list(path) and path.exists() else WHOLE_GRAPH
 
 
@@ -236,7 +249,9 @@ def open_parts(
     from weft.data.io.ogb import ogb_parts
     from weft.data.splits import split_vertices
     from weft.data.tables.edge_list import edge_list_parts
-    from weft.data.tables.table_graph import ColumnRoles, table_parts
+    from weft.data.tables.schema import EdgeColumns, Schema, VertexColumns, read_schema
+    from weft.data.tables.table_graph import table_parts
+    from weft.data.tables.transforms import describe
 
     if config.split and kind != OGB:
         raise InputError(f"--split {config.split}: {config.graph} has no public splits: leave it out")
@@ -260,21 +275,30 @@ def open_parts(
             undirected=options.undirected,
             seed=config.seed,
         )
-    columns = ColumnRoles(
-        id=options.id,
-        source=options.source or "source",
-        target=options.target or "target",
-        features=split_names(options.features),
-        label=split_names(options.label),
-        split=column,
-        split_time=options.split_time,
-        label_kind=options.label_kind or "",
-        weight=options.weight,
-        edge_features=split_names(options.edge_features),
-    )
-    return table_parts(
-        options.vertices, options.edges, columns, undirected=options.undirected, shares=shares, seed=config.seed
-    )
+    if kind == SCHEMA:
+        path = expand_user(config.graph)
+        parts = table_parts(read_schema(path), name=path.stem, undirected=options.undirected, seed=config.seed)
+    else:
+        if options.label and options.edge_label:
+            raise InputError("--label and --edge-label: a model learns one of them, so leave the other out")
+        labels: dict[str, Any] = {
+            "label": split_names(options.edge_label or options.label),
+            "label_kind": options.label_kind or "",
+            "split": column,
+            "split_time": options.split_time,
+            "shares": shares,
+        }
+        ends = {"source": options.source or "source", "target": options.target or "target", "weight": options.weight}
+        features, edge_features = split_names(options.features), split_names(options.edge_features)
+        of_edges = options.edge_label is not None
+        schema = Schema.untyped(
+            VertexColumns(table=options.vertices, id=options.id, features=features, **{} if of_edges else labels),
+            EdgeColumns(table=options.edges, features=edge_features, **ends, **labels if of_edges else {}),
+        )
+        parts = table_parts(schema, undirected=options.undirected, seed=config.seed)
+    for name, transform in parts.schema.transforms() if parts.schema else ():
+        print_line(f"{name:17} {describe(transform)}")
+    return parts
 
 
 def split_names(text: str | None) -> tuple[str, ...]:
@@ -293,6 +317,25 @@ def throttled_printer() -> Callable[[str], None]:
             print_message(text)
 
     return say
+
+
+def _schema(options: argparse.Namespace) -> int:
+    """Run `weft data schema`."""
+    from weft.data.tables.draft_schema import draft_schema
+    from weft.utils.files.file_writing import new_file
+
+    if options.overwrite and options.out is None:
+        raise InputError("--overwrite has no effect without --out: leave it out")
+    if options.out is not None and options.out.exists() and not options.overwrite:
+        raise InputError(f"--out {options.out} exists already: choose another name or add --overwrite")
+    text = draft_schema(options.tables)
+    if options.out is None:
+        print_line(text.rstrip())
+        return 0
+    with new_file(options.out) as path:
+        path.write_text(text, encoding="utf-8")
+    print_line(f"draft in {options.out}: check it, and choose the label")
+    return 0
 
 
 def _info(options: argparse.Namespace) -> int:

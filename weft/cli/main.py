@@ -334,9 +334,21 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("predict", help="write predictions or embeddings for every vertex of a graph")
     command.add_argument("run", type=Path, help="folder of the run")
-    command.add_argument("graph", nargs="?", help="another graph, such as a newer version (default: the run's)")
     command.add_argument(
-        "--what", default="logits", metavar="X", help="logits, classes or embeddings (default: logits)"
+        "graph", nargs="?", help="another graph, or a schema of new tables (.toml) (default: the run's graph)"
+    )
+    command.add_argument("--vertices", metavar="FILE", help="new table of vertices, read by the transforms of the run")
+    command.add_argument("--edges", metavar="FILE", help="new table of edges")
+    command.add_argument(
+        "--what",
+        default="logits",
+        metavar="X",
+        help="logits, classes, probabilities or embeddings; in a table several of the first three, separated by commas "
+        "(default: logits)",
+    )
+    command.add_argument("--vertex-type", metavar="X", help="write only the vertices of this type")
+    command.add_argument(
+        "--ids", metavar="FILE", help="write only the vertices whose ids are in the first column of FILE"
     )
     command.add_argument(
         "--layer",
@@ -344,9 +356,20 @@ def _parser() -> argparse.ArgumentParser:
         metavar="X",
         help="layer whose output rows are the embeddings (default: the last but one)",
     )
+    command.add_argument(
+        "--top", type=integer, metavar="K", help="link: the K best targets of each source, without training links"
+    )
+    command.add_argument(
+        "--pairs", type=Path, metavar="FILE", help="link: score the pairs of a table with the columns source and target"
+    )
     command.add_argument("--model", metavar="X", help="package.module:Class, if the run trained a custom model")
     add_options(command, only=PLACEMENT_FIELDS)
-    command.add_argument("--out", type=Path, required=True, help=".npy, .safetensors or .parquet file to write")
+    command.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        help=".npy, .safetensors, .parquet or .csv file to write; for --top and --pairs .parquet or .csv",
+    )
     command.add_argument("--overwrite", action="store_true", help="replace an existing file")
     command.set_defaults(command=_predict)
 
@@ -606,21 +629,32 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _predict(options: argparse.Namespace) -> int:
     """Run `weft predict`."""
+    from weft.prediction.link_scores import TopTargets
     from weft.prediction.prediction import predict
     from weft.training.launch.torchrun import is_main_process
 
     rows = predict(
         options.run,
         options.graph,
+        vertices=options.vertices,
+        edges=options.edges,
         out=options.out,
         what=options.what,
+        vertex_type=options.vertex_type,
+        ids=options.ids,
         layer=options.layer,
+        top=options.top,
+        pairs=options.pairs,
         model=options.model,
         overwrite=options.overwrite,
         **{name: value for name, value in vars(options).items() if name in PLACEMENT_FIELDS},
     )
+    if isinstance(rows, TopTargets):
+        rows, what = rows.target, "best targets"
+    else:
+        what = "scores" if options.pairs else options.what
     if is_main_process():
-        print_line(f"{options.what} {list(rows.shape)} in {options.out}")
+        print_line(f"{what} {list(rows.shape)} in {options.out}")
     return 0
 
 

@@ -20,6 +20,8 @@ COMMAND_FLAGS = (
     "--strategies",
     "--what",
     "--layer",
+    "--top",
+    "--pairs",
     "--overwrite",
     "--quiet",
     "--json",

@@ -77,7 +77,8 @@ class TaskOptions:
     loss: str = task_option(
         "",
         "node, edge: cross_entropy, bce, mse, l1 or huber; none: depending on the labels, cross_entropy (classes), bce "
-        "(several labels) or mse (values)",
+        "(several labels) or mse (values); link: bce or bpr (each edge against its negative pairs, which have its "
+        "source); none: bce",
         fixed=True,
     )
     class_weights: str = task_option(
@@ -88,9 +89,10 @@ class TaskOptions:
     )
     metrics: str = task_option(
         "",
-        "metrics, separated by commas; the first one on validation data selects the best weights. node, "
-        "edge: accuracy, micro_f1, macro_f1, roc_auc, average_precision; for values mse, mae, r2; link: auc, mrr (each "
-        "held-out edge ranked among all vertices); none: depending on the labels, or auc for link",
+        "metrics, separated by commas; the first one on validation data selects the best weights. node, edge: "
+        "accuracy, micro_f1, macro_f1, roc_auc, average_precision; for values mse, mae, r2; link: auc, mrr and hits@K "
+        "(each held-out edge ranked among all vertices), recall@K, ndcg@K and hit_rate@K (the K best targets of each "
+        "source, such as recall@20); none: depending on the labels, or auc for link",
         fixed=True,
     )
 
@@ -101,8 +103,8 @@ class ModelOptions:
 
     model: str = model_option(
         "gcn",
-        "gcn, sage, gin, gat, gatv2 or rgcn, or package.module:Class, which is called as Class(num_features, "
-        "num_classes)",
+        "gcn, sage, gin, gat, gatv2, rgcn or lightgcn, or package.module:Class, which is called as "
+        "Class(num_features, num_classes)",
         fixed=True,
     )
     unchecked: bool = model_option(
@@ -203,7 +205,7 @@ class TrainingOptions:
     @property
     def goal(self) -> tuple[str, float] | None:
         """Name and value of the validation score at which training stops, or None."""
-        match = re.fullmatch(r"(\w+)=(-?(?:[0-9]+\.?[0-9]*|\.[0-9]+))", self.until, re.ASCII)
+        match = re.fullmatch(r"([\w@]+)=(-?(?:[0-9]+\.?[0-9]*|\.[0-9]+))", self.until, re.ASCII)
         return (match[1], float(match[2])) if match else None
 
 

@@ -18,6 +18,8 @@ from weft.data.io.datasets import read_edges as read_edges
 from weft.data.io.described_graph import DescribedGraph as DescribedGraph
 from weft.data.io.described_graph import is_described as is_described
 from weft.data.links import Links as Links
+from weft.data.links import endpoint_ranges as endpoint_ranges
+from weft.data.links import keeps_sources as keeps_sources
 from weft.data.links import negative_key as negative_key
 from weft.data.links import require_edge_labels as require_edge_labels
 from weft.data.links import require_links as require_links

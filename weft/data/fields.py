@@ -11,6 +11,7 @@ from torch import Tensor
 
 from weft.data.adjacency import Adjacency
 from weft.data.checks.tensor_checks import MASKS, has_label, label_kind
+from weft.data.tables.schema import Schema
 from weft.data.vertex_names import VertexNames
 from weft.utils.errors import check_word
 
@@ -135,3 +136,5 @@ class GraphFields:
     """int64 [N]: original id of each vertex of a reordered graph (weft.data.vertex_order); None: not reordered."""
     vertex_names: VertexNames | None = None
     """Names of the vertices in the graph's source, by original id; None: they are numbered from 0."""
+    schema: Schema | None = None
+    """Tables that the graph comes from, with fitted transforms and class names; None for other sources."""

@@ -38,7 +38,8 @@ from weft.data.io.pyg_links import with_split_labels, with_split_links
 from weft.data.splits import SHARES, random_split, split_by_time
 from weft.data.store.check_record import record_check
 from weft.data.store.store import read_store, save
-from weft.data.tables.table_graph import ColumnRoles, table_parts
+from weft.data.tables.schema import EdgeColumns, Schema, VertexColumns, read_schema
+from weft.data.tables.table_graph import table_parts
 from weft.data.vertex_types import TypedShape, relation_edges, type_range
 from weft.storage.unnamed_files import release
 from weft.utils.errors import InputError, printable
@@ -147,6 +148,11 @@ class Graph(GraphFields, Labels):
         if self.edge_labels is None:
             raise InputError(f"{self.name} has no labels of edges: give edge_y and edge_split of Graph.from_edges")
         return self.edge_labels
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Name of each class, if the labels were text in a table; else ()."""
+        return () if self.schema is None else self.schema.class_names
 
     @cached_property
     def density(self) -> float:
@@ -324,6 +330,7 @@ class Graph(GraphFields, Labels):
         label_kind: str = "",
         weight: str | None = None,
         edge_features: str | Sequence[str] = (),
+        edge_label: str | Sequence[str] = (),
         undirected: bool = False,
         seed: int = 0,
         name: str | None = None,
@@ -338,13 +345,16 @@ class Graph(GraphFields, Labels):
             id: Column of `vertices` with the ids that edges refer to, whole numbers or text; None: row numbers from 0.
             source: Column of `edges` with the id of each edge's source.
             target: Column of `edges` with the id of each edge's target.
-            features: Columns of `vertices` with numbers or lists of numbers.
-            label: Column of `vertices` with classes or values, or one column of 0 and 1 for each class.
+            features: Columns of `vertices`, each as 'name', or as 'name:kind' with a transform, such as
+                'balance:rank'. Without a kind, the column's values decide (weft.data.tables.transforms).
+            label: Column of `vertices` with classes, class names or values, or one column of 0 and 1 for each class.
             split: Column of `vertices` with train, val and test; or three fractions of a random split.
             split_time: Column of `vertices`; the earliest vertices train, the latest test.
-            label_kind: 'classes' or 'values', the meaning of the column `label`; '': whole numbers are classes.
+            label_kind: 'classes' or 'values', the meaning of the column `label`; '': text and integers are classes.
             weight: Column of `edges`.
-            edge_features: Columns of `edges`.
+            edge_features: Columns of `edges`, as in `features`.
+            edge_label: Column of `edges` like `label`, for a task on edges. `split`, `split_time` and `label_kind` then
+                belong to `edges`, and `edge_features` also are features of the edges to predict.
             undirected: Add the reverse of each edge and merge duplicates.
             seed: Seed of a random split.
             name: Name of the graph in messages. Default: the file's name.
@@ -352,21 +362,35 @@ class Graph(GraphFields, Labels):
         Raises:
             InputError: A table is wrong. The message names table, column and row.
         """
-        columns = ColumnRoles(
-            id=id,
-            source=source,
-            target=target,
-            features=as_tuple(features),
-            label=as_tuple(label),
-            split=split if isinstance(split, str) else None,
-            split_time=split_time,
-            label_kind=label_kind,
-            weight=weight,
-            edge_features=as_tuple(edge_features),
+        labels: dict[str, Any] = {
+            "label": as_tuple(edge_label or label),
+            "label_kind": label_kind,
+            "split": split if isinstance(split, str) else None,
+            "split_time": split_time,
+            "shares": None if split is None or isinstance(split, str) else tuple(split),
+        }
+        if label and edge_label:
+            raise InputError("label and edge_label: a model learns one of them, so leave the other out")
+        ends: dict[str, Any] = {"source": source, "target": target, "weight": weight}
+        schema = Schema.untyped(
+            VertexColumns(table=vertices, id=id, features=as_tuple(features), **{} if edge_label else labels),
+            EdgeColumns(table=edges, features=as_tuple(edge_features), **ends, **labels if edge_label else {}),
         )
-        shares = None if isinstance(split, str) else split
-        parts = table_parts(vertices, edges, columns, name=name, undirected=undirected, shares=shares, seed=seed)
-        return cls.of(gather_parts(parts))
+        return cls.of(gather_parts(table_parts(schema, name=name, undirected=undirected, seed=seed)))
+
+    @classmethod
+    def from_schema(cls, path: str | Path, *, name: str | None = None, seed: int = 0) -> Graph:
+        """Return a graph with vertex types and relations from the tables that a TOML file describes; see docs/data.md.
+
+        Args:
+            path: The file.
+            name: Name of the graph in messages. Default: the file's name.
+            seed: Seed of a random split.
+
+        Raises:
+            InputError: The file or a table is wrong. The message names table, column and row.
+        """
+        return cls.of(gather_parts(table_parts(read_schema(path), name=name or Path(path).stem, seed=seed)))
 
     @classmethod
     def from_networkx(

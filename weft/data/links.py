@@ -75,20 +75,18 @@ class Links:
             descending = keyed_words(key(DIRECTION), original[:, :2].amin(1), original[:, :2].amax(1)) < 0
             train = train[(original[:, 0] > original[:, 1]) == descending]
         none = edges[:0]
-        types = {name: graph.type_range(name) for name in graph.vertex_types}
-        endpoint_ranges = [[types[side] for side in name.split("|")[::2]] for name in relations]
-        ranges = endpoint_ranges or [[range(graph.num_vertices)] * 2]
+        candidates = endpoint_ranges(graph)
         return cls(
             train=train,
             val=none if graph.val_links is None else graph.val_links,
             test=none if graph.test_links is None else graph.test_links,
             edges=edges,
             num_vertices=graph.num_vertices,
-            num_relations=len(ranges),
-            num_types=max(len(types), 1),
+            num_relations=len(candidates),
+            num_types=max(len(graph.vertex_types), 1),
             symmetric=symmetric,
             typed=bool(relations),
-            candidates=torch.tensor([[(span.start, span.stop) for span in pair] for pair in ranges]),
+            candidates=candidates,
             ids=graph.ids,
         )
 
@@ -104,11 +102,16 @@ class Links:
         codes: Tensor = self.codes(reversed_links(self._all)).unique()
         return codes
 
+    @cached_property
+    def edge_codes(self) -> Tensor:
+        """Codes of the graph's edges, ascending."""
+        codes: Tensor = self.codes(self.edges).unique()
+        return codes
+
     @property
     def _all(self) -> Tensor:
         """All true links, int64 [m, 3]: edges and held-out links, in both directions if `symmetric`."""
-        links = torch.cat([self.edges, self.val, self.test])
-        return torch.cat([links, reversed_links(links)]) if self.symmetric else links
+        return self.directed(torch.cat([self.edges, self.val, self.test]))
 
     def codes(self, links: Tensor) -> Tensor:
         """Return a number for each link, int64 [m], ascending by source, relation and then target."""
@@ -124,17 +127,43 @@ class Links:
         Returns:
             Positions in `links` and vertices, int64 [k] each, ascending by link.
         """
+        if side:
+            return self.matching_targets(links, self.true_codes)
+        return self.matching_targets(reversed_links(links), self.reversed_true_codes)
+
+    def matching_targets(self, links: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the targets of all links that have the source and the relation of a link.
+
+        Args:
+            links: int64 [m, 3].
+            codes: Codes of the links to search, ascending; see `codes`.
+
+        Returns:
+            Positions in `links` and targets, int64 [k] each, ascending by link.
+        """
         # The codes of links with equal source and relation are consecutive: find their range by binary search.
-        true_codes = self.true_codes if side else self.reversed_true_codes
-        queries = links if side else reversed_links(links)
-        lowest = self.codes(queries) - queries[:, 1]
-        begin = torch.searchsorted(true_codes, lowest)
-        count = torch.searchsorted(true_codes, lowest + self.num_vertices) - begin
+        lowest = self.codes(links) - links[:, 1]
+        begin = torch.searchsorted(codes, lowest)
+        count = torch.searchsorted(codes, lowest + self.num_vertices) - begin
         link = torch.arange(len(links)).repeat_interleave(count)
         offset = torch.arange(len(link)) - (count.cumsum(0) - count)[link]
-        return link, true_codes[begin[link] + offset] % self.num_vertices
+        return link, codes[begin[link] + offset] % self.num_vertices
 
-    def negatives(self, links: Tensor, draw: int, number: int) -> Tensor:
+    def queries(self, links: Tensor) -> Tensor:
+        """Return the distinct sources and relations of links, int64 [q, 3], with target 0, ascending by relation.
+
+        Args:
+            links: int64 [m, 3].
+        """
+        codes = self.codes(links) - links[:, 1]
+        queries = decode_links(codes.unique(), self.num_vertices, self.num_relations)
+        return queries[queries[:, 2].argsort(stable=True)]
+
+    def directed(self, links: Tensor) -> Tensor:
+        """Return links in both directions if the graph is symmetric, otherwise the links themselves."""
+        return torch.cat([links, reversed_links(links)]) if self.symmetric else links
+
+    def negatives(self, links: Tensor, draw: int, number: int, *, keep_sources: bool = False) -> Tensor:
         """Draw a random pair for each link: both endpoints, or with relations one of the two. It can be a true link.
 
         Depends on the key (draw, link, number) only. `non_edges` returns pairs that are no true links.
@@ -143,6 +172,7 @@ class Links:
             links: int64 [m, 3].
             draw: Key of this epoch's or split's negatives; see `negative_key`.
             number: Number of the sample, if a link gets several.
+            keep_sources: True to replace only the target of each link.
 
         Returns:
             int64 [m, 3], with the relations of `links`.
@@ -150,22 +180,26 @@ class Links:
         original = links if self.ids is None else with_original_ids(links, self.ids)
         word = keyed_words(draw, *original.unbind(1), number)
         endpoints = [self._draw_endpoints(keyed_words(key(draw, side), word), links[:, 2], side) for side in (0, 1)]
-        if self.typed:  # the sign of the random word decides which endpoint is replaced
+        if keep_sources:
+            endpoints[0] = links[:, 0]
+        elif self.typed:  # the sign of the random word decides which endpoint is replaced
             endpoints = [torch.where((word < 0) == bool(side), endpoints[side], links[:, side]) for side in (0, 1)]
         return torch.stack([*endpoints, links[:, 2]], 1)
 
-    def candidates_of(self, links: Tensor, draw: int, count: int) -> Tensor:
+    def candidates_of(self, links: Tensor, draw: int, count: int, *, keep_sources: bool = False) -> Tensor:
         """Return links followed by their negative samples.
 
         Args:
             links: int64 [p, 3].
             draw: Key of this epoch's or split's negatives.
             count: Number of negatives for each link, K.
+            keep_sources: True if negatives keep the source of their link.
 
         Returns:
             Candidate links [p (1 + K), 3]: the links, then one negative of each, then the next, and so on.
         """
-        return torch.cat([links, *(self.negatives(links, draw, number) for number in range(count))])
+        numbers = range(count)
+        return torch.cat([links, *(self.negatives(links, draw, n, keep_sources=keep_sources) for n in numbers)])
 
     def non_edges(self, links: Tensor, draw: int) -> Tensor:
         """Draw a random pair for each link that is neither a true link nor a self-loop.
@@ -197,13 +231,28 @@ class Links:
         """Return a random vertex for each word, int64 [m], among those that a relation allows at a side."""
         first, stop = self.candidates[relation, side].unbind(1)
         original = first + keyed_integers(words, stop - first)
-        return original if self.ids is None else self._vertex_of_id[original]
+        return original if self.ids is None else self.vertex_of_id[original]
 
     @cached_property
-    def _vertex_of_id(self) -> Tensor:
+    def vertex_of_id(self) -> Tensor:
         """Vertex with each original id, int64 [N]."""
-        assert self.ids is not None
-        return self.ids.argsort()
+        return torch.arange(self.num_vertices) if self.ids is None else self.ids.argsort()
+
+
+def endpoint_ranges(graph: Graph) -> Tensor:
+    """Return the ranges (first, last + 1) of possible endpoints, int64 [R, 2, 2], by relation and side.
+
+    A graph without relations counts as one relation between all vertices.
+    """
+    types = {name: graph.type_range(name) for name in graph.vertex_types}
+    ranges = [[types[side] for side in name.split("|")[::2]] for name in forward_relations(graph)]
+    whole = [[range(graph.num_vertices)] * 2]
+    return torch.tensor([[(span.start, span.stop) for span in pair] for pair in ranges or whole])
+
+
+def keeps_sources(loss: str) -> bool:
+    """Return whether the negatives of a loss have the source of their link: those of BPR, which ranks targets."""
+    return loss == "bpr"
 
 
 def negative_key(seed: int, *purpose: int) -> int:

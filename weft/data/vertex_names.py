@@ -129,19 +129,36 @@ class VertexNames:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def find(self, names: Sequence[Any]) -> list[int]:
-        """Return the original ids of the vertices with some names. Raises InputError for a name that no vertex has."""
+    def find(self, names: Sequence[Any], vertices: Tensor | None = None) -> list[int]:
+        """Return the original ids of the vertices with some names.
+
+        Args:
+            names: The names.
+            vertices: Original ids of the vertices to search, such as those of a type. Default: all.
+
+        Raises:
+            InputError: No vertex has one of the names, or two of the searched vertices have the same name.
+        """
         ids = Texts.of([str(name) for name in names]) if self.numbers is None else np.array(names, np.int64)
-        vertices = NameIndex(self.ids, self.column).find(ids)
-        if (vertices < 0).any():
+        searched = self.ids if vertices is None else take_ids(self.ids, vertices.numpy())
+        rows = NameIndex(searched, self.column).find(ids)
+        if (rows < 0).any():
             raise InputError(
-                f"{names[int((vertices < 0).argmax())]!r} is no vertex's {self.column}: give the name of a vertex"
+                f"{names[int((rows < 0).argmax())]!r} is no vertex's {self.column}: give the name of a vertex"
             )
-        return list(vertices.tolist())
+        return list((rows if vertices is None else vertices.numpy()[rows]).tolist())
 
     def tolist(self) -> list[Any]:
         """Return the names as a list of int or str, [N]."""
         return list(self.ids.tolist())
+
+    def take(self, vertices: Tensor) -> list[Any]:
+        """Return the names of some vertices as a list of int or str.
+
+        Args:
+            vertices: Original ids of the vertices, int64 [n].
+        """
+        return list(take_ids(self.ids, vertices.numpy()).tolist())
 
     def slice(self, rows: slice) -> list[Any]:
         """Return the names of a range of vertices as a list of int or str."""
@@ -218,6 +235,11 @@ class NameCollector:
             new = self._keys[at] != keys
         self._parts.append(take_ids(ids, np.sort(first[new])))
         self._keys = np.sort(np.concatenate([self._keys, keys[new]]))
+
+    @property
+    def count(self) -> int:
+        """Number of distinct ids so far."""
+        return len(self._keys)
 
     def ids(self) -> Ids:
         """Return all distinct ids."""

@@ -27,7 +27,9 @@ from weft.nn.layers.typed_input import (
     typed_rows,
     with_own_rows,
 )
+from weft.nn.models.light_gcn import LightGCN
 from weft.nn.models.model_zoo import (
+    EMBEDDING_MODELS,
     FAMILY_OPTIONS,
     GAT,
     GCN,
@@ -55,6 +57,7 @@ from weft.nn.workload.receptive_field import ReceptiveField
 from weft.nn.workload.workload import Outlines, Workload
 
 __all__ = [
+    "EMBEDDING_MODELS",
     "FAMILY_OPTIONS",
     "GAT",
     "GCN",
@@ -94,6 +97,7 @@ __all__ = [
     "Inputs",
     "LayerNorm",
     "LayerSizes",
+    "LightGCN",
     "Linear",
     "LinkModel",
     "Max",

@@ -262,7 +262,7 @@ class Layout(ABC):
             adjoint = backward_operations(operations_of_rank) if op.backward else []
             backward = dense_operations(dense.backward, dense.backward_calls) + adjoint + backward
             backward = (self._computed_again(dense, sizes.rows[op.hop + op.steps]) if again else []) + backward
-        if training and self.size > 1:
+        if training and self.size > 1 and work.num_summed:
             backward.append(all_reduce("gradients", work.num_summed, work.dtype.itemsize, self.size))
         return Trace(operations=(*forward, *backward))
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +17,32 @@ from weft.config.config import PLACEMENT_FIELDS, Config
 from weft.config.optimisations import Optimisations
 from weft.config.option import unknown_option
 from weft.data import EdgeLabels, Graph, GraphShape, as_asked, changed_data, forward_relations, with_inverse_relations
-from weft.data.vertex_names import take_ids
+from weft.data.io.graph_parts import gather_parts
+from weft.data.tables.schema import EdgeColumns, Schema, VertexColumns, read_schema
+from weft.data.tables.table_graph import table_parts
 from weft.nn import Converted, Decoder, LinkModel, Stack, Workload
+from weft.prediction.link_scores import (
+    TopTargets,
+    check_link_request,
+    read_pairs,
+    scored_columns,
+    sources_of,
+    top_columns,
+    top_of_keys,
+)
+from weft.prediction.result_file import (
+    SUFFIXES,
+    TABLE_SUFFIXES,
+    Kinds,
+    ResultFile,
+    check_new_file,
+    draft_of,
+    id_columns,
+    parse_what,
+    publish_columns,
+    selected_rows,
+)
 from weft.runtime.kernel_selection import KernelSelection
-from weft.runtime.processes.temporary_folder import temporary_folder
 from weft.storage.table_file import HEADERS, TableFile
 from weft.strategies import Placed, Plan, get_strategy
 from weft.training.artifacts.run_folder import NO_DIGESTS, RunFolder
@@ -39,34 +58,47 @@ from weft.training.progress import waiting
 from weft.training.rank import prepare_process, use_kernels_of_rank_zero, use_local_gpu
 from weft.training.run import Run, data_options, load_graph
 from weft.training.tasks.edge_prediction import EdgeAssignment
+from weft.training.tasks.link_prediction import LinkTask
 from weft.training.tasks.losses import num_logits, output_kind
 from weft.training.tasks.row_batching import row_blocks
-from weft.training.tasks.task import graph_for_task
-from weft.utils.errors import InputError, RunError, Stopped, unknown
-from weft.utils.files.file_writing import draft_in, new_file, sync
-from weft.utils.optional_packages import check_extra
+from weft.training.tasks.task import graph_for_task, make_task
+from weft.utils.errors import InputError, RunError, Stopped
 from weft.utils.terminal import print_message
 
-WHAT = ("logits", "classes", "embeddings")
-"""Values of `--what`."""
-SUFFIXES = (*HEADERS, ".parquet")
-"""File formats of `--out`."""
 TRAINING_FIELDS = ("patience", "until", "timeline")
 """Fields of a configuration that affect only training, whatever its strategy."""
+
+
+@overload
+def predict(
+    run: Run | str | Path, graph: Graph | str | Path | None = None, *, top: int, **options: Any
+) -> TopTargets: ...
+
+
+@overload
+def predict(
+    run: Run | str | Path, graph: Graph | str | Path | None = None, *, top: None = None, **options: Any
+) -> Tensor: ...
 
 
 def predict(
     run: Run | str | Path,
     graph: Graph | str | Path | None = None,
     *,
+    vertices: Any = None,
+    edges: Any = None,
     out: str | Path | None = None,
     what: str = "logits",
+    vertex_type: str | None = None,
+    ids: Sequence[Any] | str | Path | None = None,
     layer: int | None = None,
+    top: int | None = None,
+    pairs: Any = None,
     model: nn.Module | str | None = None,
     overwrite: bool = False,
     **options: Any,
-) -> Tensor:
-    """Predict for every vertex of a graph, or every labelled edge, with the best weights of a run.
+) -> Tensor | TopTargets:
+    """Predict for every vertex of a graph, every labelled edge, or links, with the best weights of a run.
 
     Row v of the result belongs to the vertex with original id v, whose name is `graph.vertex_names[v]` if the graph has
     names. After a task on edges, row e of logits and classes belongs to edge e of `graph.edge_labels`. Under torchrun,
@@ -76,14 +108,26 @@ def predict(
     Args:
         run: The run, or its folder.
         graph: A graph, its folder or its name, with the same features and relations as the training graph; it may have
-            more vertices and edges. Default: the run's own graph, whose held-out links stay held out.
-        out: File to write: .npy, .safetensors or .parquet. A .parquet file has the names of the vertices as its first
-            column; for edges it has the columns source and target. Default: no file.
-        what: "logits" [N, C] in the model's dtype; "classes", int64 [N], or bool [N, C] if a vertex may have several;
-            or "embeddings" [N, F], the output of a layer: of a `weft.nn.Stack` before norm and activation, of a PyG
-            model the output of a convolution.
+            more vertices and edges. A schema file (.toml) with new tables is read by the transforms of the run.
+            Default: the run's own graph, whose held-out links stay held out.
+        vertices: New table of vertices instead of `graph`, for a run on tables: a path, a data frame, or arrays by
+            name, with the columns of the training table except labels and splits. The run's transforms apply.
+        edges: New table of edges.
+        out: File to write: .npy, .safetensors, .parquet or .csv. The latter two have columns with the names of the
+            vertices, and their types if there are several; for edges, the columns source and target. Default: no file.
+        what: "logits" [N, C] in the model's dtype; "probabilities" [N, C]; "classes", int64 [N], or bool [N, C] if a
+            vertex may have several; or "embeddings" [N, F], the output of a layer: of a `weft.nn.Stack` before norm and
+            activation, of a PyG model the output of a convolution. A .parquet or .csv file can contain several of the
+            first three, separated by commas; the logits are returned then.
+        vertex_type: Return and write only the vertices of one type, in ascending order. Default: all types.
+        ids: Names of the vertices to return and write, in this order, or a file whose first column contains them.
+            Default: all vertices.
         layer: Number of the layer that gives the embeddings, from 1. Default: the last but one; after a task on edges
             or links the output of the encoder.
+        top: With task="link": number of best targets of each source to return, without the targets of its training
+            links.
+        pairs: With task="link": pairs to score, a table with the columns source, target and, if there are several
+            relations, relation: a path, a DataFrame, a pyarrow.Table or arrays by name.
         model: The custom module, constructed as for the run, or where its class is defined ("package.module:Class").
             Default: the run's configuration names a model of weft.
         overwrite: Replace an existing file.
@@ -92,6 +136,7 @@ def predict(
 
     Returns:
         The rows, mapped from `out` or from an unnamed file. Hosts of torchrun other than rank 0's get no rows, [0, C].
+        For `top`, a TopTargets with source [q], target [q, k] and score [q, k]; for `pairs`, scores [p].
 
     Raises:
         InputError: An argument is wrong.
@@ -100,21 +145,31 @@ def predict(
     """
     require_guard()
     path = None if out is None else Path(out)
-    check_new_file(path, overwrite=overwrite)
+    scores_links = top is not None or pairs is not None
+    check_new_file(path, TABLE_SUFFIXES if scores_links else SUFFIXES, overwrite=overwrite)
+    names = parse_what(what, path)
     for name in options:
         if name not in PLACEMENT_FIELDS:
             raise unknown_option(name, PLACEMENT_FIELDS, "option of a prediction")
     saved = SavedModel.read(RunFolder(run.folder if isinstance(run, Run) else Path(run)))
+    graph = new_tables(saved, graph, vertices, edges)
     config = on_present_ranks(predicting_config(saved.description.config, options))
     trained = saved.description.config, saved.description.shape
     kind = output_kind(*trained) if config.task != "link" else ""  # a graph for link prediction may have no labels
-    if what == "classes" and kind == "values":
-        raise InputError("--what classes: the run is a regression and has no classes: use --what logits for its values")
-    requested_part(saved.model(model), what, layer)  # checks `what` and `layer` before the graph is loaded
+    if kind == "values" and not {"classes", "probabilities"}.isdisjoint(names):
+        raise InputError(f"--what {what}: the run is a regression and has no classes: use --what logits for its values")
+    kinds = Kinds(names=names, multi_label=kind == "labels" or (bool(kind) and num_logits(*trained) == 1))
+    if scores_links:
+        check_link_request(config.task, what, layer, top, has_pairs=pairs is not None)
+    else:
+        requested_part(saved.model(model), what, layer)  # checks `what` and `layer` before the graph is loaded
     with waiting("loading the graph", quiet=not is_main_process()):
         loaded = make_on_all_ranks(config, lambda: find_graph(saved, config, graph))
     labels = edges_to_predict(saved, loaded) if config.task == "edge" and what != "embeddings" else None
-    part = requested_part(saved.model(model, loaded.typed), what, layer)
+    selection = selected_rows(loaded, vertex_type, ids, of_vertices=labels is None and not scores_links)
+    whole = saved.model(model, loaded.typed)
+    part = whole if scores_links else requested_part(whole, what, layer)
+    pair_ids = None if pairs is None else read_pairs(pairs, loaded)
     prepare_process(config)
     # `reach` would skip the rows of vertices that no label depends on.
     work = Workload(part, loaded, Optimisations.without(f"{config.disable},reach"))
@@ -122,19 +177,33 @@ def predict(
     check_placing(config, work, launched=launched, own_model=model is not None)
     group = join_ranks(f"weft.predict, {what}", config, work)
     with closing_on_error(group), draft_of(path) as draft:
-        plan, choices = plan_with_kernels(config, work, group, saved.folder, predicts=labels is None)
-        rank_work = RowsOfRank(
+        of_vertices = labels is None and not scores_links
+        plan, choices = plan_with_kernels(config, work, group, saved.folder, predicts=of_vertices)
+        rank_work: RowsOfRank = RowsOfRank(
             config=config,
             choices=choices,
-            what=what,
-            multi_label=kind == "labels" or (bool(kind) and num_logits(*trained) == 1),
+            kinds=kinds,
             draft=draft,
             suffix=path.suffix if path and path.suffix in HEADERS else ".npy",
         )
+        if scores_links:
+            rank_work = LinkScoresOfRank(**vars(rank_work), top=top or 0, pairs=pair_ids)
         rows = launched_rows(rank_work, plan) if launched else rank_work.rows(plan, group)
+        if not on_first_host():
+            return rows
+        targets = top_of_keys(rows, loaded) if top is not None else None
         if path and is_main_process():
-            publish(rows, what, id_columns(loaded, labels), draft, path)
-    return rows
+            if targets is not None:
+                publish_columns(top_columns(targets, loaded), path)
+            elif pair_ids is not None:
+                publish_columns(scored_columns(pair_ids, rows, loaded), path)
+            else:
+                ids_of_rows = id_columns(loaded, labels)
+                file = ResultFile(path=path, kinds=kinds, class_names=loaded.class_names, ids=ids_of_rows)
+                file.publish(rows, selection, draft)
+    if targets is not None:
+        return targets
+    return rows if selection is None else rows[selection]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,10 +213,8 @@ class RowsOfRank:
     config: Config
     choices: KernelSelection
     """Implementations of kernels that rank 0 uses, and so all ranks."""
-    what: str
-    """Kind of result: a value of `WHAT`."""
-    multi_label: bool
-    """True if a vertex may have several classes, each with its own logit."""
+    kinds: Kinds
+    """Kinds of results, of which ranks write the first."""
     draft: Path
     """Path of the table while it is written."""
     suffix: str
@@ -186,16 +253,21 @@ class RowsOfRank:
         with Watchdog(group.meter, group.rank, self.config.timeout):
             use_local_gpu(self.config)
             use_kernels_of_rank_zero(self.choices, group)
-            placed, graph, table = plan.place(group), plan.work.graph, None
-            labels = graph.edge_labels if isinstance(placed.model, LinkModel) else None
-            num_rows = graph.num_vertices if labels is None else len(labels.edges)
+            placed = plan.place(group)
             with group.meter.during("eval", "the prediction"):
-                for ids, rows in self._results(placed, labels):  # several only for a single rank
-                    if table is None:
-                        record = {} if group.rank else self._create(num_rows, self._values(rows[:0])).record()
-                        table = TableFile.from_record(group.all_gather_object(record)[0])
-                    self._put(group, table, ids, rows)
-                group.all_gather_object({})
+                return self._fill(placed, group)
+
+    def _fill(self, placed: Placed, group: Group) -> TableFile:
+        """Evaluate the placed model and write this rank's rows. Returns the table once all ranks have written."""
+        graph, table = placed.graph, None
+        labels = graph.edge_labels if isinstance(placed.model, LinkModel) else None
+        num_rows = graph.num_vertices if labels is None else len(labels.edges)
+        for ids, rows in self._results(placed, labels):  # several only for a single rank
+            if table is None:
+                record = {} if group.rank else self._create(num_rows, self._values(rows[:0])).record()
+                table = TableFile.from_record(group.all_gather_object(record)[0])
+            self._put(group, table, ids, rows)
+        group.all_gather_object({})
         assert table is not None
         return table
 
@@ -242,18 +314,47 @@ class RowsOfRank:
 
     def _values(self, rows: Tensor) -> Tensor:
         """Return the values to write for some rows of the model's output."""
-        rows = rows.detach().cpu()
-        if self.what != "classes":
-            return rows
-        return rows > 0 if self.multi_label else rows.argmax(1)
+        return self.kinds.values(rows.detach().cpu(), self.kinds.stored)
 
     def _create(self, num_rows: int, values: Tensor) -> TableFile:
         """Create the table file with a number of rows like those of `values`."""
         try:
             shape = (num_rows, *values.shape[1:])
-            return TableFile.create(self.draft, self.what, shape, values.dtype, self.suffix)
+            return TableFile.create(self.draft, self.kinds.stored, shape, values.dtype, self.suffix)
         except OSError as error:
             raise RunError(f"{self.draft}: {error.strerror}: choose a folder with enough space for --out") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkScoresOfRank(RowsOfRank):
+    """Work of a rank in a prediction of links: all ranks compute scores together, and rank 0 writes them to a table.
+
+    The table has the keys of the best targets of each source, int64 [q, k], or the scores of pairs, [p].
+    """
+
+    top: int
+    """Number of targets of each source, k."""
+    pairs: Tensor | None
+    """Pairs to score, by original ids, int64 [p, 3]; None: best targets."""
+
+    def _fill(self, placed: Placed, group: Group) -> TableFile:
+        task, z = make_task(self.config, placed), placed.forward(placed.evaluation(0))
+        assert isinstance(task, LinkTask)
+        vertex_of_id = task.links.vertex_of_id
+        if self.pairs is not None:
+            pairs = torch.cat([vertex_of_id[self.pairs[:, :2]], self.pairs[:, 2:]], 1)
+            num_rows, parts = len(pairs), iter([task.score(z, pairs)])
+        else:
+            sources, relations = sources_of(placed.graph)
+            queries = torch.stack([vertex_of_id[sources], torch.zeros_like(sources), relations], 1)
+            num_rows, parts = len(queries), (keys for _, keys in task.top(z, queries, self.top))
+        table, first = None, 0
+        for part in parts:
+            if not group.rank:
+                table = table or self._create(num_rows, part[:0].cpu())
+                table.put(torch.arange(first, first + len(part)), part.cpu())
+            first += len(part)
+        return TableFile.from_record(group.all_gather_object(table.record() if table else {})[0])
 
 
 def gather_on_rank_0(group: Group, rows: Tensor, counts: Sequence[int]) -> Tensor:
@@ -320,8 +421,6 @@ def requested_part(model: nn.Module, what: str, layer: int | None) -> nn.Module:
     Raises:
         InputError: The model does not have the result.
     """
-    if what not in WHAT:
-        raise unknown("--what", what, WHAT)
     if what != "embeddings":
         if layer is not None:
             raise InputError(f"--layer {layer} has no effect on {what}: leave it out, or use --what embeddings")
@@ -395,6 +494,36 @@ def find_graph(saved: SavedModel, config: Config, graph: Graph | str | Path | No
     return loaded
 
 
+def new_tables(
+    saved: SavedModel, graph: Graph | str | Path | None, vertices: Any, edges: Any
+) -> Graph | str | Path | None:
+    """Return the graph of new tables, whose columns have the meaning and the transforms of the training tables.
+
+    Args:
+        saved: The trained model.
+        graph: A graph or its name, which is returned unless it is a schema file.
+        vertices: New table of vertices, or None.
+        edges: New table of edges, or None.
+
+    Raises:
+        InputError: The run has no tables, or not these, or a table is wrong.
+    """
+    tables = Schema(
+        vertices={} if vertices is None else {"": VertexColumns(table=vertices)}, edges={"": EdgeColumns(table=edges)}
+    )
+    if isinstance(graph, str | Path) and Path(graph).suffix == ".toml":
+        tables = read_schema(graph)
+    elif vertices is None and edges is None:
+        return graph
+    if graph is not None and (vertices is not None or edges is not None):
+        raise InputError("a graph, and --vertices or --edges: give one or the other")
+    record = saved.description.graph.get("schema")
+    if record is None:
+        raise InputError(f"{saved.folder.path} was not trained on tables, so it has no transforms: name a graph")
+    schema = Schema.from_record(record, saved.folder.path).with_tables(tables)
+    return Graph.of(gather_parts(table_parts(schema)))
+
+
 def check_same_widths(trained: GraphShape, graph: Graph) -> None:
     """Check that a model can read a graph, which may have more vertices and edges than the training graph.
 
@@ -439,119 +568,3 @@ def edges_to_predict(saved: SavedModel, graph: Graph) -> EdgeLabels:
             f"{expected}: the numbers must be equal"
         )
     return graph.edge_labels
-
-
-def check_new_file(path: Path | None, *, overwrite: bool) -> None:
-    """Check that the result can be written to a file.
-
-    Args:
-        path: The file. None: nothing is checked.
-        overwrite: Allow an existing file.
-
-    Raises:
-        InputError: The format is unknown, the folder cannot be written, or the file exists.
-    """
-    if path is None or not on_first_host():
-        return
-    if path.suffix not in SUFFIXES:
-        raise unknown("format of --out", path.suffix, SUFFIXES)
-    if path.suffix == ".parquet":
-        check_extra("pyarrow", f"--out {path}")
-    if not path.parent.is_dir():
-        raise InputError(f"--out {path}: the folder {path.parent} does not exist: create it or choose another")
-    if not os.access(path.parent, os.W_OK):
-        raise InputError(f"--out {path}: no permission to write to {path.parent}: choose another folder")
-    if path.is_dir() or (path.exists() and not overwrite):
-        raise InputError(
-            f"--out {path} exists already: choose another name{'' if path.is_dir() else ' or add --overwrite'}"
-        )
-
-
-@contextmanager
-def draft_of(path: Path | None) -> Iterator[Path]:
-    """Yield a temporary path for a file while it is written, and remove what is left there in the end."""
-    if path is None:
-        with temporary_folder() as folder:
-            yield folder / "table"
-        return
-    draft = draft_in(path.parent)
-    try:
-        yield draft
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-IdColumns = dict[str, Callable[[slice], list[Any]]]
-"""Columns with the ids of the rows of a table, by name: each returns the ids of a range of rows, int or str."""
-
-
-def id_columns(graph: Graph, labels: EdgeLabels | None) -> IdColumns:
-    """Return the columns with the ids of vertices, or of the endpoints of edges: names, or else numbers of vertices.
-
-    Args:
-        graph: The graph.
-        labels: The edges of the table; None: its rows are vertices, whose numbers are left out.
-    """
-    names = graph.vertex_names
-    if labels is None:
-        return {} if names is None else {names.column: names.slice}
-    endpoints = labels.edges[:, :2] if graph.ids is None else graph.ids[labels.edges[:, :2]]
-
-    def ids(side: int, rows: slice) -> list[Any]:
-        vertices = endpoints[rows, side].numpy()
-        return list((vertices if names is None else take_ids(names.ids, vertices)).tolist())
-
-    return {name: partial(ids, side) for side, name in enumerate(("source", "target"))}
-
-
-def publish(rows: Tensor, what: str, ids: IdColumns, draft: Path, path: Path) -> None:
-    """Give the finished file its name; for Parquet, first convert the table.
-
-    Args:
-        rows: The table, mapped from `draft`.
-        what: Kind of result: a value of `WHAT`.
-        ids: Columns with the ids of the rows.
-        draft: Temporary path of the table.
-        path: Path of the result.
-
-    Raises:
-        RunError: The file cannot be written.
-    """
-    try:
-        if path.suffix not in HEADERS:
-            draft.unlink()  # rows stay readable, since they are mapped
-            with new_file(path, flush=True) as parquet:
-                write_parquet(rows, what, ids, parquet)
-            return
-        sync(draft)
-        draft.replace(path)
-    except OSError as error:
-        raise RunError(f"{path}: {error.strerror}: choose a folder with enough space") from error
-
-
-def write_parquet(rows: Tensor, what: str, ids: IdColumns, path: Path) -> None:
-    """Write rows as a Parquet file with a column for each of their columns.
-
-    Args:
-        rows: Rows [N, C] or [N].
-        what: Kind of result, which gives the columns their names: a value of `WHAT`.
-        ids: Columns with the ids of the rows, which are written first.
-        path: File to write.
-    """
-    import pyarrow
-    import pyarrow.parquet
-
-    singular = {"logits": "logit", "classes": "class", "embeddings": "embedding"}[what]
-    table = rows.unsqueeze(1) if rows.dim() == 1 else rows
-    column_names = [singular] if rows.dim() == 1 else [f"{singular}_{number}" for number in range(table.shape[1])]
-    fields = [(name, pyarrow.from_numpy_dtype(table.numpy().dtype)) for name in column_names]
-    id_fields = [
-        (f"{name}_of_vertex" if name in column_names else name, pyarrow.array(column(slice(0, 1))).type)
-        for name, column in ids.items()
-    ]
-    schema = pyarrow.schema(id_fields + fields)
-    with pyarrow.parquet.ParquetWriter(path, schema) as writer:
-        for block, _ in row_blocks([], table):
-            columns = [pyarrow.array(column(block)) for column in ids.values()]
-            columns += [pyarrow.array(column.numpy()) for column in table[block].t().contiguous()]
-            writer.write_table(pyarrow.table(columns, schema=schema))

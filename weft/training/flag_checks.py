@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from weft.config.config import Config
 from weft.data import Graph
-from weft.nn import FAMILY_OPTIONS, MODELS, RELATIONAL, LinkModel, parameter_dtype, row_dtype
+from weft.nn import EMBEDDING_MODELS, FAMILY_OPTIONS, MODELS, RELATIONAL, LinkModel, parameter_dtype, row_dtype
 from weft.nn.convert import is_pyg, unwrapped
 from weft.partition import METHODS, PartitionBook, make_book
 from weft.strategies import STRATEGIES, Options, Plan, VertexOptions, get_strategy
@@ -26,9 +26,9 @@ from weft.utils.errors import InputError, unknown
 CHOICE_FLAGS = {
     "decoder": ("task", ("link",)),
     "negatives": ("task", ("link",)),
-    "loss": ("task", ("node", "edge")),
     "class_weights": ("task", ("node", "edge")),
     "heads": ("model", ("gat", "gatv2")),
+    **dict.fromkeys(("decoupled", "dropout", "input_dropout", "norm", "residual"), ("model", (*MODELS, *RELATIONAL))),
     "unchecked": ("model", ("package.module:Class",)),
     "momentum": ("optimizer", ("sgd", "rmsprop")),
     "scheduler_epochs": ("scheduler", ("step", "cosine", "plateau")),
@@ -39,7 +39,7 @@ CHOICE_FLAGS = {
 they do not read themselves."""
 CHOICES: dict[str, Collection[str]] = {
     "task": ("node", "link", "edge"),
-    "model": (*MODELS, *RELATIONAL),
+    "model": (*MODELS, *RELATIONAL, *EMBEDDING_MODELS),
     "optimizer": OPTIMIZERS,
     "scheduler": SCHEDULERS,
 }
@@ -51,7 +51,7 @@ flags that a custom model or function does not read."""
 def strategy_flags(plan: type[Plan]) -> frozenset[str]:
     """Return the fields of Config that a strategy reads and that not all strategies read."""
     # All strategies read these, although some list them as options.
-    common = {"device", "seed", "task", "negatives"}
+    common = {"device", "seed", "task", "negatives", "loss"}
     return frozenset({*configured_options(plan), *plan.flags} - common)
 
 

@@ -30,6 +30,7 @@ from weft.training.flag_checks import rows_device
 from weft.training.launch.payload import pickled, sending
 from weft.training.launch.torchrun import is_main_process
 from weft.training.optimizer import check_scheduler, check_updates, make_optimizer
+from weft.training.tasks.link_losses import make_link_loss
 from weft.training.tasks.losses import make_loss
 from weft.training.tasks.scores import make_metrics
 from weft.training.tasks.task import validation_score
@@ -156,7 +157,9 @@ def check_functions(config: Config, work: Workload, functions: OwnFunctions, val
     if config.task != "link":
         make_loss(config, labels, functions)
     elif functions.loss is not None:
-        raise InputError("loss has no effect under task link: leave it out")
+        raise InputError("a custom loss has no effect under task link: leave it out, or give --loss bpr")
+    else:
+        make_link_loss(config)
     metric = make_metrics(config, labels, functions)[0]
     if config.goal and config.goal[1] > metric.upper_bound:
         raise InputError(

@@ -248,7 +248,7 @@ def place(graph: Graph | str | Path, model: nn.Module | str = "gcn", **options: 
 
     Args:
         graph: A Graph, or a name or path that `weft.load` accepts.
-        model: gcn, sage, gin, gat, gatv2, rgcn, or a module, as in `weft.train`.
+        model: gcn, sage, gin, gat, gatv2, rgcn, lightgcn, or a module, as in `weft.train`.
         **options: Fields of weft.Config that say what is computed and where: strategy, partition, device_memory,
             batch_size, metrics, seed, ...
 

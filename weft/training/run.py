@@ -157,8 +157,8 @@ def train(
 
     Args:
         graph: A Graph, or a name or path that `weft.load` accepts.
-        model: gcn, sage, gin, gat, gatv2, rgcn, or a module: of PyG, or over weft's views (see weft.nn.Stack). A module
-            has the weights of the best validation score afterwards.
+        model: gcn, sage, gin, gat, gatv2, rgcn, lightgcn, or a module: of PyG, or over weft's views (see
+            weft.nn.Stack). A module has the weights of the best validation score afterwards.
         out: Folder of the run. Default: a new one in runs/.
         resume: Continue from the newest checkpoint in `out`.
         quiet: Show no progress.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import TypeVar
 
 import torch
@@ -11,8 +11,9 @@ from torch import Tensor
 
 from weft.data.checks.tensor_checks import cast
 from weft.data.edges import build
-from weft.data.fields import GraphFields
+from weft.data.fields import EdgeLabels, GraphFields
 from weft.data.splits import Masks
+from weft.data.tables.schema import Schema
 from weft.data.vertex_names import VertexNames
 from weft.utils.errors import InputError
 
@@ -31,6 +32,8 @@ class EdgesOfPart:
     """float32 [e]: edge weights."""
     features: Tensor | None = None
     """float32 [e, K]: edge features."""
+    relation: Tensor | None = None
+    """int16 [e]: position of each edge's relation in GraphParts.relations."""
 
     def rows(self, first: int, last: int) -> EdgesOfPart:
         """Return a range of the edges.
@@ -39,8 +42,12 @@ class EdgesOfPart:
             first: Position of the first edge.
             last: Position after the last edge.
         """
-        tensors = {name: getattr(self, name) for name in ("source", "target", "weight", "features")}
-        return EdgesOfPart(**{name: rows[first:last] for name, rows in tensors.items() if rows is not None})
+        return self.select(slice(first, last))
+
+    def select(self, chosen: slice | Tensor) -> EdgesOfPart:
+        """Return some of the edges, by a range or by flags, bool [e]."""
+        tensors = {f.name: getattr(self, f.name) for f in fields(self)}
+        return EdgesOfPart(**{name: rows[chosen] for name, rows in tensors.items() if rows is not None})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,7 +59,8 @@ class GraphParts:
     edges: Callable[[], Iterator[EdgesOfPart]]
     """Function that yields the edges in parts.
 
-    All parts have weights or none; all have features of one width or none.
+    All parts have weights or none; all have features of one width or none; all have relations, in ascending order, or
+    none.
     """
     place: str = "edges"
     """Name of the edges in errors, such as the path of their file."""
@@ -71,6 +79,18 @@ class GraphParts:
     """Vertices to train, validate and test on."""
     vertex_names: VertexNames | None = None
     """Names of the vertices, if they have any."""
+    vertex_types: tuple[str, ...] = ()
+    """Names of the vertex types, as in GraphFields."""
+    type_offsets: tuple[int, ...] = ()
+    """Id ranges of the vertex types, as in GraphFields."""
+    relations: tuple[str, ...] = ()
+    """Names of the relations, as in GraphFields."""
+    edge_labels: Callable[[], EdgeLabels] | None = None
+    """Function that reads the labelled edges, whose endpoints are checked; None: no edge has a label."""
+    features: Mapping[str, Callable[[], Iterator[Tensor]]] = field(default_factory=dict)
+    """Functions that yield the features of the types that have some, in parts, if there is no `x`."""
+    schema: Schema | None = None
+    """Tables that the graph comes from, as in GraphFields."""
     undirected: bool = False
     """If True, the reverse of each edge is added and duplicates are merged.
 
@@ -88,9 +108,14 @@ def with_feature_dtype(parts: GraphParts, dtype: torch.dtype) -> GraphParts:
     Raises:
         InputError: If the graph has no features.
     """
-    if (read := parts.x) is None:
+    if parts.x is None and not parts.features:
         raise InputError(f"{parts.name} has no features, so they have no type: add some first")
-    return replace(parts, x=lambda: (cast("features", rows, dtype) for rows in read()))
+
+    def rounded(read: Callable[[], Iterator[Tensor]]) -> Callable[[], Iterator[Tensor]]:
+        return lambda: (cast("features", rows, dtype) for rows in read())
+
+    features = {name: rounded(read) for name, read in parts.features.items()}
+    return replace(parts, x=None if parts.x is None else rounded(parts.x), features=features)
 
 
 def gather_parts(parts: GraphParts) -> GraphFields:
@@ -98,21 +123,31 @@ def gather_parts(parts: GraphParts) -> GraphFields:
     pieces, none = list(parts.edges()), torch.empty(0, dtype=torch.int64)
     endpoints = (concatenate_parts(getattr(part, side) for part in pieces) for side in ("source", "target"))
     source, target = (none if ids is None else ids for ids in endpoints)
-    weight, features = (concatenate_parts(getattr(part, name) for part in pieces) for name in ("weight", "features"))
+    weight, features, relation = (
+        concatenate_parts(getattr(part, name) for part in pieces) for name in ("weight", "features", "relation")
+    )
     edges = build(
         source,
         target,
         num_vertices=parts.num_vertices,
         weight=weight,
         edge_features=features,
+        edge_type=relation,
         undirected=parts.undirected,
     )
+    rows_of_type = {name: concatenate_parts(read()) for name, read in parts.features.items()}
     return replace(
         edges,
         name=parts.name,
         x=None if parts.x is None else concatenate_parts(parts.x()),
         y=parts.y,
         vertex_names=parts.vertex_names,
+        vertex_types=parts.vertex_types,
+        type_offsets=parts.type_offsets,
+        relations=parts.relations,
+        features={name: rows for name, rows in rows_of_type.items() if rows is not None},
+        edge_labels=None if parts.edge_labels is None else parts.edge_labels(),
+        schema=parts.schema,
         **parts.masks._asdict(),
     )
 

@@ -19,7 +19,7 @@ from weft.data.io.graph_parts import EdgesOfPart, GraphParts
 from weft.data.splits import Masks
 from weft.data.store.npy import Header, parsing, read_header
 from weft.data.tables.edge_list import read_edge_table
-from weft.data.tables.table_graph import labels_of
+from weft.data.tables.table_labels import labels_of
 from weft.data.tables.text_table import read_blocks
 from weft.utils.errors import InputError
 from weft.utils.files.file_reading import open_regular

@@ -34,6 +34,7 @@ from weft.data.store.manifest import (
 )
 from weft.data.store.npy import array_of
 from weft.data.store.npy_writer import write_array
+from weft.data.tables.schema import Schema
 from weft.data.vertex_names import NUMBER_COLUMN, OFFSET_COLUMN, TEXT_COLUMN, VertexNames
 from weft.runtime.processes.temporary_folder import lock_folder, remove_leftovers
 from weft.storage.unnamed_files import note_mapped
@@ -171,9 +172,10 @@ def write_store(graph: GraphFields, folder: Path) -> None:
         "vertex_types": list(graph.vertex_types),
         "type_offsets": list(graph.type_offsets),
         "id_column": "" if graph.vertex_names is None else graph.vertex_names.column,
+        **schema_entry(graph.schema),
         "fingerprint": in_edges.fingerprint,
     }
-    write_manifest(no_types() | manifest, files, folder)
+    write_manifest(manifest, files, folder)
 
 
 def is_symmetric(in_edges: Adjacency) -> bool:
@@ -187,9 +189,9 @@ def stores_edge_ids(graph: GraphFields) -> bool:
     return any(data is not None for data in (graph.in_edges.weight, graph.edge_type, graph.edge_features))
 
 
-def no_types() -> dict[str, Any]:
-    """Return the manifest fields of a graph with one vertex type and no relations."""
-    return {"relations": [], "vertex_types": [], "type_offsets": []}
+def schema_entry(schema: Schema | None) -> dict[str, Any]:
+    """Return the manifest field of the tables that a graph comes from, if it comes from some."""
+    return {} if schema is None else {"schema": schema.record()}
 
 
 def write_manifest(described: dict[str, Any], files: dict[str, Any], folder: Path) -> None:
@@ -264,6 +266,7 @@ def read_store(folder: str | Path, *, verify: bool | None = True) -> StoreConten
         vertex_types=vertex_types,
         type_offsets=entries(manifest, "type_offsets", int, path),
         vertex_names=open_names(arrays, manifest, path),
+        schema=Schema.from_record(manifest["schema"], path) if "schema" in manifest else None,
         edge_labels=open_edge_labels(arrays, path),
         features={name: arrays[key] for name in vertex_types if (key := feature_key(vertex_types, name)) in arrays},
         **{name: arrays.get(name) for name in FIELDS},

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
+from torch import Tensor
 
 from weft.data.adjacency import topology_digest
 from weft.data.checks.tensor_checks import check_ids
@@ -19,7 +20,7 @@ from weft.data.io.graph_parts import EdgesOfPart, GraphParts, require_rows
 from weft.data.store.external_sort import RecordFile, Records, ReportProgress, sorted_records
 from weft.data.store.npy import array_of
 from weft.data.store.npy_writer import ArrayWriter, write_array
-from weft.data.store.store import no_types, write_manifest
+from weft.data.store.store import feature_key, schema_entry, write_manifest
 from weft.runtime.memory.heap import release_freed_memory
 from weft.runtime.native import id_dtype
 from weft.storage.unnamed_files import release
@@ -66,20 +67,29 @@ def write_parts(parts: GraphParts, folder: Path, report: ReportProgress) -> None
     files["indptr"] = write_array(folder / "indptr.npy", indptr)
     symmetric, backward = write_transpose(indptr, folder, files, report)
     files |= backward
-    if parts.x is not None:
-        files["x"] = write_features(parts, num_vertices, folder, report)
+    readers = {} if parts.x is None else {"x": (parts.x, num_vertices)}
+    for vertex_type, read in parts.features.items():
+        first, last = parts.type_offsets[parts.vertex_types.index(vertex_type) :][:2]
+        readers[feature_key(parts.vertex_types, vertex_type)] = (read, last - first)
+    for key, (read, count) in readers.items():
+        files[key] = write_features(read, count, folder / f"{key}.npy", report)
     tensors = {"y": parts.y, **parts.masks._asdict()}
     tensors |= {} if parts.vertex_names is None else parts.vertex_names.arrays()
+    tensors |= {} if parts.edge_labels is None else parts.edge_labels().arrays()
     files |= {name: write_array(folder / f"{name}.npy", t.numpy()) for name, t in tensors.items() if t is not None}
     manifest = {
         "name": parts.name,
         "num_vertices": num_vertices,
         "num_edges": int(indptr[-1]),
         "symmetric": symmetric,
+        "relations": list(parts.relations),
+        "vertex_types": list(parts.vertex_types),
+        "type_offsets": list(parts.type_offsets),
         "id_column": "" if parts.vertex_names is None else parts.vertex_names.column,
+        **schema_entry(parts.schema),
         "fingerprint": fingerprint(folder, num_vertices, int(indptr[-1])),
     }
-    write_manifest(no_types() | manifest, files, folder)
+    write_manifest(manifest, files, folder)
 
 
 def spool_edges(spool: RecordFile, edges: Iterator[EdgesOfPart], parts: GraphParts, report: ReportProgress) -> int:
@@ -125,6 +135,8 @@ def record_type(part: EdgesOfPart, ids: DTypeLike = np.int64) -> np.dtype[Any]:
         fields.append(("weight", np.float32))
     if part.features is not None:
         fields.append(("features", np.float32, (part.features.shape[1],)))
+    if part.relation is not None:
+        fields.append(("relation", np.int16))
     return np.dtype(fields)
 
 
@@ -137,8 +149,8 @@ def records_of(part: EdgesOfPart, dtype: np.dtype[Any]) -> Records:
     """
     records = np.empty(len(part.source), dtype)
     records["row"], records["col"] = part.target.numpy(), part.source.numpy()
-    for name, tensor in (("weight", part.weight), ("features", part.features)):
-        if tensor is not None:
+    for name in ("weight", "features", "relation"):
+        if (tensor := getattr(part, name)) is not None:
             records[name] = tensor.numpy()
     return records
 
@@ -192,7 +204,7 @@ def write_forward(
                 backward["row"], backward["col"], backward["reversed"] = records["col"], records["row"], True
                 yield backward
 
-    fields_of = {"indices": "col", "weight": "weight", "edge_features": "features"}
+    fields_of = {"indices": "col", "weight": "weight", "edge_features": "features", "edge_type": "relation"}
     stored = {name: field for name, field in fields_of.items() if field in (dtype.names or ())}
     with ExitStack() as stack:
         writers = {
@@ -247,7 +259,7 @@ def write_transpose(
     """
     num_vertices, num_edges = len(indptr) - 1, int(indptr[-1])
     ids, positions = numpy_ids(num_vertices), numpy_ids(num_edges)
-    weighted, numbered = "weight" in forward, not {"weight", "edge_features"}.isdisjoint(forward)
+    weighted, numbered = "weight" in forward, not {"weight", "edge_features", "edge_type"}.isdisjoint(forward)
     fields_of_edge: list[Any] = [("row", ids), ("col", ids)]
     fields_of_edge += [("position", positions)] * numbered + [("weight", "<f4")] * weighted
     dtype = np.dtype(fields_of_edge)
@@ -290,22 +302,23 @@ def write_transpose(
     return False, files
 
 
-def write_features(parts: GraphParts, num_vertices: int, folder: Path, report: ReportProgress) -> dict[str, Any]:
-    """Write x, and return its manifest entry.
+def write_features(
+    read: Callable[[], Iterator[Tensor]], num_vertices: int, path: Path, report: ReportProgress
+) -> dict[str, Any]:
+    """Write features, and return their manifest entry.
 
     Args:
-        parts: The graph.
-        num_vertices: Number of vertices.
-        folder: The folder.
+        read: Function that yields the features in parts.
+        num_vertices: Number of vertices that should have some.
+        path: The file.
         report: Called with lines of progress.
 
     Raises:
         InputError: If there is not one row per vertex.
     """
-    assert parts.x is not None
-    rows = parts.x()
+    rows = read()
     first_rows = next(rows, torch.empty(0, 0))
-    with ArrayWriter(folder / "x.npy", array_of(first_rows).dtype, tuple(first_rows.shape[1:])) as writer:
+    with ArrayWriter(path, array_of(first_rows).dtype, tuple(first_rows.shape[1:])) as writer:
         for part in itertools.chain([first_rows], rows):
             for block in part.split(max(1, BLOCK_EDGES // max(1, part.shape[1]))):
                 writer.add(array_of(block))

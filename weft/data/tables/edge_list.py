@@ -25,7 +25,7 @@ from weft.data.io.graph_parts import EdgesOfPart, GraphParts
 from weft.data.splits import Masks, split_labelled, split_vertices
 from weft.data.store.npy import map_array, map_tensor
 from weft.data.tables.table import FrameTable, InputTable, TextTable
-from weft.data.tables.table_graph import split_column
+from weft.data.tables.table_labels import split_column
 from weft.data.tables.text_table import TextBlock, read_blocks
 from weft.utils.errors import InputError
 

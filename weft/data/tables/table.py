@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from numbers import Number
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.data.checks.tensor_checks import Float32Rounding, located
+from weft.data.checks.tensor_checks import located
 from weft.data.tables.text_table import COMMENT, MAX_SHOWN, SEPARATORS, bad_line, read_text
 from weft.data.tables.text_table import NUMBER as NUMBER_TEXT
 from weft.data.vertex_names import Ids, Texts
@@ -31,8 +32,8 @@ PART_ROWS = 1 << 17
 """Number of rows of a part."""
 ARROW_FORMATS = {".parquet": "parquet", ".arrow": "ipc", ".feather": "ipc", ".ipc": "ipc", ".csv": "csv", ".tsv": "csv"}
 SUFFIXES = (*ARROW_FORMATS, ".txt", ".csv.gz", ".tsv.gz", ".txt.gz")
-ID, NUMBER, TEXT, TIME = "id", "number", "text", "time"
-"""Kinds of columns, which decide how values are read from files without types."""
+ID, NUMBER, TEXT, TIME, LABEL, ANY = "id", "number", "text", "time", "label", "any"
+"""Kinds of columns, which decide how values are read from files without types. ANY: the values decide."""
 CSV_MISTAKE = re.compile(r"CSV column #(\d+): Row #(\d+): .* invalid value '(.*)'")
 """Error of pyarrow for a value that is no number, with column, row and value."""
 ARROW_REMEDY = "correct the file, or give a whole file of that format"
@@ -51,6 +52,26 @@ class Column(NamedTuple):
     """True for rows without a value, whose entry in `values` is arbitrary, [n]."""
 
 
+class ColumnPart(NamedTuple):
+    """Some rows of a column with their place."""
+
+    column: Column
+    """The rows."""
+    place: str
+    """Table and column, for errors."""
+    first_row: int
+    """Number of the first row, for errors."""
+
+    def refuse(self, wrong: NDArray[np.bool_], reason: str) -> None:
+        """Raise InputError at the first flagged row.
+
+        Args:
+            wrong: Flags, [n].
+            reason: Problem and remedy.
+        """
+        raise_at_first(wrong, self.place, self.first_row, reason)
+
+
 class InputTable(Protocol):
     """Columns of equal length that can be read repeatedly, in parts."""
 
@@ -65,7 +86,7 @@ class InputTable(Protocol):
     def parts(self, columns: Mapping[str, str]) -> Iterator[dict[str, Column]]:
         """Yield consecutive parts of some columns, from the first row on.
 
-        `columns` maps the name of each column to its kind: ID, NUMBER, TEXT or TIME.
+        `columns` maps the name of each column to its kind: ID, NUMBER, TEXT, TIME, LABEL or ANY.
         """
 
 
@@ -110,7 +131,8 @@ class ArrowTable:
         dataset = import_extra("pyarrow.dataset", place)
         self._source, self.place, self._kind = source, place, format_of(source)
         with readable(place, ARROW_REMEDY, max_cause=MAX_ARROW_CAUSE):
-            self.columns = tuple(dataset.dataset(source, format=self._format({})).schema.names)
+            schema = dataset.dataset(source, format=self._format({})).schema
+        self.columns, self._types = tuple(schema.names), dict(zip(schema.names, schema.types, strict=True))
 
     def parts(self, columns: Mapping[str, str]) -> Iterator[dict[str, Column]]:
         """Yield consecutive parts of some columns; see InputTable."""
@@ -137,8 +159,9 @@ class ArrowTable:
                     raise
                 number, line, value = mistake.groups()
                 name = self.columns[int(number)]
+                kind = "number" if columns.get(name) == NUMBER else f"{self._types[name]} like the lines before"
                 raise InputError(
-                    f"{self.place}: column '{name}', line {line}: '{value}' is no number: correct it"
+                    f"{self.place}: column '{name}', line {line}: '{value}' is no {kind}: correct it"
                 ) from None
 
     def _scan_options(self) -> Any:
@@ -157,6 +180,9 @@ class ArrowTable:
 
         kinds = {ID: pyarrow.string(), TEXT: pyarrow.string(), NUMBER: pyarrow.float64()}
         types = {name: kinds[kind] for name, kind in columns.items() if kind in kinds}
+        # pyarrow finds types in the first block; numbers with a fraction and texts may come later.
+        wider = {pyarrow.int64(): pyarrow.float64(), pyarrow.null(): pyarrow.string()}
+        types |= {name: wider[t] for name, kind in columns.items() if kind == ANY and (t := self._types[name]) in wider}
         tabs = Path(str(self._source)).name.removesuffix(".gz").endswith(".tsv")
         return dataset.CsvFileFormat(
             parse_options=csv.ParseOptions(delimiter="\t" if tabs else ","),
@@ -189,7 +215,7 @@ class TextTable:
             for name, kind in columns.items():
                 with located(f"{self.place}: column '{name}'"):
                     texts = [decode(line[int(name)]) for line in words]
-                part[name] = column_of(numbers_of_texts(texts) if kind == NUMBER else texts)
+                part[name] = column_of(numbers_of_texts(texts) if kind in (NUMBER, LABEL, ANY) else texts)
             yield part
 
     def _lines(self) -> Iterator[tuple[list[list[bytes]], int]]:
@@ -244,6 +270,12 @@ def format_of(source: Any) -> str | None:
     return ARROW_FORMATS.get(suffix, "parquet" if path.is_dir() else None)
 
 
+def num_rows(table: InputTable) -> int:
+    """Return the number of rows of a table."""
+    column = table.columns[0]
+    return sum(len(part[column].missing) for part in table.parts({column: TIME}))
+
+
 def decode(text: bytes) -> str:
     """Return bytes as text. Raises InputError if they are not in UTF-8."""
     try:
@@ -256,6 +288,8 @@ def column_of(values: Any) -> Column:
     """Convert some rows of a column: a NumPy array, which may be masked, a pandas series or a Python list."""
     if getattr(getattr(values, "dtype", None), "tz", None) is not None:
         values = values.dt.tz_convert("UTC").dt.tz_localize(None)
+    if hasattr(values, "isna") and values.dtype.kind in "biu" and values.isna().any():  # pandas' Int64 and its like
+        return Column(values.fillna(0).to_numpy(values.dtype.numpy_dtype), values.isna().to_numpy())
     array = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
     masked = any_of_row(np.ma.getmaskarray(values)) if isinstance(values, np.ma.MaskedArray) else False
     if array.dtype.kind in "US":
@@ -365,13 +399,13 @@ def column_from_lists(array: pyarrow.Array, missing: NDArray[np.bool_]) -> Colum
 
 
 def numbers_of_texts(texts: Sequence[str]) -> Any:
-    """Return texts as float64 if all of them are numbers, else unchanged."""
+    """Return texts as int64 or float64 if all of them are such numbers, else unchanged."""
     if any("_" in text for text in texts):  # Python reads 1_000 as a number
         return texts
-    try:
-        return np.array(texts).astype(np.float64)
-    except ValueError:
-        return texts
+    for dtype in (np.int64, np.float64):
+        with suppress(ValueError, OverflowError):
+            return np.array(texts).astype(dtype)
+    return texts
 
 
 def ids_of(column: Column, place: str, first_row: int) -> Ids:
@@ -404,38 +438,25 @@ def ids_of(column: Column, place: str, first_row: int) -> Ids:
     return np.ascontiguousarray(values, np.int64)
 
 
-def matrix_of(column: Column, place: str, first_row: int, rounding: Float32Rounding) -> NDArray[np.float32]:
-    """Return a column of numbers as float32 [n, K]; K = 1 for single numbers.
-
-    Args:
-        column: Some rows of the column.
-        place: Table and column, for errors.
-        first_row: Number of the first row, for errors.
-        rounding: Counts the numbers that become equal.
+def numbers_in(part: ColumnPart) -> NDArray[np.float64]:
+    """Return numbers as float64 [n, K]; K = 1 for single numbers. Missing numbers are arbitrary.
 
     Raises:
-        InputError: At the first row without a number.
+        InputError: At the first value that is no finite number.
     """
-    remedy = "leave the column out, or turn it into numbers"
-    values, missing = column
+    remedy = "correct it, or leave the column out"
+    values, missing = part.column
     if isinstance(values, Texts) or values.dtype.kind == "O":
-        row, text = odd_value(column)
+        row, text = odd_value(part.column)
         length = "" if isinstance(values, Texts) else ", or a list of another length"
-        raise InputError(f"{place}, row {first_row + row}: {text} is no number{length}: {remedy}")
+        raise InputError(f"{part.place}, row {part.first_row + row}: {text} is no number{length}: {remedy}")
     if values.dtype.kind not in "biuf":
-        raise InputError(f"{place}: contains {values.dtype}: {remedy}")
-    raise_at_first(missing, place, first_row, "is missing: fill it in, or leave the column out")
-    with np.errstate(over="ignore"):
-        numbers = values.reshape(len(values), -1)
-        rows = numbers.astype(np.float32)
-    raise_at_first(
-        any_of_row(~np.isfinite(rows)),
-        place,
-        first_row,
-        "is infinite or above 3e38: correct it, or leave the column out",
-    )
-    rounding.add(place, numbers, rows)
-    return rows
+        raise InputError(f"{part.place}: contains {values.dtype}, no numbers: {remedy}")
+    numbers = values.reshape(len(values), -1).astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        too_large = any_of_row(np.abs(numbers) > np.finfo(np.float32).max) & ~missing
+    part.refuse(too_large, f"is infinite or above 3e38: {remedy}")
+    return numbers
 
 
 def odd_value(column: Column) -> tuple[int, str]:

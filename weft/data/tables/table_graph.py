@@ -1,10 +1,10 @@
-"""Interpretation of the columns of vertex and edge tables: ids, features, labels, splits, weights."""
+"""Interpretation of tables of vertices and edges by a schema: a graph in parts."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,426 +13,290 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.data.checks.tensor_checks import (
-    MASKS,
-    DataWarning,
-    Float32Rounding,
-    cast,
-    has_label,
-    located,
-    warn_whole_values,
-)
+from weft.data.checks.tensor_checks import has_label, no_label
+from weft.data.fields import EdgeLabels
 from weft.data.io.graph_parts import EdgesOfPart, GraphParts
-from weft.data.splits import SHARES, Masks, random_split, split_by_time
-from weft.data.tables.table import (
-    ID,
-    NUMBER,
-    TEXT,
-    TIME,
-    Column,
-    InputTable,
-    any_of_row,
-    ids_of,
-    matrix_of,
-    odd_value,
-    open_table,
-    raise_at_first,
-    require_columns,
-)
-from weft.data.vertex_names import Ids, NameCollector, NameIndex, Texts, VertexNames, concatenate_ids, id_text
-from weft.utils.errors import InputError, check_word
-
-SPLIT_WORDS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "test": 2, "": -1, "none": -1}
-"""Number of the split that each word of a split column means; -1: none."""
-SPLIT_WORDS |= {str(number): number for number in range(-1, 3)} | {f"{number}.0": number for number in range(-1, 3)}
+from weft.data.splits import Masks
+from weft.data.tables.fit_transforms import fit_transforms
+from weft.data.tables.schema import EdgeColumns, Schema, TableColumns, VertexColumns
+from weft.data.tables.table import ID, InputTable, ids_of, num_rows, open_table, require_columns
+from weft.data.tables.table_labels import TableLabels
+from weft.data.tables.table_vertices import TypeOfVertices, joined_names
+from weft.data.tables.transforms import FeatureColumn, FeatureReader, NumberTransform, RowsOfColumns, Transform
+from weft.data.vertex_types import put_rows
+from weft.utils.errors import InputError
 
 
-MAX_SURE_CLASSES = 100
-"""Number of different whole numbers in a column of floats from which a user has to confirm that they are classes."""
+def table_parts(schema: Schema, *, name: str | None = None, undirected: bool = False, seed: int = 0) -> GraphParts:
+    """Return the graph of some tables.
 
-
-@dataclass(frozen=True, kw_only=True)
-class ColumnRoles:
-    """Meaning of the columns of a vertex table and an edge table."""
-
-    id: str | None = None
-    """Vertex column with the ids that edges refer to. None: row numbers from 0."""
-    source: str = "source"
-    """Edge column with the id of each edge's source."""
-    target: str = "target"
-    """Edge column with the id of each edge's target."""
-    features: tuple[str, ...] = ()
-    """Vertex columns with numbers, or lists of numbers of one length, to concatenate."""
-    label: tuple[str, ...] = ()
-    """Vertex column with classes or values, or one column of 0 and 1 for each class. Missing values: unlabelled."""
-    label_kind: str = ""
-    """'classes' or 'values', the meaning of a single label column; '': classes if all numbers are whole."""
-    split: str | None = None
-    """Vertex column with train, val or test; missing or empty: no split."""
-    split_time: str | None = None
-    """Vertex column with a time; the earliest vertices train, the latest test."""
-    weight: str | None = None
-    """Edge column with one number."""
-    edge_features: tuple[str, ...] = ()
-    """Edge columns with numbers, or lists of numbers of one length, to concatenate."""
-
-
-def table_parts(
-    vertices: Any,
-    edges: Any,
-    columns: ColumnRoles,
-    *,
-    name: str | None = None,
-    undirected: bool = False,
-    shares: Sequence[float] | None = None,
-    seed: int = 0,
-) -> GraphParts:
-    """Return a graph from a vertex table and an edge table, or from an edge table alone.
-
-    Without `vertices`, the vertices are the ids in the edges, in the order of their first occurrence.
+    Columns of all tables are checked, and transforms are fitted on the training rows, before any edge is sorted.
+    Without a table of vertices, the vertices are the ids in the edges, in the order of their first occurrence.
 
     Args:
-        vertices: The vertex table (see weft.data.tables.table.open_table), or None.
-        edges: The edge table.
-        columns: Meaning of the columns.
-        name: Name of the graph. Default: the edge file's name.
+        schema: The tables and the meaning of their columns. Features that are fitted already are not fitted again.
+        name: Name of the graph. Default: that of the first file of edges.
         undirected: Add the reverse of each edge and merge duplicates.
-        shares: Fractions of a random split or a split by time; labels without a split get 60, 20 and 20 %.
         seed: Seed of a random split.
 
     Raises:
         InputError: A table is wrong. The message names table, column, row and remedy.
     """
-    edge_table = open_table(edges, "edges")
-    require_columns(edge_table, [columns.source], "--source")
-    require_columns(edge_table, [columns.target], "--target")
-    require_columns(edge_table, [*filter(None, [columns.weight])], "--weight")
-    require_columns(edge_table, columns.edge_features, "--edge-features")
-    if vertices is None:
-        refuse_vertex_columns(columns)
-        index, names, num_vertices = named_by_edges(edge_table, columns)
-        y, masks, x = None, Masks(), None
-    else:
-        table = open_table(vertices, "vertices")
-        for flag in ("id", "features", "label", "split", "split_time"):
-            requested = getattr(columns, flag)
-            names_of_flag = (requested,) if isinstance(requested, str) else requested or ()
-            require_columns(table, names_of_flag, "--" + flag.replace("_", "-"))
-        index, names, num_vertices = named_by_vertices(table, columns.id)
-        y = read_label(table, columns.label, columns.label_kind)
-        masks = read_masks(table, columns, y, num_vertices, shares, seed)
-        x = feature_reader(table, columns.features)
-    stem = Path(edge_table.place).name.split(".")[0] if isinstance(edges, str | Path) else "graph"
+    if undirected and schema.typed:
+        raise InputError("--undirected cannot be used with relations: leave it out, and train with --inverse-relations")
+    tables = GraphTables.open(schema, seed)
+    schema, offsets = tables.schema, tables.offsets
+    readers = {
+        n: FeatureReader(tables.vertex_tables[n], transforms_of(c)) for n, c in schema.vertices.items() if c.features
+    }
+    same_width = len(readers) == len(tables.types) and len({reader.num_columns for reader in readers.values()}) == 1
+    first_edges = next(iter(schema.edges.values())).table
+    stem = Path(first_edges).name.split(".")[0] if isinstance(first_edges, str | Path) else "graph"
+    y, masks = tables.vertex_labels()
     return GraphParts(
         name=stem if name is None else name,
-        edges=lambda: read_edges(edge_table, columns, index, num_vertices),
-        num_vertices=num_vertices,
-        x=x,
+        edges=tables.read_edges,
+        num_vertices=offsets[-1],
+        x=(lambda: itertools.chain.from_iterable(read() for read in readers.values())) if same_width else None,
+        features={} if same_width else readers,
         y=y,
         masks=masks,
-        vertex_names=names,
+        edge_labels=tables.read_labelled_edges if schema.predicts_edges else None,
+        vertex_names=joined_names(tables.types),
+        vertex_types=tuple(tables.types) if schema.typed else (),
+        type_offsets=offsets if schema.typed else (),
+        relations=tuple(schema.relation(n) for n in schema.edges) if schema.typed else (),
+        schema=schema,
         undirected=undirected,
     )
 
 
-def refuse_vertex_columns(columns: ColumnRoles) -> None:
-    """Raise InputError if a vertex column is requested although there is no vertex table."""
-    for flag in ("id", "features", "label", "split", "split_time"):
-        if getattr(columns, flag):
-            raise InputError(f"--{flag.replace('_', '-')} names a column of vertices: give --vertices, their table")
+@dataclass(frozen=True, kw_only=True)
+class GraphTables:
+    """Tables of a graph, whose columns are checked, with their vertices, labels and fitted transforms."""
 
+    schema: Schema
+    """Meaning of the columns, with fitted features."""
+    vertex_tables: Mapping[str, InputTable]
+    """Tables of vertices by type."""
+    edge_tables: Mapping[str, InputTable]
+    """Tables of edges by relation."""
+    types: Mapping[str, TypeOfVertices]
+    """Vertices by type."""
+    labels: TableLabels
+    """Labels and splits of the rows of the table to predict."""
 
-def named_by_edges(table: InputTable, columns: ColumnRoles) -> tuple[NameIndex | None, VertexNames | None, int]:
-    """Collect the distinct vertex ids in an edge table: return an index from id to vertex, the names and the count.
+    @classmethod
+    def open(cls, schema: Schema, seed: int) -> GraphTables:
+        """Open and check the tables of a schema, and fit its features.
 
-    Args:
-        table: The edge table.
-        columns: Meaning of its columns.
-    """
-    collector, row = NameCollector(), 0
-    for part in table.parts({columns.source: ID, columns.target: ID}):
-        endpoints = [
-            ids_of(part[column], f"{table.place}: column '{column}'", row)
-            for column in (columns.source, columns.target)
-        ]
-        collector.add(interleaved(endpoints[0], endpoints[1]))
-        row += len(part[columns.source].missing)
-    ids = collector.ids()
-    return NameIndex(ids, f"{table.place}: id"), VertexNames.of(ids, "id"), len(ids)
+        Args:
+            schema: The schema.
+            seed: Seed of a random split.
 
+        Raises:
+            InputError: A table is wrong.
+        """
+        vertex_tables = {name: open_table(c.table, f"vertices {name}".strip()) for name, c in schema.vertices.items()}
+        edge_tables = {name: open_table(c.table, f"edges {name}".strip()) for name, c in schema.edges.items()}
+        for name, vertex_columns in schema.vertices.items():
+            check_vertex_columns(vertex_tables[name], vertex_columns)
+        for name, edge_columns in schema.edges.items():
+            check_edge_columns(edge_tables[name], edge_columns)
+        if schema.vertices:
+            types = {name: TypeOfVertices.of(vertex_tables[name], c) for name, c in schema.vertices.items()}
+        else:
+            types = {"": TypeOfVertices.named_by_edges(edge_tables[""], schema.edges[""])}
+        labels = TableLabels()
+        if (columns := schema.labelled) is not None:
+            table = (edge_tables if schema.predicts_edges else vertex_tables)[schema.predict]
+            labels = TableLabels.read(table, columns, seed)
+            labels = labels.of_edges(num_rows(table)) if schema.predicts_edges else labels
 
-def interleaved(left: Ids, right: Ids) -> Ids:
-    """Return two columns of ids alternately: first of `left`, first of `right`, second of `left`, and so on.
+        def fitted(columns: TableColumns, table: InputTable) -> tuple[Transform, ...]:
+            return fitted_features(table, columns, labels.training if columns is schema.labelled else None)
 
-    Args:
-        left: Ids.
-        right: As many ids.
-    """
-    both = concatenate_ids([left, right])
-    order = np.arange(len(both)).reshape(2, -1).T.reshape(-1)
-    return both.take(order) if isinstance(both, Texts) else both[order]
+        schema = replace(
+            schema,
+            vertices={n: replace(c, features=fitted(c, vertex_tables[n])) for n, c in schema.vertices.items()},
+            edges={n: replace(c, features=fitted(c, edge_tables[n])) for n, c in schema.edges.items()},
+            class_names=labels.class_names or schema.class_names,
+        )
+        return cls(schema=schema, vertex_tables=vertex_tables, edge_tables=edge_tables, types=types, labels=labels)
 
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Id ranges of the vertex types, as in GraphFields.type_offsets."""
+        return (0, *itertools.accumulate(vertices.count for vertices in self.types.values()))
 
-def named_by_vertices(table: InputTable, column: str | None) -> tuple[NameIndex | None, VertexNames | None, int]:
-    """Return an index of the ids of a vertex table, the ids as names, and the number of rows.
+    def first_vertex(self, vertex_type: str) -> int:
+        """Return the number of the first vertex of a type."""
+        return self.offsets[list(self.types).index(vertex_type)]
 
-    Args:
-        table: The vertex table.
-        column: Column of the ids; None: vertices are row numbers, and there is no index and no name.
+    def vertex_labels(self) -> tuple[Tensor | None, Masks]:
+        """Return the labels and splits of all vertices, of which only those of one type have some."""
+        labels = self.labels
+        if self.schema.predicts_edges or not self.schema.typed or labels.y is None:
+            return (None, Masks()) if self.schema.predicts_edges else (labels.y, labels.masks)
+        first, count = self.first_vertex(self.schema.predict), self.offsets[-1]
+        masks = (None if mask is None else put_rows({first: mask}, count, 0) for mask in labels.masks)
+        return put_rows({first: labels.y}, count, no_label(labels.y)), Masks(*masks)
 
-    Raises:
-        InputError: If an id is missing or occurs twice.
-    """
-    if column is None:
-        any_column = table.columns[0]
-        return None, None, sum(len(part[any_column].missing) for part in table.parts({any_column: TIME}))
-    place, row, parts = f"{table.place}: column '{column}'", 0, []
-    for part in table.parts({column: ID}):
-        parts.append(ids_of(part[column], place, row))
-        row += len(parts[-1])
-    if len({isinstance(part, Texts) for part in parts}) > 1:
-        raise InputError(f"{place}: contains numbers and texts: give all as text")
-    ids = concatenate_ids(parts)
-    return NameIndex(ids, place), VertexNames.of(ids, column), len(ids)
+    def read_edges(self) -> Iterator[EdgesOfPart]:
+        """Yield the edges that carry messages in parts, one relation after the other.
 
+        If only some relations have weights, other edges weigh 1; narrower edge features are filled up with zeros.
 
-def read_edges(
-    table: InputTable, columns: ColumnRoles, index: NameIndex | None, num_vertices: int
-) -> Iterator[EdgesOfPart]:
-    """Yield the edges between vertex numbers in parts.
-
-    Args:
-        table: The edge table.
-        columns: Meaning of its columns.
-        index: Index of the vertices' ids; None: ids are row numbers.
-        num_vertices: Number of vertices.
-
-    Raises:
-        InputError: At the first id that no vertex has.
-    """
-    kinds = {columns.source: ID, columns.target: ID}
-    kinds |= dict.fromkeys([*filter(None, [columns.weight]), *columns.edge_features], NUMBER)
-    row, rounding = 0, Float32Rounding()
-    for part in table.parts(kinds):
-        endpoints = []
-        for column in (columns.source, columns.target):
-            place = f"{table.place}: column '{column}'"
-            ids = ids_of(part[column], place, row)
-            if index is None:
-                if isinstance(ids, Texts):
-                    raise InputError(f"{place}: contains texts, but no --id is given: name the vertices' column of ids")
-                vertices = np.where((ids >= 0) & (ids < num_vertices), ids, -1)
-            else:
-                vertices = index.find(ids)
-            if (vertices < 0).any():
-                unknown_id = int((vertices < 0).argmax())
-                raise InputError(
-                    f"{place}, row {row + unknown_id}: {id_text(ids, unknown_id)} is no vertex's id: give it a row in "
-                    "the table of vertices, or leave its edges out"
+        Raises:
+            InputError: At the first id that no vertex has.
+        """
+        columns = self.schema.edges.values()
+        weighted = any(c.weight for c in columns)
+        width = max(sum(transform.num_columns for transform in transforms_of(c)) for c in columns)
+        for number, name in enumerate(self.schema.edges):
+            row = 0
+            for part in self._read_relation(name):
+                count = len(part.source)
+                features = torch.zeros(count, width)
+                if part.features is not None:
+                    features[:, : part.features.shape[1]] = part.features
+                whole = replace(
+                    part,
+                    weight=(torch.ones(count) if part.weight is None else part.weight) if weighted else None,
+                    features=features if width else None,
+                    relation=torch.full((count,), number, dtype=torch.int16) if self.schema.typed else None,
                 )
-            endpoints.append(torch.from_numpy(vertices))
-        weight = None
-        if columns.weight:
-            weights = matrix_of(part[columns.weight], f"{table.place}: column '{columns.weight}'", row, rounding)
-            if weights.shape[1] != 1:
-                raise InputError(f"{table.place}: column '{columns.weight}' contains lists: a weight is one number")
-            weight = torch.from_numpy(weights)[:, 0]
-        features = side_by_side(table, columns.edge_features, part, row, rounding)
-        yield EdgesOfPart(source=endpoints[0], target=endpoints[1], weight=weight, features=features)
-        row += len(endpoints[0])
-    rounding.warn()
+                held_out = self.labels.held_out if self.schema.predicts_edges else None
+                of_part = slice(row, row + count)
+                yield whole if held_out is None or name != self.schema.predict else whole.select(~held_out[of_part])
+                row += count
+
+    def read_labelled_edges(self) -> EdgeLabels:
+        """Return the edges with labels, and those to validate, test or predict, in the order of their table."""
+        name, y, held_out = self.schema.predict, self.labels.y, self.labels.held_out
+        assert y is not None
+        assert held_out is not None
+        listed = has_label(y) | held_out
+        row, edges, features = 0, [], []
+        relation = list(self.schema.edges).index(name)
+        for part in self._read_relation(name):
+            chosen = listed[row : row + len(part.source)]
+            row += len(part.source)
+            part = part.select(chosen)
+            edges.append(torch.stack([part.source, part.target, torch.full_like(part.source, relation)], 1))
+            features += [] if part.features is None else [part.features]
+        splits = {name: mask[listed] for name, mask in self.labels.masks._asdict().items()}
+        return EdgeLabels(
+            edges=torch.cat(edges), y=y[listed], features=torch.cat(features) if features else None, **splits
+        )
+
+    def _read_relation(self, name: str) -> Iterator[EdgesOfPart]:
+        """Yield all edges of a relation in parts, with the weights and features of its own table."""
+        columns, table = self.schema.edges[name], self.edge_tables[name]
+        transforms = RowsOfColumns(table, transforms_of(columns))
+        weights = RowsOfColumns(table, [weight_transform(columns.weight)] if columns.weight else [])
+        row = 0
+        for part in table.parts({columns.source: ID, columns.target: ID} | weights.read_as | transforms.read_as):
+            endpoints = []
+            for column, end in ((columns.source, columns.source_type), (columns.target, columns.target_type)):
+                place = f"{table.place}: column '{column}'"
+                vertices = self.types[end].find(ids_of(part[column], place, row), place, row)
+                endpoints.append(torch.from_numpy(vertices + self.first_vertex(end)))
+            yield EdgesOfPart(
+                source=endpoints[0],
+                target=endpoints[1],
+                weight=weights.rows(part, row)[:, 0] if columns.weight else None,
+                features=transforms.rows(part, row) if columns.features else None,
+            )
+            row += len(endpoints[0])
+        weights.warn()
+        transforms.warn()
 
 
-def feature_reader(table: InputTable, names: Sequence[str]) -> Callable[[], Iterator[Tensor]] | None:
-    """Return a function that yields columns of numbers as rows, in parts; None for no columns.
+def check_vertex_columns(table: InputTable, columns: VertexColumns) -> None:
+    """Check that a table of vertices has all columns of its schema, once each.
 
     Args:
         table: The table.
-        names: Names of the columns.
-    """
-
-    def read() -> Iterator[Tensor]:
-        row, rounding = 0, Float32Rounding()
-        for part in table.parts(dict.fromkeys(names, NUMBER)):
-            rows = side_by_side(table, names, part, row, rounding)
-            assert rows is not None
-            yield rows
-            row += len(rows)
-        rounding.warn()
-
-    return read if names else None
-
-
-def side_by_side(
-    table: InputTable, names: Sequence[str], part: dict[str, Column], first_row: int, rounding: Float32Rounding
-) -> Tensor | None:
-    """Return columns of numbers as one matrix, float32 [n, F]; None for no columns.
-
-    Args:
-        table: The table, for errors.
-        names: Names of the columns.
-        part: Some rows of the columns.
-        first_row: Number of the first row, for errors.
-        rounding: Counts the numbers that become equal.
-    """
-    matrices = [matrix_of(part[name], f"{table.place}: column '{name}'", first_row, rounding) for name in names]
-    return torch.from_numpy(np.concatenate(matrices, 1)) if matrices else None
-
-
-def read_label(table: InputTable, names: Sequence[str], kind: str = "") -> Tensor | None:
-    """Return labels as in GraphFields; None for no columns.
-
-    Args:
-        table: The vertex table.
-        names: Names of the columns.
-        kind: 'classes' or 'values', the meaning of a single column; '': unknown.
-
-    Raises:
-        InputError: If the kind is unknown, or has no effect.
-    """
-    if kind:
-        check_word("--label-kind", kind, ("classes", "values"))
-        if len(names) != 1:
-            raise InputError(f"--label-kind {kind} needs one column of --label, not {len(names)}: leave it out")
-    if not names:
-        return None
-    label_parts: list[NDArray[np.float64]] = []
-    row, integral = 0, True
-    for part in table.parts(dict.fromkeys(names, NUMBER)):
-        label_parts.append(np.concatenate([label_part(part[name], table, name, row) for name in names], 1))
-        row += len(label_parts[-1])
-        integral &= all(getattr(part[name].values, "dtype", np.dtype("f8")).kind in "biu" for name in names)
-    rows = np.concatenate([np.empty((0, len(names))), *label_parts])
-    place = f"{table.place}: column '{names[0]}'"
-    with located(place):
-        y = labels_of(rows, kind)
-    if y.dtype == torch.int64 and not kind and not integral and (count := len(y.unique())) > MAX_SURE_CLASSES:
-        warnings.warn(
-            f"{place} contains {count} different whole numbers, which are read as classes: confirm it by --label-kind "
-            "classes, or give --label-kind values for a regression (label_kind in Python)",
-            DataWarning,
-            stacklevel=4,
-        )
-    return y
-
-
-def label_part(column: Column, table: InputTable, name: str, first_row: int) -> NDArray[np.float64]:
-    """Return some rows of labels as float64 [n, C], NaN if unlabelled.
-
-    Args:
-        column: Some rows of a column.
-        table: The table, for errors.
-        name: Name of the column, for errors.
-        first_row: Number of the first row, for errors.
-
-    Raises:
-        InputError: If they are no finite numbers.
-    """
-    values, missing = column
-    if isinstance(values, Texts) or values.dtype.kind not in "biuf":
-        row, text = odd_value(column)
-        raise InputError(
-            f"{table.place}: column '{name}', row {first_row + row}: {text} is no number: give class numbers from 0, "
-            "such as pandas.factorize(column)[0]"
-        )
-    rows = values.reshape(len(values), -1).astype(np.float64)
-    raise_at_first(any_of_row(np.isinf(rows)), f"{table.place}: column '{name}'", first_row, "is infinite: correct it")
-    rows[missing] = np.nan
-    return rows
-
-
-def labels_of(rows: NDArray[np.float64], kind: str = "") -> Tensor:
-    """Return labels in the form of GraphFields from float64 [n, C] with NaN for none.
-
-    Args:
-        rows: The labels.
-        kind: 'classes' or 'values', the meaning of one column; '': one column of whole numbers contains classes.
-
-    Raises:
-        InputError: If classes are requested, and a number has a fraction.
-    """
-    y = torch.from_numpy(rows)
-    y = y[:, 0] if y.shape[1] == 1 else y
-    fraction = ~y.isnan() & (y != y.round())
-    if kind == "classes" and fraction.any():
-        raise_at_first(fraction.numpy(), "labels", 0, "has a fraction: leave out --label-kind classes, or correct it")
-    if y.dim() == 1 and kind != "values" and not fraction.any():
-        return torch.where(y.isnan(), -1.0, y).long()
-    if not kind:
-        warn_whole_values(y)
-    return cast("y", y, torch.float32)
-
-
-def read_masks(
-    table: InputTable,
-    columns: ColumnRoles,
-    y: Tensor | None,
-    num_vertices: int,
-    shares: Sequence[float] | None,
-    seed: int,
-) -> Masks:
-    """Return the split of a column, or a split by time, or a random split of the labelled vertices.
-
-    Args:
-        table: The vertex table.
         columns: Meaning of its columns.
-        y: Labels, or None.
-        num_vertices: Number of vertices.
-        shares: Fractions of the split, or None.
-        seed: Seed of a random split.
 
     Raises:
-        InputError: If several kinds of splits are requested.
+        InputError: If it does not.
     """
-    if columns.split and (shares is not None or columns.split_time):
-        raise InputError(f"--split {columns.split} is a column: leave out --split-time, and fractions of a split")
-    if columns.split:
-        return split_column(table, columns.split)
-    labelled = torch.ones(num_vertices, dtype=torch.bool) if y is None else has_label(y)
-    if columns.split_time:
-        return split_by_time(read_time(table, columns.split_time), labelled, shares or SHARES)
-    return Masks() if y is None and shares is None else random_split(labelled, seed, shares or SHARES)
+    require_columns(table, [*filter(None, [columns.id])], "--id")
+    check_labels(table, columns)
+    require_features(table, columns.features, "--features")
 
 
-def split_column(table: InputTable, name: str) -> Masks:
-    """Return the split of a column of words.
+def check_edge_columns(table: InputTable, columns: EdgeColumns) -> None:
+    """Check that a table of edges has all columns of its schema, once each.
 
     Args:
         table: The table.
-        name: Name of the column.
+        columns: Meaning of its columns.
 
     Raises:
-        InputError: At the first word that means no split.
+        InputError: If it does not.
     """
-    place, row, splits = f"{table.place}: column '{name}'", 0, []
-    for part in table.parts({name: TEXT}):
-        values, missing = part[name]
-        words = ["" if absent else str(value).lower() for value, absent in zip(values.tolist(), missing, strict=True)]
-        for number, word in enumerate(words):
-            if word not in SPLIT_WORDS:
-                raise InputError(f"{place}, row {row + number}: '{word}' is not train, val, test, or nothing")
-        splits += [SPLIT_WORDS[word] for word in words]
-        row += len(words)
-    split_of_vertex = torch.tensor(splits, dtype=torch.int64)
-    return Masks(*(split_of_vertex == number for number in range(len(MASKS))))
+    require_columns(table, [columns.source], "--source")
+    require_columns(table, [columns.target], "--target")
+    require_columns(table, [*filter(None, [columns.weight])], "--weight")
+    check_labels(table, columns)
+    require_features(table, columns.features, "--edge-features")
 
 
-def read_time(table: InputTable, name: str) -> Tensor:
-    """Return a column of numbers or points in time, float64 [N].
+def check_labels(table: InputTable, columns: TableColumns) -> None:
+    """Check that a table has the columns of its labels and splits, once each.
 
     Args:
         table: The table.
-        name: Name of the column.
+        columns: Meaning of its columns.
 
     Raises:
-        InputError: At the first row without a value.
+        InputError: If it does not.
     """
-    place, row, parts = f"{table.place}: column '{name}'", 0, [np.empty(0)]
-    for part in table.parts({name: TIME}):
-        values, missing = part[name]
-        if isinstance(values, Texts) or values.dtype.kind not in "iufM" or values.ndim != 1:
-            raise InputError(f"{place}: is text: give numbers or points in time, as pandas.to_datetime makes them")
-        raise_at_first(missing, place, row, "is missing: fill it in, or leave out --split-time")
-        parts.append(values.astype("datetime64[us]").astype(np.int64) if values.dtype.kind == "M" else values)
-        row += len(values)
-    return torch.from_numpy(np.concatenate(parts).astype(np.float64))
+    require_columns(table, columns.label, "--label")
+    require_columns(table, [*filter(None, [columns.split])], "--split")
+    require_columns(table, [*filter(None, [columns.split_time])], "--split-time")
+
+
+def require_features(table: InputTable, features: Sequence[str | Transform], flag: str) -> None:
+    """Check that a table has the columns of some features, once each. Raises InputError if it does not.
+
+    Args:
+        table: The table.
+        features: Requested columns, or fitted transforms.
+        flag: Flag that names them, for errors.
+    """
+    names = [FeatureColumn.parse(f, table, flag).name if isinstance(f, str) else f.name for f in features]
+    require_columns(table, names, flag)
+
+
+def fitted_features(
+    table: InputTable, columns: TableColumns, training: NDArray[np.bool_] | None = None
+) -> tuple[Transform, ...]:
+    """Return the transforms of a table's features, which are fitted unless they are already.
+
+    Args:
+        table: The table.
+        columns: Meaning of its columns.
+        training: Rows to fit on; None: all.
+    """
+    transforms = tuple(f for f in columns.features if not isinstance(f, str))
+    if transforms:
+        return transforms
+    flag = "--features" if isinstance(columns, VertexColumns) else "--edge-features"
+    return fit_transforms(
+        table, [FeatureColumn.parse(f, table, flag) for f in columns.features if isinstance(f, str)], training
+    )
+
+
+def transforms_of(columns: TableColumns) -> list[Transform]:
+    """Return the fitted features of some columns."""
+    return [transform for transform in columns.features if not isinstance(transform, str)]
+
+
+def weight_transform(name: str) -> NumberTransform:
+    """Return the transform of a column of edge weights: one number, unchanged."""
+    unchanged: dict[str, Any] = {"center": (0.0,), "scale": (1.0,), "fill": (0.0,), "flags_missing": False}
+    return NumberTransform(name=name, kind="raw", reason="edge weight", **unchanged)

@@ -22,15 +22,15 @@ class Sum(Aggregate):
     """Sum over in-neighbours, optionally normalized; zero for vertices without in-edges."""
 
     norm: Norm = None
-    """'gcn': D^-1/2 (A + I) D^-1/2 (Kipf and Welling 2017, eq. 2). 'mean': divided by the in-degree. None: a plain
-    sum."""
+    """'gcn': D^-1/2 (A + I) D^-1/2 (Kipf and Welling 2017, eq. 2). 'symmetric': D^-1/2 A D^-1/2, without self-loops.
+    'mean': divided by the in-degree. None: a plain sum."""
     weighted: bool = False
     """True if messages are multiplied by the edge weights, if the graph has any."""
     linear = can_save = True
 
     def __post_init__(self) -> None:
         if self.norm is not None:
-            check_word("norm", self.norm, ("gcn", "mean"))
+            check_word("norm", self.norm, ("gcn", "symmetric", "mean"))
 
     @property
     def loops(self) -> bool:

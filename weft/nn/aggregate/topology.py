@@ -18,7 +18,7 @@ from weft.utils.errors import InputError
 
 BLOCK_TARGETS = 1 << 22
 """Number of targets whose scalings are computed at once."""
-Norm = Literal["gcn", "mean"] | None
+Norm = Literal["gcn", "symmetric", "mean"] | None
 """Normalization of a sum over in-edges: by the square roots of both endpoints' degrees, by the target's degree, or
 none."""
 
@@ -235,8 +235,8 @@ class Topology:
         return torch.segment_reduce(weight[begin:end].double(), "sum", offsets=indptr - begin, initial=0)
 
     def _scale(self, norm: Norm, weighted: bool, dtype: torch.dtype) -> Scale:
-        if norm == "gcn":
-            return self._gcn_scale(weighted, dtype)
+        if norm in ("gcn", "symmetric"):
+            return self._root_scale(weighted, dtype, adds_loops=norm == "gcn")
         if norm == "mean":
             target = self._by_target(dtype)
             for part, first in self._blocks(target):
@@ -244,26 +244,26 @@ class Topology:
             return Scale(target=target)
         return Scale()
 
-    def _gcn_scale(self, weighted: bool, dtype: torch.dtype) -> Scale:
-        # D^-1/2 (A + I) D^-1/2: each endpoint contributes the root of its degree, in which a self-loop that is
-        # added counts 1. Self-loops among the edges are in A already. Vertices of degree 0 get the factor 0.
+    def _root_scale(self, weighted: bool, dtype: torch.dtype, *, adds_loops: bool) -> Scale:
+        # D^-1/2 (A + I) D^-1/2, or without I: each endpoint contributes the root of its degree, in which a self-loop
+        # that is added counts 1. Self-loops among the edges are in A already. Vertices of degree 0 get the factor 0.
         roots, loops = self._by_target(dtype), self._by_target(dtype)
         for part, first in self._blocks(roots):
             last = first + len(part)
-            loop = self.lacks_loop[first:last].double()
+            loop = self.lacks_loop[first:last].double() * adds_loops
             degree = self.degree(first, last, weighted=weighted) + loop
             if (degree < 0).any():
                 vertex = int((degree < 0).nonzero()[0])
                 raise InputError(
                     f"the edge weights into vertex {first + vertex} sum to {float(degree[vertex] - loop[vertex]):g}, "
-                    "and gcn divides by the square root of this sum: give weights of at least 0, or choose another "
-                    "model"
+                    "and the normalization divides by the square root of this sum: give weights of at least 0, or "
+                    "choose another model"
                 )
             root = degree.rsqrt()
             root[root.isinf()] = 0
             part.copy_(root)
             loops[first:last] = loop * root * root
-        return Scale(source=roots, target=roots, loop=loops)
+        return Scale(source=roots, target=roots, loop=loops if adds_loops else None)
 
     def _by_target(self, dtype: torch.dtype) -> Tensor:
         return torch.empty(self.adjacency.num_targets, dtype=dtype, device=self.adjacency.device)

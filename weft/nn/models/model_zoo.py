@@ -19,10 +19,13 @@ from weft.nn.layers.linear_transform import Linear
 from weft.nn.layers.rgcn import OneHotRGCNConv, RGCNConv
 from weft.nn.layers.stack import Decoupled, RowLayer, Stack
 from weft.nn.layers.typed_input import TypedInput
+from weft.nn.models.light_gcn import LightGCN
 from weft.utils.dtypes import dtype_name, is_low_precision, sum_dtype
 from weft.utils.errors import InputError, unknown
 
 P = ParamSpec("P")
+Model = Stack | Decoupled | LightGCN
+"""Built-in model."""
 
 
 def make_model(
@@ -44,11 +47,11 @@ def make_model(
     blocks: int = 0,
     one_hot: bool = False,
     typed: TypedShape = UNTYPED,
-) -> Stack | Decoupled:
+) -> Model:
     """Return a model from features [n, in_width] to logits [n, out_width].
 
     Args:
-        model: gcn, sage, gin, gat, gatv2 or rgcn.
+        model: gcn, sage, gin, gat, gatv2, rgcn or lightgcn.
         in_width: Number of features of a vertex; 0 for a graph without x.
         out_width: Number of logits of a vertex.
         hidden: Width of hidden rows, over all heads.
@@ -71,6 +74,9 @@ def make_model(
     """
     check_family(model, typed, hidden, decoupled=decoupled, bases=bases, blocks=blocks, one_hot=one_hot)
     check_attention(model, hidden, heads=heads, edge_width=edge_width, dropout=attention_dropout)
+    if model in EMBEDDING_MODELS:
+        check_embedding_model(model, typed, hidden, out_width)
+        return LightGCN(typed, out_width, layers)
     attends, last, num_relations = model in ATTENTION, layers - 1, typed.num_relations
     biases = [*[norm != "batch"] * last, True]
     builders: dict[str, Callable[..., nn.Module]] = {
@@ -111,8 +117,9 @@ def make_model(
 
 def check_model_name(model: str) -> None:
     """Raise InputError if there is no model of this name."""
-    if model not in (*MODELS, *RELATIONAL):
-        raise unknown("model", model, (*MODELS, *RELATIONAL))
+    names = (*MODELS, *RELATIONAL, *EMBEDDING_MODELS)
+    if model not in names:
+        raise unknown("model", model, names)
 
 
 def check_family(
@@ -156,6 +163,24 @@ def _relational(in_width: int, out_width: int, *, num_relations: int, bases: int
     return RGCNConv(in_width, out_width, num_relations=num_relations, bases=bases, blocks=blocks, bias=bias)
 
 
+def check_embedding_model(model: str, typed: TypedShape, hidden: int, out_width: int) -> None:
+    """Check that a model whose parameters are rows of vertices suits the graph and the task.
+
+    Args:
+        model: Name of the model.
+        typed: Types of the graph.
+        hidden: Width of hidden rows.
+        out_width: Number of columns of the result.
+
+    Raises:
+        InputError: The graph has x, or the task needs another width.
+    """
+    if not typed.has_input:
+        raise InputError(f"--model {model} trains a row for each vertex, but the graph has features: use gcn")
+    if out_width != hidden:
+        raise InputError(f"--model {model} has no layer that computes {out_width} logits: use --task link, or gcn")
+
+
 def check_attention(model: str, hidden: int, *, heads: int, edge_width: int, dropout: float) -> None:
     """Check the options of attention.
 
@@ -187,6 +212,8 @@ MODELS = (*PLAIN, *ATTENTION)
 """Names of the models for any graph."""
 RELATIONAL = ("rgcn",)
 """Names of the models for graphs with typed edges."""
+EMBEDDING_MODELS = ("lightgcn",)
+"""Names of the models that only train rows of vertices without features."""
 FAMILY_OPTIONS = (
     "decoupled",
     "layers",
@@ -232,7 +259,7 @@ OF_RELATIONS = ("bases", "blocks", "one_hot")
 """Options that only models for relations have."""
 
 
-def define_family(name: str, make: Callable[P, Stack | Decoupled], layer: type) -> Callable[P, Stack | Decoupled]:
+def define_family(name: str, make: Callable[P, Model], layer: type) -> Callable[P, Model]:
     """Return `make` as a function with a name, signature and docstring of its own, for `help`.
 
     Args:
@@ -244,7 +271,7 @@ def define_family(name: str, make: Callable[P, Stack | Decoupled], layer: type) 
         The function. Its signature leaves out the options that the model does not have.
     """
 
-    def build(*args: P.args, **options: P.kwargs) -> Stack | Decoupled:
+    def build(*args: P.args, **options: P.kwargs) -> Model:
         return make(*args, **options)
 
     kind, formula = name.lower(), str(layer.__doc__).splitlines()[0]
@@ -274,7 +301,7 @@ def from_options(
     dtype: torch.dtype,
     edge_width: int = 0,
     typed: TypedShape = UNTYPED,
-) -> Stack | Decoupled:
+) -> Model:
     """Return the built-in model that options describe.
 
     Args:

@@ -64,7 +64,12 @@ class MetaTopology(Topology):
     def _scale(self, norm: Norm, weighted: bool, dtype: torch.dtype) -> Scale:
         del weighted, dtype
         source, target = self._factors
-        return {"gcn": Scale(source, target, target), "mean": Scale(target=target), None: Scale()}[norm]
+        scales = {
+            "gcn": Scale(source, target, target),
+            "symmetric": Scale(source, target),
+            "mean": Scale(target=target),
+        }
+        return Scale() if norm is None else scales[norm]
 
     def relation_scale(self, dtype: torch.dtype) -> Scale:
         del dtype

@@ -315,7 +315,7 @@ class ChunkedPlan(Plan):
         self, chunks: RankChunks, sizes: MoveSizes, flops: SegmentFlops | None = None, *, training: bool
     ) -> Trace:
         operations = Moves(chunks, sizes, training=training, flops=flops).operations()
-        if training and self.size > 1:
+        if training and self.size > 1 and self.work.num_summed:
             operations.append(all_reduce("gradients", self.work.num_summed, self.work.dtype.itemsize, self.size))
         return Trace(operations=tuple(operations))
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from weft.comm import Group
 from weft.config.strategy_flags import BatchFlags, CacheFlags
 from weft.cost import Steps, Trace
-from weft.data import Links
+from weft.data import Links, keeps_sources
 from weft.data.sampling import check_fanouts, parse_fanouts
 from weft.nn import (
     Aggregate,
@@ -64,6 +64,8 @@ class BatchOptions(BatchFlags, CacheFlags, VertexOptions):
     """Content of a batch: vertices (node), links (link) or labelled edges (edge)."""
     negatives: int = 1
     """Negative samples of each link."""
+    loss: str = ""
+    """Loss: for links, bpr needs negative samples with the source of their link."""
     seed: int = 0
     """Seed of all samples."""
 
@@ -205,6 +207,7 @@ class MiniBatchPlan(ResidentPlan):
             pairs=pairs,
             links=links,
             num_negatives=options.negatives,
+            keep_sources=keeps_sources(options.loss),
         )
         num_examples, kind = len(sampler.examples), {"link": "links", "edge": "edges"}.get(options.task, "vertices")
         if options.batch_size and (sampler.batch_size or 0) > num_examples:

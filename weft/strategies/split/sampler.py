@@ -138,6 +138,8 @@ class BatchSampler:
     """Draws negative samples for the pairs; None: there are none."""
     num_negatives: int = 1
     """Number of negative samples for each link."""
+    keep_sources: bool = False
+    """True if negative samples keep the source of their link."""
 
     @cached_property
     def training_vertices(self) -> Tensor:
@@ -200,7 +202,8 @@ class BatchSampler:
         if self.pairs is not None:
             pairs = owned
             if self.links is not None:
-                pairs = self.links.candidates_of(owned, negative_key(self.seed, epoch), self.num_negatives)
+                draw = negative_key(self.seed, epoch)
+                pairs = self.links.candidates_of(owned, draw, self.num_negatives, keep_sources=self.keep_sources)
             owned, _, _, positions, route = yield from self._find(owned.new_empty(0), pairs[:, :2].reshape(-1), rank)
             links = CandidateLinks(pairs=torch.cat([positions.view(-1, 2), pairs[:, 2:]], 1), route=route)
         rows, hops = owned, list[SampledHop]()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from weft.config.config import Config, is_imported
 from weft.data import GraphShape, TypedShape
+from weft.data.store.store import schema_entry
 from weft.nn import Workload, row_dtype
 from weft.training.artifacts import checkpoint
 from weft.training.artifacts.checkpoint import Progress
@@ -38,7 +39,8 @@ class Description:
     shape: GraphShape
     """Widths and types of the graph, from which a built-in model is created."""
     graph: dict[str, Any]
-    """Numbers of vertices and edges, the fingerprint of the edges, and the digests of all other arrays (`data`)."""
+    """Numbers of vertices and edges, the fingerprint of the edges, the digests of all other arrays (`data`), and the
+    record of the tables that the graph comes from (`schema`), if it comes from some."""
     num_parameters: int
     """Number of elements of all parameters, with all rows of embeddings."""
     weft: str = version("weft")
@@ -68,6 +70,7 @@ class Description:
                 "edges": graph.num_edges,
                 "fingerprint": graph.fingerprint,
                 "data": data,
+                **schema_entry(graph.schema),
             },
             num_parameters=sum(parameter.numel() for parameter in work.model.parameters()),
         )

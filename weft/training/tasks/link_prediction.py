@@ -6,23 +6,25 @@ tensor [p, 3] stands for a pair.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from weft.comm import Group, Halo, make_route
 from weft.config.config import TaskOptions
 from weft.cost import Operation, Trace, all_reduce
-from weft.data import Adjacency, Links, negative_key
+from weft.data import Adjacency, Links, keeps_sources, negative_key
 from weft.kernels import spmm
 from weft.nn import Decoder
 from weft.strategies import CandidateLinks, Step
+from weft.training.tasks.link_losses import make_link_loss
 from weft.training.tasks.ranking import auc, filtered_ranks, rank_scores, ranking_operations
 from weft.training.tasks.row_batching import add_rows, fill_zeros, take_rows
+from weft.training.tasks.scores import values_of_k
+from weft.training.tasks.top_targets import TOP_METRICS, top_operations, top_scores, top_targets
 
 MAX_PAIRS = 1 << 16
 """Number of pairs that are scored at once, to bound memory."""
@@ -67,6 +69,8 @@ class LinkAssignment(VertexOwners):
     """Seed of the negative samples."""
     num_negatives: int
     """Number of negative samples for each training link, K."""
+    keep_sources: bool = False
+    """True if negative samples keep the source of their link."""
     _by_rank: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Cache of the training links of each rank."""
 
@@ -77,7 +81,8 @@ class LinkAssignment(VertexOwners):
             rank: The rank.
             epoch: Number of the epoch, part of the key of the negative samples.
         """
-        return self.links.candidates_of(self._of_rank(rank), negative_key(self.seed, epoch), self.num_negatives)
+        draw, links = negative_key(self.seed, epoch), self._of_rank(rank)
+        return self.links.candidates_of(links, draw, self.num_negatives, keep_sources=self.keep_sources)
 
     def _of_rank(self, rank: int) -> Tensor:
         """Return the training links of a rank."""
@@ -103,7 +108,7 @@ class LinkAssignment(VertexOwners):
         half = len(pairs) // 2
         return (self.owner[pairs[:half, 0]] == rank).repeat(2).nonzero()[:, 0]
 
-    def trace(self, rank: int, width: int, itemsize: int, *, epoch: int | None, ranked: bool) -> Trace:
+    def trace(self, rank: int, width: int, itemsize: int, *, epoch: int | None, ranked: bool, top: int = 0) -> Trace:
         """Return the exchanges of the task in a training step or an evaluation.
 
         They come in addition to the exchanges of model and decoder, which the strategy traces.
@@ -114,6 +119,7 @@ class LinkAssignment(VertexOwners):
             itemsize: Bytes of each number.
             epoch: Number of the epoch of the step; None: an evaluation.
             ranked: True if evaluations compute ranks (`--metrics mrr`).
+            top: Number of best targets of each source that evaluations compute (`--metrics recall@20`: 20).
         """
         if self.size == 1:
             return Trace(operations=())
@@ -124,8 +130,12 @@ class LinkAssignment(VertexOwners):
                 halo_operation(received, rank, width * itemsize),
                 all_reduce("scores", len(pairs), itemsize, self.size),
             ]
-            for links in (self.links.val, self.links.test) if ranked else ():
-                operations += ranking_operations(len(links), self.links.num_vertices, width, itemsize, self.size)
+            for links in (self.links.val, self.links.test):
+                if ranked:
+                    operations += ranking_operations(len(links), self.links.num_vertices, width, itemsize, self.size)
+                if top:
+                    queries = self.links.queries(self.links.directed(links))
+                    operations += top_operations(self.links, queries, top, width, itemsize, self.size)
             return Trace(operations=tuple(operations))
         received = [self.missing(self.train(other, epoch), other)[1] for other in range(self.size)]
         # A step first exchanges the number of vertices and the vertex ids that each rank requests, then rows, then
@@ -218,18 +228,23 @@ class EndpointBatch(NamedTuple):
 class LinkHalo:
     """Rows at the endpoints of a rank's pairs. Rows of other ranks are fetched once each.
 
+    A block has all pairs of some links: first the links, then a negative sample of each, and so on.
+
     Args:
         links: The pairs, and the route of the rows to fetch.
         num_local: Number of rows of this rank.
         group: The ranks.
         name: Name of the exchange.
+        pairs_per_link: Number of pairs of each link: 1 and its negative samples.
     """
 
-    def __init__(self, links: CandidateLinks, num_local: int, group: Group, name: str) -> None:
+    def __init__(self, links: CandidateLinks, num_local: int, group: Group, name: str, pairs_per_link: int = 1) -> None:
         self.halo = Halo(links.route, group, name=name) if links.route else None
+        by_link = links.pairs.view(pairs_per_link, len(links.pairs) // pairs_per_link, 3)
         self.blocks = [
-            EndpointBatch.of(block[:, :2], block[:, 2], num_local, group.device)
-            for block in links.pairs.split(MAX_PAIRS)
+            EndpointBatch.of(pairs[:, :2], pairs[:, 2], num_local, group.device)
+            for block in by_link.split(max(1, MAX_PAIRS // pairs_per_link), 1)
+            for pairs in (block.flatten(0, 1),)
         ]
 
     def fetch(self, z: Tensor) -> Tensor:
@@ -282,8 +297,8 @@ def selection_matrix(positions: Tensor, num_rows: int) -> Adjacency:
 class LinkTask:
     """Task that trains a model to distinguish links from negative samples.
 
-    The loss is the mean binary cross entropy over the training links of a step and their negative samples. A rank
-    computes the sum over its pairs, divided by the number of pairs on all ranks. Negative samples depend on seed, epoch
+    The loss is the mean over the training links of a step of a loss of each link and its negative samples. A rank
+    computes the sum over its links, divided by the number of links on all ranks. Negative samples depend on seed, epoch
     and link, not on ranks.
 
     Args:
@@ -307,12 +322,20 @@ class LinkTask:
         empty: Callable[[Tensor], Tensor] = torch.empty_like,
     ) -> None:
         self.links, self.decoder, self.group, self.empty = links, decoder, group, empty
-        self.ranked = "mrr" in options.metrics.split(",")
+        self.ranks_at = values_of_k(options.metrics, "hits")
+        self.ranked = bool(self.ranks_at) or "mrr" in options.metrics.split(",")
+        self.top_at = values_of_k(options.metrics, *TOP_METRICS)
         self.vertices = torch.arange(links.num_vertices)[rows]
         owner = owner_of_vertices(self.vertices, links.num_vertices, group)
         self.assignment = LinkAssignment(
-            links=links, owner=owner, size=group.size, seed=seed, num_negatives=options.negatives
+            links=links,
+            owner=owner,
+            size=group.size,
+            seed=seed,
+            num_negatives=options.negatives,
+            keep_sources=keeps_sources(options.loss),
         )
+        self.sum_losses = make_link_loss(options)
         self.row_of_vertex = torch.full((links.num_vertices,), -1)
         self.row_of_vertex[self.vertices] = torch.arange(len(self.vertices))
         pairs = self.assignment.held_out()
@@ -336,26 +359,20 @@ class LinkTask:
         # 4. Send the gradients of fetched rows back to their owners.
         with self.group.meter.timer("negatives"):
             links, num_links = self._links_of(step)
-            halo, pairs_per_link = (
-                LinkHalo(links, len(z), self.group, "training links"),
-                1 + self.assignment.num_negatives,
-            )
-            labels = z.new_zeros(len(links.pairs))
-            labels[: len(links.pairs) // pairs_per_link] = 1
+            pairs_per_link = 1 + self.assignment.num_negatives
+            halo = LinkHalo(links, len(z), self.group, "training links", pairs_per_link)
         with self.group.meter.timer("decode"):
             leaf = z.detach().requires_grad_()
             fetched_with_grad = halo.fetch(leaf)
             z, fetched = leaf.detach(), fetched_with_grad.detach()
             grad_z, grad_fetched = fill_zeros(self.empty(z)), torch.zeros_like(fetched)
         total = z.new_zeros(())
-        for block, block_labels in zip(halo.blocks, labels.split(MAX_PAIRS), strict=True):
+        for block in halo.blocks:
             with self.group.meter.timer("decode"):
                 rows = block.rows(z, fetched).requires_grad_()
                 scores = block.score(rows, self.decoder)
             logits = scores.detach().requires_grad_()
-            loss = functional.binary_cross_entropy_with_logits(logits, block_labels, reduction="sum") / (
-                num_links * pairs_per_link
-            )
+            loss = self.sum_losses(logits.view(pairs_per_link, -1)) / num_links
             (grad,) = torch.autograd.grad(loss, logits)
             total += loss.detach()
             with self.group.meter.timer("decode"):
@@ -373,6 +390,33 @@ class LinkTask:
             return step.links, step.batch_size
         pairs = self.assignment.train(self.group.rank, step.epoch)
         return locate_endpoints(self.assignment, pairs, self.vertices, self.group), len(self.links.train)
+
+    @torch.no_grad()
+    def score(self, z: Tensor, pairs: Tensor) -> Tensor:
+        """Return the scores [p] of any pairs. All ranks must call it with the same pairs, and get all scores.
+
+        Args:
+            z: Output rows of the model, [n, D].
+            pairs: The pairs, [p, 3].
+        """
+        scores, assigned = z.new_zeros(len(pairs)), self.assignment.owner[pairs[:, 0]] == self.group.rank
+        ends = locate_endpoints(self.assignment, pairs[assigned], self.vertices, self.group)
+        halo = LinkHalo(ends, len(self.vertices), self.group, "pairs")
+        fetched = halo.fetch(z)
+        local_scores = [block.score(block.rows(z, fetched), self.decoder) for block in halo.blocks]
+        scores[assigned.to(z.device)] = torch.cat(local_scores)
+        return self.group.all_reduce(scores, tag="scores")
+
+    @torch.no_grad()
+    def top(self, z: Tensor, queries: Tensor, k: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the k best targets of each query, block by block; see `top_targets`. All ranks must iterate over it.
+
+        Args:
+            z: Output rows of the model, [n, D].
+            queries: The queries, [q, 3], the same on every rank, ascending by relation.
+            k: Number of targets.
+        """
+        yield from top_targets(z, self.links, queries, k, self.row_of_vertex, self.decoder, self.group)
 
     @torch.no_grad()
     def counts(self, z: Tensor, step: Step) -> dict[str, float | None]:
@@ -397,7 +441,11 @@ class LinkTask:
             results[f"{split}_auc"] = auc(by_split[number], by_split[2 + number])
             if self.ranked:
                 ranks = filtered_ranks(z, self.links, splits[number], self.row_of_vertex, self.decoder, self.group)
-                results |= rank_scores(split, ranks)
+                results |= rank_scores(split, ranks, self.ranks_at)
+            if self.top_at:
+                queries = self.links.queries(self.links.directed(splits[number]))
+                scores_at = top_scores(self.top(z, queries, self.top_at[-1]), self.links, splits[number], self.top_at)
+                results |= {f"{split}_{name}": score for name, score in scores_at.items()}
         return results
 
     def scores(self, counts: list[dict[str, float | None]]) -> dict[str, float | None]:

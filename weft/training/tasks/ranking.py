@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,7 @@ from weft.training.tasks.row_batching import parts_in_memory
 MAX_SCORES = 1 << 23
 """Number of scores that all ranks together keep in memory at once."""
 HITS = (1, 3, 10)
-"""Values k of the metric hits@k."""
+"""Values k of the metric hits@k that always come with the mean reciprocal rank."""
 
 
 def auc(positive: Tensor, negative: Tensor) -> float:
@@ -32,14 +34,15 @@ def auc(positive: Tensor, negative: Tensor) -> float:
     return float(below + not_above) / (2 * len(positive) * len(negative))
 
 
-def rank_scores(split: str, ranks: Tensor) -> dict[str, float]:
+def rank_scores(split: str, ranks: Tensor, ks: Iterable[int] = ()) -> dict[str, float]:
     """Return mean reciprocal rank and hits@k.
 
     Args:
         split: Name of the split, for the names of the scores.
         ranks: Rank of each link, from 1, float64.
+        ks: Further values of k.
     """
-    hits = {f"{split}_hits@{k}": float((ranks <= k).double().mean()) for k in HITS}
+    hits = {f"{split}_hits@{k}": float((ranks <= k).double().mean()) for k in sorted({*HITS, *ks})}
     return {f"{split}_mrr": float((1 / ranks).mean()), **hits}
 
 

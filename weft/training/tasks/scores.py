@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,8 +17,10 @@ from weft.training.tasks.losses import output_kind, values_of
 from weft.training.tasks.ranking import auc
 from weft.utils.errors import InputError, unknown
 
-LINK_METRICS = ("auc", "mrr")
-"""Metrics of link prediction; the first is the default."""
+LINK_METRICS = ("auc", "mrr", "hits@10", "recall@20", "ndcg@20", "hit_rate@20")
+"""Metrics of link prediction, with an example of those that have a number; the first is the default."""
+AT_K = re.compile(r"(hits|recall|ndcg|hit_rate)@([1-9][0-9]{0,3})")
+"""Pattern of metrics of link prediction that have a number: name and number."""
 DEFAULT_METRICS = {"classes": ("accuracy",), "labels": ("micro_f1",), "values": ("mse", "mae", "r2")}
 """Default metrics for each kind of outputs."""
 
@@ -262,6 +265,17 @@ def metric_names(config: TaskOptions, labels: Labels) -> list[str]:
     return names
 
 
+def values_of_k(metrics: str, *names: str) -> list[int]:
+    """Return the distinct numbers K of metrics such as recall@K, ascending.
+
+    Args:
+        metrics: Names of metrics, separated by commas.
+        *names: Names of the metrics to select, without @K.
+    """
+    matches = [AT_K.fullmatch(metric) for metric in metrics.split(",")]
+    return sorted({int(match[2]) for match in matches if match and match[1] in names})
+
+
 def make_metrics(config: TaskOptions, labels: Labels, functions: OwnFunctions = NO_FUNCTIONS) -> list[Metric]:
     """Return the metrics of a run.
 
@@ -274,7 +288,8 @@ def make_metrics(config: TaskOptions, labels: Labels, functions: OwnFunctions = 
         InputError: A name is unknown, or the metric does not suit the task or the outputs.
     """
     if config.task == "link":
-        metrics = {name: Metric(name=name, sums=None, score=lambda *_: None, upper_bound=1) for name in LINK_METRICS}
+        valid = [*LINK_METRICS, *filter(AT_K.fullmatch, metric_names(config, labels))]
+        metrics = {name: Metric(name=name, sums=None, score=lambda *_: None, upper_bound=1) for name in valid}
         if functions.metrics:
             raise InputError(f"metrics: {next(iter(functions.metrics))} has no effect under task link: leave it out")
     else:

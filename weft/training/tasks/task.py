@@ -24,7 +24,17 @@ from weft.data import (
     with_held_out_links,
     with_inverse_relations,
 )
-from weft.nn import Decoder, EdgeDecoder, LinkModel, Unconverted, convert, from_options, make_decoder, parameter_dtype
+from weft.nn import (
+    EMBEDDING_MODELS,
+    Decoder,
+    EdgeDecoder,
+    LinkModel,
+    Unconverted,
+    convert,
+    from_options,
+    make_decoder,
+    parameter_dtype,
+)
 from weft.nn.convert import is_pyg, parameters_of, takes_types, unwrapped
 from weft.strategies import Placed
 from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions
@@ -57,6 +67,11 @@ def graph_for_task(graph: Graph, config: Config) -> Graph:
             graph = with_inverse_relations(graph)
     if config.task == "edge":
         require_edge_labels(graph)
+    if config.model in EMBEDDING_MODELS and not graph.in_edges.degree[graph.in_edges.indices.long()].any():
+        raise InputError(
+            f"--model {config.model}: no vertex of {graph.name} with an out-edge has an in-edge, so nothing would be "
+            "propagated: add --inverse-relations"
+        )
     require_trainable(graph, features=not graph.vertex_types, labels=config.task == "node")
     return graph
 
