@@ -25,6 +25,7 @@ from weft.cli.main import main
 from weft.comm import Group
 from weft.config.config import Config
 from weft.data import DataWarning, EdgeLabels, Graph, GraphShape, reorder
+from weft.data.vertex_names import Texts, VertexNames
 from weft.nn import LinkModel, Workload
 from weft.training.tasks.edge_prediction import EdgeAssignment, EdgeTask
 from weft.training.tasks.scores import binary_auc
@@ -279,7 +280,10 @@ def test_runs_resumes_and_predicts(tmp_path: Path) -> None:
     assert [table["source"], table["target"]] == labels.edges[:, :2].t().tolist()
     unknown = make(edge_y=torch.full((NUM_EDGES,), -1), edge_split=torch.arange(NUM_EDGES) % 3)
     assert unknown.edge_labels is not None
-    assert len(weft.predict(tmp_path / "run", unknown)) == len(unknown.edge_labels.edges)
+    named = replace(unknown, vertex_names=VertexNames.of(Texts.of([f"account {v}" for v in range(60)]), "account"))
+    assert len(weft.predict(tmp_path / "run", named, out=out, overwrite=True)) == len(unknown.edge_labels.edges)
+    targets = pyarrow.parquet.read_table(out).to_pydict()["target"]
+    assert targets == [f"account {v}" for v in unknown.edge_labels.edges[:, 1].tolist()]
     with pytest.raises(InputError, match="has no labels of edges: give edge_y and edge_split"):
         weft.predict(tmp_path / "run", make(edge_y=None))
     with pytest.raises(InputError, match="has 0 features of labelled edges, and the run's graph had 3"):

@@ -21,7 +21,8 @@ class BatchFlags:
 
     batch_size: str = strategy_option(
         "",
-        "split, sampled: number of training vertices or links of a mini-batch on all ranks together, or all; "
+        "split, sampled: number of training vertices, links or labelled edges of a mini-batch on all ranks together, "
+        "or all; "
         "none: 1024",
         fixed=True,
     )

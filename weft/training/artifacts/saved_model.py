@@ -178,7 +178,7 @@ def no_run(folder: RunFolder) -> InputError:
 def load_model(run: str | Path, model: nn.Module | str | None = None) -> nn.Module:
     """Return the model of a run with its best weights, on the CPU. The graph is not needed.
 
-    With task="link", the result is a weft.nn.LinkModel.
+    With task="link" or "edge", the result is a weft.nn.LinkModel.
 
     Args:
         run: Folder of the run.

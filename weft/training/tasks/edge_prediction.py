@@ -19,14 +19,12 @@ from weft.strategies import CandidateLinks, Step
 from weft.training.custom_functions import RowLoss
 from weft.training.tasks.link_prediction import (
     MAX_PAIRS,
-    EndpointBatch,
     LinkHalo,
     VertexOwners,
     locate_endpoints,
     owner_of_vertices,
 )
 from weft.training.tasks.metrics import MetricCounts, NodeTask
-from weft.training.tasks.row_batching import fill_zeros
 from weft.training.tasks.scores import Metric
 
 
@@ -43,19 +41,18 @@ class EdgeRows:
     def __init__(self, labels: EdgeLabels, located: CandidateLinks, num_local: int, group: Group) -> None:
         self.labels = labels
         self.halo = LinkHalo(located, num_local, group, "labelled edges")
-        self.blocks = list(zip(self.halo.blocks, located.pairs[:, 2].split(MAX_PAIRS), strict=True))
-        """Parts of the edges, each with the positions of its edges among the labelled ones, int64 [p]."""
+        self.edges = located.pairs[:, 2].split(MAX_PAIRS)
+        """Positions among the labelled edges of the edges of each block, int64 [p]."""
 
-    def decode(self, block: EndpointBatch, rows: Tensor, edges: Tensor, decoder: nn.Module) -> Tensor:
-        """Return the logits [p, C] of a part of the edges.
+    def decode(self, number: int, rows: Tensor, decoder: nn.Module) -> Tensor:
+        """Return the logits [p, C] of a block of the edges.
 
         Args:
-            block: The part.
-            rows: Endpoint rows of the part, [m, D].
-            edges: Positions of its edges among the labelled ones, int64 [p].
+            number: Number of the block.
+            rows: Endpoint rows of the block, [m, D].
             decoder: The decoder.
         """
-        features = self.labels.features
+        block, edges, features = self.halo.blocks[number], self.edges[number], self.labels.features
         features = rows.new_empty(len(edges), 0) if features is None else features[edges].to(rows.device)
         logits: Tensor = decoder(spmm(block.source, rows), spmm(block.target, rows), features)
         return logits
@@ -69,8 +66,8 @@ class EdgeRows:
             decoder: The decoder.
         """
         fetched = self.halo.fetch(z)
-        parts = [self.decode(block, block.rows(z, fetched), edges, decoder) for block, edges in self.blocks]
-        return torch.cat(parts)
+        blocks = enumerate(self.halo.blocks)
+        return torch.cat([self.decode(number, block.rows(z, fetched), decoder) for number, block in blocks])
 
 
 class EdgeAssignment:
@@ -148,30 +145,16 @@ class EdgeTask:
         Returns:
             This rank's part of the loss, [], and its gradient with respect to z, [n, D].
         """
-        # 1. Fetch the rows of other ranks. 2. For each block of edges: decode, and backpropagate to the endpoint rows.
-        # 3. Send the gradients of fetched rows back to their owners.
-        meter = self.group.meter
-        with meter.timer("decode"):
+        with self.group.meter.timer("decode"):
             edge_rows = EdgeRows(self.labels, step.links, len(z), self.group) if step.links else self.training
-            leaf = z.detach().requires_grad_()
-            fetched_with_grad = edge_rows.halo.fetch(leaf)
-            z, fetched = leaf.detach(), fetched_with_grad.detach()
-            grad_z, grad_fetched = fill_zeros(self.empty(z)), torch.zeros_like(fetched)
-        losses = []
-        for block, edges in edge_rows.blocks:
-            with meter.timer("decode"):
-                rows = block.rows(z, fetched).requires_grad_()
-                logits = edge_rows.decode(block, rows, edges, self.decoder)
-            loss, grad = self.of_edges.loss(logits, replace(step, vertices=edges))
-            losses.append(loss)
-            with meter.timer("decode"):
-                logits.backward(grad)
-                assert rows.grad is not None
-                block.add_back(rows.grad, grad_z, grad_fetched)
-        with meter.timer("decode"):
-            if edge_rows.halo.halo:
-                grad_z += torch.autograd.grad(fetched_with_grad, leaf, grad_fetched)[0]
-        return torch.stack(losses).sum(), grad_z
+
+        def decode(number: int, rows: Tensor) -> Tensor:
+            return edge_rows.decode(number, rows, self.decoder)
+
+        def loss(number: int, logits: Tensor) -> tuple[Tensor, Tensor]:
+            return self.of_edges.loss(logits, replace(step, vertices=edge_rows.edges[number]))
+
+        return edge_rows.halo.backpropagate(z, self.empty, decode, loss)
 
     def counts(self, z: Tensor, step: Step) -> MetricCounts:
         """Return the results of an evaluation by split and metric; see `NodeTask.counts`.

@@ -240,7 +240,7 @@ class LinkHalo:
     """
 
     def __init__(self, links: CandidateLinks, num_local: int, group: Group, name: str, pairs_per_link: int = 1) -> None:
-        self.halo = Halo(links.route, group, name=name) if links.route else None
+        self.halo, self.meter = Halo(links.route, group, name=name) if links.route else None, group.meter
         by_link = links.pairs.view(pairs_per_link, len(links.pairs) // pairs_per_link, 3)
         self.blocks = [
             EndpointBatch.of(pairs[:, :2], pairs[:, 2], num_local, group.device)
@@ -251,6 +251,44 @@ class LinkHalo:
     def fetch(self, z: Tensor) -> Tensor:
         """Return the rows [h, D] of other ranks that the pairs need, given the rows z [n, D] of each rank."""
         return self.halo.fetch(z) if self.halo else z[:0]
+
+    def backpropagate(
+        self,
+        z: Tensor,
+        empty: Callable[[Tensor], Tensor],
+        decode: Callable[[int, Tensor], Tensor],
+        loss: Callable[[int, Tensor], tuple[Tensor, Tensor]],
+    ) -> tuple[Tensor, Tensor]:
+        """Return the loss of the pairs, [], and its gradient [n, D], and set the gradients of the decoder's parameters.
+
+        Args:
+            z: Rows of this rank, [n, D].
+            empty: Allocates the gradient of a tensor of rows, in the same kind of memory.
+            decode: Returns the decoder's outputs for a block of pairs, given its number and its endpoint rows.
+            loss: Returns the loss of a block, and its gradient with respect to the outputs, given its number and these.
+        """
+        # 1. Fetch the rows of other ranks. 2. For each block: decode, and backpropagate to the endpoint rows.
+        # 3. Send the gradients of fetched rows back to their owners.
+        with self.meter.timer("decode"):
+            leaf = z.detach().requires_grad_()
+            fetched_with_grad = self.fetch(leaf)
+            z, fetched = leaf.detach(), fetched_with_grad.detach()
+            grad_z, grad_fetched = fill_zeros(empty(z)), torch.zeros_like(fetched)
+        losses = []
+        for number, block in enumerate(self.blocks):
+            with self.meter.timer("decode"):
+                rows = block.rows(z, fetched).requires_grad_()
+                outputs = decode(number, rows)
+            block_loss, grad = loss(number, outputs.detach())
+            losses.append(block_loss)
+            with self.meter.timer("decode"):
+                outputs.backward(grad)
+                assert rows.grad is not None
+                block.add_back(rows.grad, grad_z, grad_fetched)
+        with self.meter.timer("decode"):
+            if self.halo:
+                grad_z += torch.autograd.grad(fetched_with_grad, leaf, grad_fetched)[0]
+        return torch.stack(losses).sum(), grad_z
 
 
 def owner_of_vertices(vertices: Tensor, num_vertices: int, group: Group) -> Tensor:
@@ -355,35 +393,21 @@ class LinkTask:
         Returns:
             This rank's part of the loss, [], and its gradient with respect to z, [n, D].
         """
-        # 1. Draw negative samples and locate the endpoints. 2. Fetch the rows of other ranks.
-        # 3. For each block of pairs: score, and backpropagate to the endpoint rows.
-        # 4. Send the gradients of fetched rows back to their owners.
         with self.group.meter.timer("negatives"):
             links, num_links = self._links_of(step)
             pairs_per_link = 1 + self.assignment.num_negatives
             halo = LinkHalo(links, len(z), self.group, "training links", pairs_per_link)
-        with self.group.meter.timer("decode"):
-            leaf = z.detach().requires_grad_()
-            fetched_with_grad = halo.fetch(leaf)
-            z, fetched = leaf.detach(), fetched_with_grad.detach()
-            grad_z, grad_fetched = fill_zeros(self.empty(z)), torch.zeros_like(fetched)
-        total = z.new_zeros(())
-        for block in halo.blocks:
-            with self.group.meter.timer("decode"):
-                rows = block.rows(z, fetched).requires_grad_()
-                scores = block.score(rows, self.decoder)
-            logits = scores.detach().requires_grad_()
-            loss = self.sum_losses(logits.view(pairs_per_link, -1)) / num_links
-            (grad,) = torch.autograd.grad(loss, logits)
-            total += loss.detach()
-            with self.group.meter.timer("decode"):
-                scores.backward(grad)
-                assert rows.grad is not None
-                block.add_back(rows.grad, grad_z, grad_fetched)
-        with self.group.meter.timer("decode"):
-            if halo.halo:
-                grad_z += torch.autograd.grad(fetched_with_grad, leaf, grad_fetched)[0]
-        return total, grad_z
+
+        def decode(number: int, rows: Tensor) -> Tensor:
+            return halo.blocks[number].score(rows, self.decoder)
+
+        def loss(_: int, scores: Tensor) -> tuple[Tensor, Tensor]:
+            scores.requires_grad_()
+            total = self.sum_losses(scores.view(pairs_per_link, -1)) / num_links
+            (grad,) = torch.autograd.grad(total, scores)
+            return total.detach(), grad
+
+        return halo.backpropagate(z, self.empty, decode, loss)
 
     def _links_of(self, step: Step) -> tuple[CandidateLinks, int]:
         """Return the candidate links of this rank in a step, and the number of links of all ranks in it."""
