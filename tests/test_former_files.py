@@ -130,7 +130,7 @@ def test_the_fixtures_are_of_former_versions() -> None:
 
 
 def test_a_store_has_the_graph_of_its_tables() -> None:
-    tables = ["--vertices", "users.csv", "--edges", "follows.csv", "--id", "user", "--features", "age,visits"]
+    tables = ["--vertices", "users.csv", "--edges", "follows.csv", "--id", "user", "--features", "age:raw,visits:raw"]
     columns = ["--label", "group", "--split", "split", "--weight", "strength"]
     assert main(["data", "import", *tables, *columns, "--out", "again"]) == 0
     former, again = weft.load("graph"), weft.load("again")
