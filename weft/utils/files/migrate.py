@@ -242,7 +242,7 @@ def plan(values: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def graph(manifest: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the manifest of a graph store. Names of vertices (version 2) and labels of edges (version 3) are optional.
+    """Return the manifest of a graph store. Names of vertices (2), labels of edges and schemas (3) are optional.
 
     Args:
         manifest: Content of the manifest.
