@@ -111,7 +111,7 @@ def test_an_optimisation_of_gpus_is_refused_without_one() -> None:
         refuse_foreign_flags(Config(disable="capture"))
 
 
-@pytest.mark.parametrize(("name", "value"), [("decoder", "distmult"), ("negatives", 3)])
+@pytest.mark.parametrize(("name", "value"), [("decoder", "distmult"), ("negatives", 3), ("eval_negatives", 3)])
 def test_a_flag_of_another_task_is_refused(name: str, value: object) -> None:
     config = Config(**{name: value})  # type: ignore[arg-type]
     with pytest.raises(

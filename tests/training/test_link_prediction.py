@@ -49,6 +49,7 @@ class Case:
     model: str = "gcn"
     negatives: int = 1
     loss: str = ""
+    eval_negatives: int = 0
     order: str = "none"
 
     @property
@@ -62,6 +63,7 @@ class Case:
             decoder=self.decoder,
             negatives=self.negatives,
             loss=self.loss,
+            eval_negatives=self.eval_negatives,
             metrics=",".join(METRICS),
             model=self.model,
             hidden=WIDTH,
@@ -83,7 +85,7 @@ class Case:
 
 
 CASES = [
-    Case(graph="symmetric", order="bfs"),
+    Case(graph="symmetric", order="bfs", eval_negatives=5),
     Case(graph="directed", model="gat", negatives=3),
     Case(graph="knowledge", decoder="distmult", negatives=2),
     Case(graph="bipartite", decoder="distmult", model="sage"),
@@ -203,6 +205,23 @@ def test_equals_single(name: str, case: Case, size: int) -> None:
     on_ranks(size, check, case, name, expected)
 
 
+def test_sampled_candidates() -> None:
+    """Each test link is compared with the same five non-edges of its source, in every evaluation."""
+    session = Session(CASES[0], "single", Group())
+    links, task = session.task.links, session.task
+    z = session.strategy.forward(Step(epoch=0, training=False)).detach()
+    sampled = task.assignment.held_out()[2 * (len(links.val) + len(links.test)) :]
+    of_val = 5 * len(links.queries(links.val))
+    samples: dict[int, list[float]] = {}
+    for source, target, _ in sampled[of_val:].tolist():
+        assert not torch.isin(links.codes(torch.tensor([[source, target, 0]])), links.true_codes).any()
+        assert source != target
+        samples.setdefault(source, []).append(float(z[source] @ z[target]))
+    assert {len(scores) for scores in samples.values()} == {5}
+    ranks = [1 + sum(other > float(z[u] @ z[v]) for other in samples[u]) for u, v, _ in links.test.tolist()]
+    assert session.scores()["test_mrr"] == pytest.approx(sum(1 / rank for rank in ranks) / len(ranks), abs=1e-12)
+
+
 def test_bpr() -> None:
     """The loss is the mean of -log sigmoid(s - s') over negative samples, which have the source of their link."""
     session = Session(CASES[-1], "single", Group())
@@ -290,6 +309,7 @@ def test_a_custom_model(tmp_path: Path) -> None:
     [
         (["--decoder", "distmul"], "unknown --decoder 'distmul': did you mean 'distmult'?"),
         (["--loss", "mse", "--random-features", "4"], "unknown --loss 'mse': choose one of bce, bpr"),
+        (["--eval-negatives", "5", "--random-features", "4"], "--eval-negatives 5 needs --metrics mrr or hits@K"),
         (["--negatives", "0"], "--negatives 0: give at least 1"),
         (["--metrics", "hits", "--random-features", "4"], "unknown --metrics 'hits'"),
         (["--metrics", "recall@0", "--random-features", "4"], "unknown --metrics 'recall@0'"),

@@ -74,6 +74,14 @@ class TaskOptions:
     negatives: int = task_option(
         1, "link: number of random negative pairs for each training edge", least=1, most=1000, fixed=True
     )
+    eval_negatives: int = task_option(
+        0,
+        "link: mrr and hits@K compare each held-out edge with this many random targets, the same for all edges of a "
+        "source and in all epochs (0: with all vertices)",
+        least=0,
+        most=10_000,
+        fixed=True,
+    )
     loss: str = task_option(
         "",
         "node, edge: cross_entropy, bce, mse, l1 or huber; none: depending on the labels, cross_entropy (classes), bce "

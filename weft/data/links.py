@@ -159,6 +159,16 @@ class Links:
         queries = decode_links(codes.unique(), self.num_vertices, self.num_relations)
         return queries[queries[:, 2].argsort(stable=True)]
 
+    def position_of_query(self, queries: Tensor, links: Tensor) -> Tensor:
+        """Return the position of the source and relation of each link among queries, int64 [m].
+
+        Args:
+            queries: Distinct sources and relations, from `queries`.
+            links: int64 [m, 3].
+        """
+        order = (queries[:, 0] * self.num_relations + queries[:, 2]).sort()
+        return order.indices[torch.searchsorted(order.values, links[:, 0] * self.num_relations + links[:, 2])]
+
     def directed(self, links: Tensor) -> Tensor:
         """Return links in both directions if the graph is symmetric, otherwise the links themselves."""
         return torch.cat([links, reversed_links(links)]) if self.symmetric else links
@@ -201,12 +211,13 @@ class Links:
         numbers = range(count)
         return torch.cat([links, *(self.negatives(links, draw, n, keep_sources=keep_sources) for n in numbers)])
 
-    def non_edges(self, links: Tensor, draw: int) -> Tensor:
+    def non_edges(self, links: Tensor, draw: int, *, keep_sources: bool = False) -> Tensor:
         """Draw a random pair for each link that is neither a true link nor a self-loop.
 
         Args:
             links: int64 [m, 3].
             draw: Key of this epoch's or split's negatives.
+            keep_sources: True to replace only the target of each link.
 
         Returns:
             int64 [m, 3], as from `negatives`.
@@ -215,14 +226,14 @@ class Links:
             InputError: If MAX_DRAWS attempts find no such pair.
         """
         # Draw for all links, then draw again for those that got a true link or a self-loop.
-        pairs = self.negatives(links, draw, 0)
+        pairs = self.negatives(links, draw, 0, keep_sources=keep_sources)
         for number in range(1, MAX_DRAWS):
             codes = self.codes(pairs)
             position = torch.searchsorted(self.true_codes, codes).clamp(max=len(self.true_codes) - 1)
             wrong = ((self.true_codes[position] == codes) | (pairs[:, 0] == pairs[:, 1])).nonzero()[:, 0]
             if not len(wrong):
                 return pairs
-            pairs[wrong] = self.negatives(links[wrong], draw, number)
+            pairs[wrong] = self.negatives(links[wrong], draw, number, keep_sources=keep_sources)
         raise InputError(
             "cannot draw negative links, since nearly every edge between the vertices exists: give a sparser graph"
         )

@@ -26,6 +26,7 @@ from weft.utils.errors import InputError, unknown
 CHOICE_FLAGS = {
     "decoder": ("task", ("link",)),
     "negatives": ("task", ("link",)),
+    "eval_negatives": ("task", ("link",)),
     "class_weights": ("task", ("node", "edge")),
     "heads": ("model", ("gat", "gatv2")),
     **dict.fromkeys(("decoupled", "dropout", "input_dropout", "norm", "residual"), ("model", (*MODELS, *RELATIONAL))),

@@ -32,7 +32,7 @@ from weft.training.launch.torchrun import is_main_process
 from weft.training.optimizer import check_scheduler, check_updates, make_optimizer
 from weft.training.tasks.link_losses import make_link_loss
 from weft.training.tasks.losses import make_loss
-from weft.training.tasks.scores import make_metrics
+from weft.training.tasks.scores import compares_ranks, make_metrics
 from weft.training.tasks.task import validation_score
 from weft.utils.dtypes import is_low_precision
 from weft.utils.errors import InputError, cause
@@ -160,6 +160,8 @@ def check_functions(config: Config, work: Workload, functions: OwnFunctions, val
         raise InputError("a custom loss has no effect under task link: leave it out, or give --loss bpr")
     else:
         make_link_loss(config)
+        if config.eval_negatives and not compares_ranks(config.metrics):
+            raise InputError(f"--eval-negatives {config.eval_negatives} needs --metrics mrr or hits@K: leave it out")
     metric = make_metrics(config, labels, functions)[0]
     if config.goal and config.goal[1] > metric.upper_bound:
         raise InputError(

@@ -21,9 +21,9 @@ from weft.kernels import spmm
 from weft.nn import Decoder
 from weft.strategies import CandidateLinks, Step
 from weft.training.tasks.link_losses import make_link_loss
-from weft.training.tasks.ranking import auc, filtered_ranks, rank_scores, ranking_operations
+from weft.training.tasks.ranking import auc, filtered_ranks, rank_scores, ranking_operations, sampled_ranks
 from weft.training.tasks.row_batching import add_rows, fill_zeros, take_rows
-from weft.training.tasks.scores import values_of_k
+from weft.training.tasks.scores import compares_ranks, values_of_k
 from weft.training.tasks.top_targets import TOP_METRICS, top_operations, top_scores, top_targets
 from weft.utils.dtypes import sum_dtype
 
@@ -72,6 +72,8 @@ class LinkAssignment(VertexOwners):
     """Number of negative samples for each training link, K."""
     keep_sources: bool = False
     """True if negative samples keep the source of their link."""
+    num_eval_negatives: int = 0
+    """Number of negative samples with which mrr and hits@k compare the links of a source, S; 0: all vertices."""
     _by_rank: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Cache of the training links of each rank."""
 
@@ -92,12 +94,30 @@ class LinkAssignment(VertexOwners):
         return self._by_rank[rank]
 
     def held_out(self) -> Tensor:
-        """Return all pairs [2 m, 3] that evaluations score: validation and test links, then a non-edge for each."""
+        """Return all pairs that evaluations score, int64 [., 3].
+
+        They are the validation and test links, then a non-edge for each, and then for each split S non-edges of each
+        source and relation of its links: the first one of all, then the second one of all, and so on.
+        """
         splits = (self.links.val, self.links.test)
         negatives = [
             self.links.non_edges(split, negative_key(self.seed, number, 0)) for number, split in enumerate(splits)
         ]
+        for number, split in enumerate(splits):
+            sources = self.sources(split)
+            for sample in range(self.num_eval_negatives):
+                draw = negative_key(self.seed, number, 1 + sample)
+                negatives.append(self.links.non_edges(sources, draw, keep_sources=True))
         return torch.cat([*splits, *negatives])
+
+    def sources(self, split: Tensor) -> Tensor:
+        """Return the distinct sources and relations of the links of a split, [q, 3]; the target has the original id 0.
+
+        Negative samples are keyed by original ids, so that they do not depend on the order of the vertices.
+        """
+        queries = self.links.queries(split)
+        queries[:, 1] = self.links.vertex_of_id[0]
+        return queries
 
     def assigned(self, pairs: Tensor, rank: int) -> Tensor:
         """Return the positions of a rank's pairs among all held-out pairs.
@@ -106,8 +126,10 @@ class LinkAssignment(VertexOwners):
             pairs: All pairs, from `held_out`.
             rank: The rank.
         """
-        half = len(pairs) // 2
-        return (self.owner[pairs[:half, 0]] == rank).repeat(2).nonzero()[:, 0]
+        num_links = len(self.links.val) + len(self.links.test)
+        links, others = pairs[:num_links], pairs[2 * num_links :]
+        sources = torch.cat([links[:, 0], links[:, 0], others[:, 0]])
+        return (self.owner[sources] == rank).nonzero()[:, 0]
 
     def trace(self, rank: int, width: int, itemsize: int, *, epoch: int | None, ranked: bool, top: int = 0) -> Trace:
         """Return the exchanges of the task in a training step or an evaluation.
@@ -132,7 +154,7 @@ class LinkAssignment(VertexOwners):
                 all_reduce("scores", len(pairs), itemsize, self.size),
             ]
             for links in (self.links.val, self.links.test):
-                if ranked:
+                if ranked and not self.num_eval_negatives:
                     operations += ranking_operations(len(links), self.links.num_vertices, width, itemsize, self.size)
                 if top:
                     queries = self.links.queries(self.links.directed(links))
@@ -362,7 +384,7 @@ class LinkTask:
     ) -> None:
         self.links, self.decoder, self.group, self.empty = links, decoder, group, empty
         self.ranks_at = values_of_k(options.metrics, "hits")
-        self.ranked = bool(self.ranks_at) or "mrr" in options.metrics.split(",")
+        self.ranked = compares_ranks(options.metrics)
         self.top_at = values_of_k(options.metrics, *TOP_METRICS)
         self.vertices = torch.arange(links.num_vertices)[rows]
         owner = owner_of_vertices(self.vertices, links.num_vertices, group)
@@ -373,6 +395,7 @@ class LinkTask:
             seed=seed,
             num_negatives=options.negatives,
             keep_sources=keeps_sources(options.loss),
+            num_eval_negatives=options.eval_negatives,
         )
         self.sum_losses = make_link_loss(options)
         self.row_of_vertex = torch.full((links.num_vertices,), -1)
@@ -458,7 +481,9 @@ class LinkTask:
         local_scores = torch.cat([block.score(block.rows(z, fetched), self.decoder) for block in self.held_out.blocks])
         scores[self.assigned.to(z.device)] = local_scores
         splits = (self.links.val, self.links.test)
-        sizes = [len(links) for links in splits] * 2
+        num_samples = self.assignment.num_eval_negatives
+        sources = [self.assignment.sources(split) for split in splits]
+        sizes = [len(links) for links in splits] * 2 + [len(queries) * num_samples for queries in sources]
         by_split = self.group.all_reduce(scores, tag="scores").cpu().split(sizes)
         results: dict[str, float | None] = {}
         for number, split in enumerate(("val", "test")):
@@ -466,7 +491,12 @@ class LinkTask:
                 continue
             results[f"{split}_auc"] = auc(by_split[number], by_split[2 + number])
             if self.ranked:
-                ranks = filtered_ranks(z, self.links, splits[number], self.row_of_vertex, self.decoder, self.group)
+                if num_samples:
+                    samples = by_split[4 + number].view(num_samples, -1).t()
+                    query = self.links.position_of_query(sources[number], splits[number])
+                    ranks = sampled_ranks(by_split[number], samples[query])
+                else:
+                    ranks = filtered_ranks(z, self.links, splits[number], self.row_of_vertex, self.decoder, self.group)
                 results |= rank_scores(split, ranks, self.ranks_at)
             if self.top_at:
                 queries = self.links.queries(self.links.directed(splits[number]))

@@ -46,6 +46,22 @@ def rank_scores(split: str, ranks: Tensor, ks: Iterable[int] = ()) -> dict[str, 
     return {f"{split}_mrr": float((1 / ranks).mean()), **hits}
 
 
+def sampled_ranks(scores: Tensor, negatives: Tensor) -> Tensor:
+    """Rank each link among its negative samples, as OGB does; tied links share the mean of their possible ranks.
+
+    Scores are compared in float32, as in `auc`.
+
+    Args:
+        scores: Scores of the links, [m].
+        negatives: Scores of the negative samples of each link, [m, S].
+
+    Returns:
+        Ranks from 1, float64 [m].
+    """
+    own_scores, others = scores.float()[:, None], negatives.float()
+    return 1 + (others > own_scores).sum(1).double() + (others == own_scores).sum(1).double() / 2
+
+
 def filtered_ranks(
     z: Tensor, links: Links, queries: Tensor, row_of_vertex: Tensor, decoder: Decoder, group: Group
 ) -> Tensor:

@@ -276,6 +276,11 @@ def values_of_k(metrics: str, *names: str) -> list[int]:
     return sorted({int(match[2]) for match in matches if match and match[1] in names})
 
 
+def compares_ranks(metrics: str) -> bool:
+    """Return whether metrics, separated by commas, contain mrr or hits@K, which need the rank of each link."""
+    return "mrr" in metrics.split(",") or bool(values_of_k(metrics, "hits"))
+
+
 def make_metrics(config: TaskOptions, labels: Labels, functions: OwnFunctions = NO_FUNCTIONS) -> list[Metric]:
     """Return the metrics of a run.
 
