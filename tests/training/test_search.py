@@ -61,6 +61,29 @@ def test_rows(capsys: pytest.CaptureFixture[str]) -> None:
     assert [row["strategy"] for row in output["plans"] if row["workers"] == 1][-1] != "communicated"
 
 
+def test_memory_without_a_profile(machine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Memory and traffic need no profile, and equal those of the same strategies with one; least memory comes first."""
+    fields = ("strategy", "workers", "host_bytes", "sent_bytes")
+    timed = {tuple(getattr(row, name) for name in fields) for row in weft.plan("digits", hidden=4)}
+    machine.unlink()
+    rows = weft.plan("digits", hidden=4, memory=True)
+    assert timed <= {tuple(getattr(row, name) for name in fields) for row in rows}
+    assert [row.host_bytes for row in rows] == sorted(row.host_bytes for row in rows)
+    assert not any(row.epoch_seconds for row in rows)
+    assert main(["plan", "digits", "--memory"]) == 0
+    table = capsys.readouterr().out
+    assert "host memory" in table
+    assert "epoch" not in table
+    assert main(["plan", "digits"]) == 2
+    assert "estimate only memory by weft plan --memory" in capsys.readouterr().err
+    assert main(["plan", "digits", "--memory", "--machine", str(machine)]) == 2
+    assert main(["plan", "digits", "--memory", "--json"]) == 0
+    plan = tmp_path / "plan.json"
+    plan.write_text(capsys.readouterr().out)
+    with pytest.raises(InputError, match="estimates only memory, so it cannot choose: write it without --memory"):
+        weft.train("digits", plan=plan, out=tmp_path / "run")
+
+
 def test_seconds_are_the_parts(capsys: pytest.CaptureFixture[str]) -> None:
     for estimate in estimates(workers=2):
         assert (

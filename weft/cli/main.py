@@ -314,6 +314,9 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="also estimate approximate strategies, whose results differ from single",
     )
+    command.add_argument(
+        "--memory", action="store_true", help="estimate only memory and traffic, which needs no profile of the machine"
+    )
     command.add_argument("--json", action="store_true", help="print one JSON object, for weft train --plan")
     command.set_defaults(command=_plan)
 
@@ -587,7 +590,7 @@ def _plan(options: argparse.Namespace) -> int:
 
     config = _config(options)
     _require_named(options, config.model)
-    where = Where(machine=config.machine, hosts=options.hosts, machines=options.machines)
+    where = Where(machine=config.machine, hosts=options.hosts, machines=options.machines, memory_only=options.memory)
     config = dataclasses.replace(config, machine="")
     with _named_by_files(options), _imports_frozen():
         estimates, values = planned(config, None, None, where, approximate=options.approximate)

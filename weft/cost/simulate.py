@@ -18,13 +18,13 @@ from weft.runtime.kernel_call import KernelCall
 class StepTime:
     """Seconds of a step on all ranks, or of several steps."""
 
-    total: float
+    total: float = 0.0
     """Seconds from the begin of the step until the last rank ends."""
-    compute: float
+    compute: float = 0.0
     """Computing seconds of the rank that computes longest."""
-    network: float
+    network: float = 0.0
     """Seconds in which rows cross the network and no rank computes."""
-    waiting: float
+    waiting: float = 0.0
     """Seconds that a rank waits for other ranks to reach collectives, on the rank that waits longest."""
     disk: float = 0.0
     """Seconds that a rank waits for files, on the rank that waits longest."""

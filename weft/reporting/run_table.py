@@ -128,12 +128,16 @@ def stage_table(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def plan_table(plans: Sequence[Mapping[str, Any]]) -> Table:
-    """Return the table of a plan file's rows: the estimate of each strategy, or the reason why it is impossible."""
+    """Return the table of a plan file's rows: the estimate of each strategy, or the reason why it is impossible.
+
+    Without estimated seconds, it has only the columns of bytes.
+    """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     machines = ["machines"] if any(plan["machines"] for plan in plans) else []
     device = ["device memory"] if any("device" in plan["options"] for plan in plans) else []
     disk = ["disk"] if any(plan["disk_seconds"] for plan in plans) else []
-    parts = ("epoch", "compute", "network", *disk, "waiting")
+    timed = any(plan["epoch_seconds"] for plan in plans)
+    parts = ("epoch", "compute", "network", *disk, "waiting") if timed else ()
     columns = (*parts, "sent, all ranks", "host memory", *device)
     for name in ("strategy", *machines, "ranks", *columns, ""):
         left = name in ("strategy", "machines", "")
@@ -146,7 +150,7 @@ def plan_table(plans: Sequence[Mapping[str, Any]]) -> Table:
             format_bytes(plan["host_bytes"]),
             *([format_bytes(plan["device_bytes"])] if device else []),
         ]
-        cells = numbers if plan["epoch_seconds"] else [""] * len(numbers)
+        cells = numbers if plan["host_bytes"] else [""] * len(numbers)
         names = [" ".join([plan["strategy"], *options]), *([plan["machines"]] if machines else [])]
         table.add_row(*names, str(plan["workers"]), *cells, plan["reason"])
     return table

@@ -17,7 +17,7 @@ from weft.training.machine_context import kernels_for_run
 from weft.training.planning.machine_list import clusters_of, clusters_on, machines_of
 from weft.training.planning.plan_file import record
 from weft.training.planning.plan_subject import DescribedSubject, Subject, WholeSubject
-from weft.training.planning.probe_command import load_profile
+from weft.training.planning.probe_command import host_facts, load_profile
 from weft.training.planning.search import StrategyEstimate, estimate_strategies, notes_on
 from weft.training.run import parse_call, prepared_workload
 from weft.utils.errors import InputError
@@ -31,6 +31,7 @@ def plan(
     hosts: int = 1,
     machines: str = "",
     approximate: bool = False,
+    memory: bool = False,
     **options: Any,
 ) -> list[StrategyEstimate]:
     """Estimate training under each strategy, without running or writing anything.
@@ -43,18 +44,20 @@ def plan(
         hosts: Number of identical hosts, each with the same number of ranks.
         machines: Machines that you do not have, as for `weft plan --machines`, such as "8xT4@15gbit".
         approximate: Also estimate strategies whose results differ from those of `single`.
+        memory: Estimate only memory, for which no profile is needed.
         **options: Fields of `weft.Config`. `workers` is 1, 2, 4, ... up to the number of cores by default. Strategies
             that do not have one of the options are left out.
 
     Returns:
-        An estimate for each strategy: first those that fit in memory, the fastest first.
+        An estimate for each strategy: first those that fit in memory, the fastest first; if only memory is estimated,
+            first the one that needs least.
 
     Raises:
         InputError: An argument is wrong.
     """
     _, options = extract_functions(options)
     config, whole, module = parse_call(graph, model, options, "weft.plan")
-    where = Where(machine=machine, hosts=hosts, machines=machines)
+    where = Where(machine=machine, hosts=hosts, machines=machines, memory_only=memory)
     return planned(config, whole, module, where, approximate=approximate)[0]
 
 
@@ -68,6 +71,8 @@ class Where:
     """Number of identical hosts."""
     machines: str = ""
     """Machines that need not exist here, in the format of `--machines`. Empty: none."""
+    memory_only: bool = False
+    """True if only memory is estimated, for which no profile is needed."""
 
     def clusters(self, config: Config) -> tuple[list[Cluster], Profile | None]:
         """Return the clusters to plan for, and the profile that they are like (None: all have GPUs).
@@ -75,8 +80,10 @@ class Where:
         Raises:
             InputError: There is no profile, or arguments contradict each other.
         """
+        if self.memory_only and self.machine:
+            raise InputError("--machine has no effect with --memory, which needs no profile: leave one of them out")
         if not self.machines:
-            profile = load_profile(self.machine)
+            profile = self._profile()
             return clusters_of(config, profile, self.hosts), profile
         if self.hosts != 1:
             raise InputError("--hosts has no effect with --machines, which lists the hosts: leave --hosts out")
@@ -84,8 +91,12 @@ class Where:
         needs_profile = any(not machines.gpu for machines in alternatives)
         if self.machine and not needs_profile:
             raise InputError("--machine has no effect if all --machines have GPUs: leave --machine out")
-        this_machine = load_profile(self.machine) if needs_profile else None
+        this_machine = self._profile() if needs_profile else None
         return clusters_on(alternatives, config, this_machine), this_machine
+
+    def _profile(self) -> Profile:
+        """Return the profile of the machine; one without prices if only memory is estimated."""
+        return Profile(host=host_facts(), prices=[]) if self.memory_only else load_profile(self.machine)
 
 
 def planned(
@@ -105,7 +116,9 @@ def planned(
     subject = subject_of(config, graph, model)
     estimates = estimate_strategies(config, subject, clusters, approximate=approximate)
     fingerprint = subject.planned.work.graph.fingerprint if isinstance(subject, WholeSubject) else ""
-    learned = {"runs": len(profile.calibration), **{kind: profile.factor(kind) for kind in KINDS}} if profile else {}
+    learned: dict[str, Any] = {}
+    if profile and profile.prices:
+        learned = {"runs": len(profile.calibration), **{kind: profile.factor(kind) for kind in KINDS}}
     return estimates, record(estimates, fingerprint, notes_on(subject, clusters)) | {"learned": learned}
 
 

@@ -76,6 +76,8 @@ def planned_options(path: Path, fingerprint: str) -> tuple[dict[str, Any], Epoch
             raise ValueError(f"a plan cannot set the option {unknown[0]!r}")
     if planned_graph != fingerprint:
         raise InputError(f"{path} is a plan for another graph: run weft plan for this one")
+    if best and not fitting[0]["epoch_seconds"]:
+        raise InputError(f"{path}: estimates only memory, so it cannot choose: write it without --memory")
     if not best:
         raise InputError(f"{path}: no strategy in this plan fits: run weft plan again, for other machines or options")
     return best[0]

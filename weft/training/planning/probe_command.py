@@ -269,7 +269,7 @@ def load_profile(path: str | Path = "") -> Profile:
     if not file.exists():
         raise InputError(
             f"{file} does not exist: weft plan needs a profile of this machine. Run weft probe once, while the machine "
-            "is idle"
+            "is idle, or estimate only memory by weft plan --memory"
         )
     profile = Profile.read(file)
     for name, value in hardware().items() if not path else ():

@@ -21,6 +21,7 @@ from weft.autotune import (
 )
 from weft.config.config import Config
 from weft.cost import Machine, MemoryUse
+from weft.cost.simulate import StepTime
 from weft.nn import Workload
 from weft.reporting.rerun import flags
 from weft.strategies import STRATEGIES, Plan, get_strategy
@@ -63,7 +64,7 @@ class StrategyEstimate:
     reason: str = ""
     """Why the run is impossible or does not fit. Empty: it fits."""
     epoch_seconds: float = 0.0
-    """Seconds of an epoch of training, without evaluations."""
+    """Seconds of an epoch of training, without evaluations. 0: only memory is estimated."""
     compute_seconds: float = 0.0
     """Seconds of computing, on the rank that computes longest."""
     network_seconds: float = 0.0
@@ -84,9 +85,9 @@ class StrategyEstimate:
     """Machines of the run, as `--machines` names them. Empty: this machine."""
 
     @property
-    def order(self) -> tuple[bool, float]:
-        """Sort key that puts the best estimate first."""
-        return not self.fits, self.epoch_seconds
+    def order(self) -> tuple[bool, float, int]:
+        """Sort key that puts the best estimate first; without an estimate of time, the one that needs least memory."""
+        return not self.fits, self.epoch_seconds, 0 if self.epoch_seconds else self.host_bytes
 
 
 def estimate_strategies(
@@ -169,6 +170,7 @@ def without_duplicates(estimates: Iterable[StrategyEstimate]) -> list[StrategyEs
             estimate.workers,
             estimate.epoch_seconds,
             estimate.device_bytes,
+            estimate.host_bytes,
             estimate.reason,
         ): estimate
         for estimate in reversed([*estimates])
@@ -245,7 +247,7 @@ def first_fitting(
     estimate = None
     for config in candidates:
         estimate = estimate_config(config, requested, subject, cluster)
-        if estimate.fits or not estimate.epoch_seconds:
+        if estimate.fits or not estimate.host_bytes:
             break
     assert estimate is not None
     return estimate
@@ -276,7 +278,8 @@ def estimate_config(config: Config, requested: Config, subject: Subject, cluster
     try:
         ranks = rank_estimates(config, subject, cluster)
         memory = cluster_memory([rank.memory for rank in ranks], ranks[0].graph, cluster)
-        seconds = steps_time([rank.steps for rank in ranks], [rank.untraced_calls for rank in ranks], cluster, memory)
+        steps, calls = [rank.steps for rank in ranks], [rank.untraced_calls for rank in ranks]
+        seconds = steps_time(steps, calls, cluster, memory) if cluster.profile.prices else StepTime()
     except (InputError, NotImplementedError) as error:  # a custom strategy may have no estimate
         return replace(estimate, reason=str(error))
     reason = misfit_reason(memory, config, cluster)
