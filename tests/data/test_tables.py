@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 import weft
 from tests.lib.graph_checks import assert_one_line, same_graph
 from weft.cli.main import main
-from weft.data import DataWarning, Graph
+from weft.data import DataWarning, Graph, VertexNames
 from weft.data.tables import table
 from weft.data.tables.schema import Schema
+from weft.data.tables.transforms import NumberTransform
+from weft.prediction.link_scores import read_pairs
 from weft.utils.errors import InputError
 
 N = 60
@@ -68,6 +70,15 @@ def test_numbers(kind: str) -> None:
     np.testing.assert_allclose(x[missing, 0], fill, atol=1e-6)
     assert x[:, 1].tolist() == missing.tolist()
     assert x.shape == (N, 2)
+
+
+def test_stored_transforms_give_the_same_bits() -> None:
+    graph = Graph.from_tables({"amount": WITH_GAPS, "part": SPLIT}, EDGES, features="amount", split="part")
+    assert graph.schema is not None
+    transform = Schema.from_record(json.loads(json.dumps(graph.schema.record())), "run").vertices[""].features[0]
+    assert isinstance(transform, NumberTransform)
+    manual = ((np.nan_to_num(WITH_GAPS) - transform.center[0]) / transform.scale[0]).astype(np.float32)
+    assert np.array_equal(graph.x[:, 0], np.where(np.isnan(WITH_GAPS), 0, manual))  # type: ignore[index]
 
 
 @pytest.mark.usefixtures("_parts")
@@ -209,6 +220,18 @@ def test_scores_of_later_edges(tmp_path: Path) -> None:
     table = pandas.read_csv(out)
     assert list(table.columns) == ["source", "target", "probability_gift", "probability_own"]
     assert table["source"].tolist() == purchases["user_id"][60:].tolist()
+
+
+def test_pairs_of_types_that_share_ids() -> None:
+    """An id of a pair is searched among the vertices of the type that the relation has on this side."""
+    names = VertexNames.of(np.array([1, 2, 3, 1, 2, 9]), "id")
+    relations = {"relations": ("user|buys|item", "item|like|item"), "vertex_types": ("user", "item")}
+    edges = Graph.from_edges([0, 4], [3, 5], edge_type=[0, 1], type_offsets=(0, 3, 6), num_vertices=6, **relations)
+    graph = replace(edges, vertex_names=names)
+    pairs = {"source": [1, 2, 1], "target": ["1", "9", "2"], "relation": ["0", "user|buys|item", "item|like|item"]}
+    assert read_pairs(pairs, graph).tolist() == [[0, 3, 0], [1, 5, 0], [3, 4, 1]]
+    with pytest.raises(InputError, match="column 'target', row 1: '3' is no vertex's id there"):
+        read_pairs(pairs | {"target": ["1", "3", "2"]}, graph)
 
 
 def test_class_names() -> None:

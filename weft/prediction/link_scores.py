@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.data import Graph, endpoint_ranges, forward_relations
 from weft.data.tables.table import ID, ids_of, open_table, raise_at_first, require_columns
-from weft.data.tables.table_vertices import TypeOfVertices
-from weft.data.vertex_names import NameIndex
+from weft.data.vertex_names import Ids, NameIndex, id_text, take_ids
 from weft.training.tasks.top_targets import decode_keys
 from weft.utils.errors import InputError
 
@@ -70,27 +70,62 @@ def read_pairs(source: Any, graph: Graph) -> Tensor:
     table, relations = open_table(source, "pairs"), forward_relations(graph)
     columns = ("source", "target", "relation") if len(relations) > 1 else ("source", "target")
     require_columns(table, columns, "--pairs")
-    names, row, edges = graph.vertex_names, 0, []
-    ids_of_vertices = np.arange(graph.num_vertices) if names is None else names.ids  # texts in CSV files are converted
-    index = NameIndex(ids_of_vertices, "id" if names is None else names.column)
-    vertices = TypeOfVertices(count=graph.num_vertices, index=index)
-    for part in table.parts({"source": ID, "target": ID}):
-        places = {column: f"{table.place}: column '{column}'" for column in ("source", "target")}
-        ids = [vertices.find(ids_of(part[column], place, row), place, row) for column, place in places.items()]
-        edges.append(torch.from_numpy(np.stack(ids, 1)))
-        row += len(edges[-1])
-    endpoints = torch.cat([torch.empty(0, 2, dtype=torch.int64), *edges])
-    relation = torch.zeros(len(endpoints), 1, dtype=torch.int64)
-    row = 0
     numbers = {name: number for number, name in enumerate(relations)}
     numbers |= {str(number): number for number in range(len(relations))}
-    for part in table.parts({"relation": ID}) if len(relations) > 1 else ():
-        place = f"{table.place}: column 'relation'"
-        part_numbers = np.array([numbers.get(str(name), -1) for name in ids_of(part["relation"], place, row).tolist()])
-        raise_at_first(part_numbers < 0, place, row, f"is no relation: give one of {', '.join(relations)}")
-        relation[row : row + len(part_numbers), 0] = torch.from_numpy(part_numbers)
-        row += len(part_numbers)
-    return torch.cat([endpoints, relation], 1)
+    row, pairs, ids_of_range = 0, [torch.empty(0, 3, dtype=torch.int64)], IdsOfRange(graph)
+    for part in table.parts(dict.fromkeys(columns, ID)):
+        places = {column: f"{table.place}: column '{column}'" for column in columns}
+        ids = {column: ids_of(part[column], place, row) for column, place in places.items()}
+        relation = np.zeros(len(ids["source"]), np.int64)
+        if len(relations) > 1:
+            relation = np.array([numbers.get(str(name), -1) for name in ids["relation"].tolist()], np.int64)
+            names = f"is no relation: give one of {', '.join(relations)}"
+            raise_at_first(relation < 0, places["relation"], row, names)
+        ends = []
+        for side, column in enumerate(("source", "target")):
+            vertices = ids_of_range.find(ids[column], relation, side)
+            wrong = vertices < 0
+            odd = id_text(ids[column], wrong.argmax()) if wrong.any() else ""
+            raise_at_first(
+                wrong, places[column], row, f"{odd} is no vertex's id there: correct it, or leave the row out"
+            )
+            ends.append(vertices)
+        pairs.append(torch.from_numpy(np.stack([*ends, relation], 1)))
+        row += len(relation)
+    return torch.cat(pairs)
+
+
+class IdsOfRange:
+    """Look-up of vertices by id among the possible endpoints of a relation; vertices of two types may share an id.
+
+    Args:
+        graph: The graph.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        names = graph.vertex_names
+        self._ids = np.arange(graph.num_vertices) if names is None else names.ids
+        self._column = "id" if names is None else names.column
+        self._ranges = endpoint_ranges(graph).numpy()
+        self._indices: dict[tuple[int, int], NameIndex] = {}
+
+    def find(self, ids: Ids, relation: NDArray[np.int64], side: int) -> NDArray[np.int64]:
+        """Return the original ids of vertices, -1 if there is none, int64 [n].
+
+        Args:
+            ids: Their ids in the source, [n].
+            relation: Relation of each, [n].
+            side: 0 for sources, 1 for targets.
+        """
+        vertices = np.full(len(relation), -1, np.int64)
+        for number in np.unique(relation).tolist():
+            first, stop = self._ranges[number, side].tolist()
+            if (first, stop) not in self._indices:
+                self._indices[first, stop] = NameIndex(take_ids(self._ids, np.arange(first, stop)), self._column)
+            rows = np.flatnonzero(relation == number)
+            positions = self._indices[first, stop].find(take_ids(ids, rows))
+            vertices[rows] = np.where(positions < 0, -1, positions + first)
+        return vertices
 
 
 def top_columns(top: TopTargets, graph: Graph) -> Iterator[dict[str, list[Any]]]:
