@@ -36,6 +36,13 @@ class TableColumns:
     shares: tuple[float, ...] | None = None
     """Fractions of a random split or a split by time; labels without a split get 60, 20 and 20 %."""
 
+    @property
+    def labels_or_splits(self) -> str:
+        """Name of the first option of labels or splits that is given; '' if none is."""
+        split: Any = self.split or self.shares
+        names = {"label": self.label, "label_kind": self.label_kind, "split": split, "split_time": self.split_time}
+        return next((name for name, value in names.items() if value), "")
+
 
 @dataclass(frozen=True, kw_only=True)
 class VertexColumns(TableColumns):
@@ -100,9 +107,7 @@ class Schema:
         """Columns of the table with labels or splits; None if there is none."""
         tables: Mapping[str, TableColumns] = self.edges if self.predicts_edges else self.vertices
         columns = tables.get(self.predict)
-        if columns is None or self.predicts_edges:
-            return columns
-        return columns if columns.label or columns.split or columns.split_time or columns.shares else None
+        return columns if columns is not None and (self.predicts_edges or columns.labels_or_splits) else None
 
     @property
     def typed(self) -> bool:

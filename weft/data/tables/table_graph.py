@@ -107,6 +107,9 @@ class GraphTables:
             types = {name: TypeOfVertices.of(vertex_tables[name], c) for name, c in schema.vertices.items()}
         else:
             types = {"": TypeOfVertices.named_by_edges(edge_tables[""], schema.edges[""])}
+        for name, columns_of in [*schema.vertices.items(), *schema.edges.items()]:
+            if columns_of is not schema.labelled and (reason := columns_of.labels_or_splits):
+                raise InputError(f"{reason} of {name or 'vertices'} has no effect: only the table to predict has one")
         labels = TableLabels()
         if (columns := schema.labelled) is not None:
             table = (edge_tables if schema.predicts_edges else vertex_tables)[schema.predict]

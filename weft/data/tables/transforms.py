@@ -133,7 +133,7 @@ class NumberTransform:
         if missing.all():
             values = np.zeros((len(missing), width))
         if values.shape[1] != width:
-            raise InputError(f"{part.place}: has lists of {values.shape[1]} numbers, not {width} as in training")
+            raise InputError(f"{part.place}: has {values.shape[1]} numbers in each row: give {width}")
         if self.kind == "rank":
             ranked = [self._ranks(v, q) for v, q in zip(values.T, self.quantiles, strict=True)]
             values = np.stack(ranked, 1)
