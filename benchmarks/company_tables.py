@@ -204,7 +204,7 @@ def import_tables(folder: Path, balance: str, out: Path) -> dict[str, Any]:
     words = ["data", "import", str(folder / "schema.toml"), "--out", str(out), "--overwrite"]
     process = subprocess.run([sys.executable, "-c", IMPORT, *words], check=True, stdout=subprocess.PIPE, text=True)
     print(process.stdout)
-    return {"seconds": time.perf_counter() - start, "peak_megabytes": int(process.stdout.split()[-1]) / 1e6}
+    return {"seconds": time.perf_counter() - start, "peak_bytes": int(process.stdout.split()[-1])}
 
 
 def scores(graph: weft.Graph, probability: NDArray[np.float64], out: Path, epochs: int) -> dict[str, Any]:
@@ -253,17 +253,17 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        start = time.perf_counter()
         probability = write_tables(folder, users=options.users, transactions=options.transactions)
-        result: dict[str, Any] = {"generation_seconds": time.perf_counter() - start}
+        rows: list[dict[str, Any]] = []
         for balance in ("balance",) if options.import_only else ("balance", "balance:raw"):
-            result[balance] = import_tables(folder, balance, folder / "graph")
+            row = {"features": balance, **import_tables(folder, balance, folder / "graph")}
             if not options.import_only:
                 graph = weft.Graph.open(folder / "graph")
-                result[balance] |= scores(graph, probability, folder / f"run-{balance[8:]}", options.epochs)
-            print(balance, json.dumps(result[balance]))
+                row |= scores(graph, probability, folder / f"run-{balance[8:]}", options.epochs)
+            rows.append(row)
+            print(json.dumps(row))
         if options.out:
-            save(options.out, {"options": vars(options), **result})
+            save(options.out, {"options": vars(options), "rows": rows})
 
 
 if __name__ == "__main__":
