@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,8 @@ def test_categories() -> None:
     assert len({tuple(row) for row, value in zip(hashed.tolist(), COUNTRY, strict=True) if value == "DE"}) == 1
     many = features_of({"name": [f"user {i}" for i in range(30)] * 2}, "name:onehot")
     assert many.shape == (N, 30)
-    wide = Graph.from_tables({"name": [f"user {i}" for i in range(70)]}, EDGES, features="name")
+    with pytest.warns(DataWarning, match="column 'name': nearly every text is different"):
+        wide = Graph.from_tables({"name": [f"user {i}" for i in range(70)]}, EDGES, features="name")
     assert wide.num_features == 64  # more than 64 different texts are hashed
 
 
@@ -145,6 +147,14 @@ def test_edge_features_and_weights() -> None:
         ({"a": ["2024-01-01"] * 59 + ["no"]}, "a:date", ["column 'a', row 59: is no date: write"]),
         ({"a": ["2024-02-31"] * N}, "a:date", ["column 'a', rows from 0:", "correct the date"]),
         ({"a": ["yes"] * 59 + ["perhaps"]}, "a:bool", ["column 'a', row 59: is neither true nor false"]),
+        ({"a": ["2024-01-01"] * 20 + ["2024-01-02"] * 39 + ["no"]}, "a:date", ["column 'a', row 59: is no date"]),
+        ({"a": [*["2024-01-01", "2024-01-02", "unknown"] * 20]}, "a", ["contains dates and texts such as 'unknown'"]),
+        (
+            {"a": ["2024-01-01T00:00+02:00", *["2024-01-01"] * 59]},
+            "a:date",
+            ["row 1: has no time zone, but other rows"],
+        ),
+        ({"a": AMOUNT}, "part", ["column 'part' is the split: leave it out of the features"]),
         ({"a": [np.nan] * 40 + [1.0] * 20}, "a", ["column 'a': no training row has a value: leave the column out"]),
     ],
 )
@@ -222,6 +232,25 @@ def test_scores_of_later_edges(tmp_path: Path) -> None:
     assert table["source"].tolist() == purchases["user_id"][60:].tolist()
 
 
+def test_a_column_of_splits_of_later_edges(tmp_path: Path) -> None:
+    """Later edges carry messages or are scored by a column of the same name as in training."""
+    columns = edge_columns()
+    run = weft.train(
+        Graph.from_tables({"amount": AMOUNT}, columns, features="amount", edge_label="fraud", split="part"),
+        task="edge", epochs=1, hidden=4, out=tmp_path / "run",
+    )  # fmt: skip
+    later = {name: columns[name] for name in ("source", "target")}
+    assert len(weft.predict(run, vertices={"amount": AMOUNT}, edges=later)) == 200
+    assert len(weft.predict(run, vertices={"amount": AMOUNT}, edges={**later, "part": columns["part"]})) == 100
+    ids = tmp_path / "ids.csv"
+    ids.write_text("id\n")
+    plain = weft.train(
+        Graph.from_tables({"a": AMOUNT, "y": np.arange(N) % 2}, EDGES, features="a", label="y"), epochs=1
+    )
+    weft.predict(plain, vertices={"a": AMOUNT}, edges=EDGES, ids=ids, out=tmp_path / "none.csv")
+    assert (tmp_path / "none.csv").read_text().count("\n") == 1
+
+
 def test_pairs_of_types_that_share_ids() -> None:
     """An id of a pair is searched among the vertices of the type that the relation has on this side."""
     names = VertexNames.of(np.array([1, 2, 3, 1, 2, 9]), "id")
@@ -232,6 +261,50 @@ def test_pairs_of_types_that_share_ids() -> None:
     assert read_pairs(pairs, graph).tolist() == [[0, 3, 0], [1, 5, 0], [3, 4, 1]]
     with pytest.raises(InputError, match="column 'target', row 1: '3' is no vertex's id there"):
         read_pairs(pairs | {"target": ["1", "3", "2"]}, graph)
+
+
+def test_types_of_pandas_and_csv(tmp_path: Path) -> None:
+    """Booleans with missing values, decimals, and booleans and row numbers in CSV files are read as they are meant."""
+    pandas = pytest.importorskip("pandas")
+    flags = pandas.array([True, None, False] * 20, dtype="boolean")
+    frame = pandas.DataFrame({"flag": flags, "price": [Decimal("2.5"), Decimal(4)] * 30, "sure": ["yes", "no"] * 30})
+    x = Graph.from_tables(frame, EDGES, features=["flag", "price:raw", "sure:bool"]).x
+    assert x is not None
+    assert x[:3].tolist() == [[1, 0, 2.5, 1], [0.5, 1, 4, 0], [0, 0, 2.5, 1]]
+    frame.to_csv(tmp_path / "v.csv", index=False)
+    pandas.DataFrame(EDGES).to_csv(tmp_path / "e.csv", index=False)
+    words = ["data", "import", "--vertices", str(tmp_path / "v.csv"), "--edges", str(tmp_path / "e.csv")]
+    assert main([*words, "--features", "flag,price:raw,sure:bool", "--out", str(tmp_path / "g")]) == 0
+    opened = Graph.open(tmp_path / "g")
+    assert opened.x is not None
+    assert torch.equal(opened.x, x)
+    assert Graph.from_tables(frame, EDGES, features="flag").x is not None
+    late = {"when": ["2024-01-01T01:00+02:00", "2023-12-31T23:00Z"]}
+    times = Graph.from_tables(late, {"source": [0], "target": [1]}, features="when").x
+    assert times is not None
+    assert torch.equal(times[0], times[1])
+
+
+def test_the_label_is_no_feature() -> None:
+    with pytest.raises(InputError, match="column 'y' is the label: leave it out of the features"):
+        Graph.from_tables({"y": np.arange(N) % 2}, EDGES, features="y", label="y")
+    with pytest.warns(DataWarning, match="vertices: 20 rows have a split, but no label: they are in no split"):
+        graph = Graph.from_tables({"y": ["a", None, "b"] * 20, "part": SPLIT}, EDGES, label="y", split="part")
+    assert not (graph.train_mask & (graph.y < 0)).any()  # type: ignore[operator]
+
+
+def test_trained_rows_belong_to_the_same_vertices(tmp_path: Path) -> None:
+    """A model has a row for each item without features: other items, or another order, are refused."""
+    write_company(tmp_path)
+    (tmp_path / "schema.toml").write_text(SCHEMA.replace('features = "price:log"\n', ""))
+    run = weft.train(Graph.from_schema(tmp_path / "schema.toml"), "rgcn", epochs=1, hidden=4, out=tmp_path / "run")
+    (tmp_path / "next").mkdir()
+    write_company(tmp_path / "next", month=1)
+    assert len(weft.predict(run, tmp_path / "next" / "schema.toml")) == 42
+    items = (tmp_path / "next" / "items.csv").read_text().splitlines()
+    (tmp_path / "next" / "items.csv").write_text("\n".join([items[0], *reversed(items[1:])]))
+    with pytest.raises(InputError, match="has not the same vertices without features, in the same order"):
+        weft.predict(run, tmp_path / "next" / "schema.toml")
 
 
 def test_class_names() -> None:
@@ -321,7 +394,7 @@ def test_predictions_on_later_tables(tmp_path: Path) -> None:
     assert not torch.equal(later, rows)
     with pytest.raises(InputError, match="a graph, and --vertices or --edges: give one or the other"):
         weft.predict(run, graph, edges=EDGES)
-    with pytest.raises(InputError, match=r"table of vertices .*is missing: give all tables"):
+    with pytest.raises(InputError, match=r"table of vertices .*is missing: give a schema file"):
         weft.predict(run, vertices={"a": [1]}, edges=EDGES)
 
 
@@ -416,7 +489,7 @@ def test_a_damaged_schema_in_a_graph_folder_is_refused(tmp_path: Path) -> None:
     assert json.loads(json.dumps(again)) == manifest["schema"]
 
 
-def test_a_draft_of_a_schema(tmp_path: Path) -> None:
+def test_a_draft_of_a_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Keys and references are recognised; the draft can be imported as it is, and is refused without edges."""
     write_company(tmp_path)
     paths = [str(tmp_path / name) for name in ("users.parquet", "items.csv", "purchases.parquet", "friends.parquet")]
@@ -427,5 +500,13 @@ def test_a_draft_of_a_schema(tmp_path: Path) -> None:
     assert 'source = "users.a"\ntarget = "users.b"' in text
     assert '# label = "risk"' in text
     assert main(["data", "import", str(tmp_path / "draft.toml"), "--out", str(tmp_path / "g")]) == 0
+    assert main(["data", "import", str(tmp_path / "no.toml"), "--out", str(tmp_path / "g")]) == 2  # before it is read
+    assert "a graph folder exists already" in capsys.readouterr().err
     assert main(["data", "schema", *paths, "--out", str(tmp_path / "draft.toml")]) == 2
     assert main(["data", "schema", *paths[:2]]) == 2
+    odd = tmp_path / "my users (1).parquet"
+    (tmp_path / "users.parquet").rename(odd)
+    capsys.readouterr()
+    assert main(["data", "schema", str(odd), *paths[1:3]]) == 0
+    printed = capsys.readouterr().out
+    assert "\n[vertices.my_users_1]\ntable = " in printed

@@ -521,7 +521,7 @@ def test_a_signal(workers: int, number: signal.Signals, run: Run, tmp_path: Path
         assert not path.exists()
         return
     assert code == 128 + number
-    assert errors.startswith("weft: stopped by SIGTERM")
+    assert errors.splitlines()[-1].startswith("weft: stopped by SIGTERM")  # after progress, on a slow machine
     assert list(tmp_path.iterdir()) == []
 
 

@@ -120,7 +120,9 @@ def import_graph(options: argparse.Namespace) -> int:
     from weft.data import Graph, as_asked
     from weft.data.io.graph_parts import gather_parts, with_feature_dtype
     from weft.data.store.import_parts import import_parts
+    from weft.data.store.store import check_new_store
 
+    check_new_store(options.out, overwrite=options.overwrite)  # before the source is read
     public_split, shares, column = parse_split(options.split)
     config = Config(
         **given_fields(options, Config) | {"graph": options.graph or options.edges or "", "split": public_split}
@@ -163,7 +165,9 @@ def parse_split(text: str | None) -> tuple[int, tuple[float, ...] | None, str | 
     try:
         shares = tuple(real(part) / 100 for part in text.split(","))
     except argparse.ArgumentTypeError:
-        raise InputError(f"--split {text}: give three percentages, such as 60,20,20") from None
+        shares = ()
+    if len(shares) != 3 or abs(sum(shares) - 1) > 1e-6:
+        raise InputError(f"--split {text}: give three percentages that add up to 100, such as 60,20,20")
     return 0, shares, None
 
 
@@ -322,7 +326,7 @@ def throttled_printer() -> Callable[[str], None]:
 def _schema(options: argparse.Namespace) -> int:
     """Run `weft data schema`."""
     from weft.data.tables.draft_schema import draft_schema
-    from weft.utils.files.file_writing import new_file
+    from weft.utils.files.file_writing import write_text
 
     if options.overwrite and options.out is None:
         raise InputError("--overwrite has no effect without --out: leave it out")
@@ -330,10 +334,10 @@ def _schema(options: argparse.Namespace) -> int:
         raise InputError(f"--out {options.out} exists already: choose another name or add --overwrite")
     text = draft_schema(options.tables)
     if options.out is None:
-        print_line(text.rstrip())
+        for line in text.splitlines():
+            print_line(line)
         return 0
-    with new_file(options.out) as path:
-        path.write_text(text, encoding="utf-8")
+    write_text(options.out, text)
     print_line(f"draft in {options.out}: check it, and choose the label")
     return 0
 

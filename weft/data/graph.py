@@ -146,7 +146,7 @@ class Graph(GraphFields, Labels):
         if task != "edge":
             return self
         if self.edge_labels is None:
-            raise InputError(f"{self.name} has no labels of edges: give edge_y and edge_split of Graph.from_edges")
+            raise InputError(f"{self.name} has no labels of edges: give edge_y of Graph.from_edges, or --edge-label")
         return self.edge_labels
 
     @property

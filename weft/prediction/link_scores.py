@@ -72,6 +72,8 @@ def read_pairs(source: Any, graph: Graph) -> Tensor:
     require_columns(table, columns, "--pairs")
     numbers = {name: number for number, name in enumerate(relations)}
     numbers |= {str(number): number for number in range(len(relations))}
+    short = [name.split("|")[1] for name in relations]
+    numbers |= {name: number for number, name in enumerate(short) if short.count(name) == 1}
     row, pairs, ids_of_range = 0, [torch.empty(0, 3, dtype=torch.int64)], IdsOfRange(graph)
     for part in table.parts(dict.fromkeys(columns, ID)):
         places = {column: f"{table.place}: column '{column}'" for column in columns}

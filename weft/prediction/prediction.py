@@ -16,7 +16,16 @@ from weft.comm import Group
 from weft.config.config import PLACEMENT_FIELDS, Config
 from weft.config.optimisations import Optimisations
 from weft.config.option import unknown_option
-from weft.data import EdgeLabels, Graph, GraphShape, as_asked, changed_data, forward_relations, with_inverse_relations
+from weft.data import (
+    EdgeLabels,
+    Graph,
+    GraphShape,
+    as_asked,
+    changed_data,
+    embedded_names,
+    forward_relations,
+    with_inverse_relations,
+)
 from weft.data.io.graph_parts import gather_parts
 from weft.data.tables.schema import EdgeColumns, Schema, VertexColumns, read_schema
 from weft.data.tables.table_graph import table_parts
@@ -425,7 +434,9 @@ def requested_part(model: nn.Module, what: str, layer: int | None) -> nn.Module:
         if layer is not None:
             raise InputError(f"--layer {layer} has no effect on {what}: leave it out, or use --what embeddings")
         if isinstance(model, LinkModel) and isinstance(model.decoder, Decoder):
-            raise InputError(f"--what {what}: a link prediction model has no classes: use --what embeddings")
+            raise InputError(
+                f"--what {what}: a link prediction model has no classes: use --top, --pairs or --what embeddings"
+            )
         return model
     if isinstance(model, LinkModel):
         model = model.encoder
@@ -481,7 +492,7 @@ def find_graph(saved: SavedModel, config: Config, graph: Graph | str | Path | No
             loaded = with_inverse_relations(loaded)
     if description.shape.featured_types:
         loaded = loaded.by_type()
-    check_same_widths(description.shape, loaded)
+    check_same_widths(description.shape, loaded, description.graph.get("embedded"))
     if graph is None:
         recorded = description.graph.get("data")
         if recorded is None and is_main_process():
@@ -512,7 +523,7 @@ def new_tables(
         vertices={} if vertices is None else {"": VertexColumns(table=vertices)}, edges={"": EdgeColumns(table=edges)}
     )
     if isinstance(graph, str | Path) and Path(graph).suffix == ".toml":
-        tables = read_schema(graph)
+        tables = read_schema(graph, labels=False)
     elif vertices is None and edges is None:
         return graph
     if graph is not None and (vertices is not None or edges is not None):
@@ -524,15 +535,16 @@ def new_tables(
     return Graph.of(gather_parts(table_parts(schema)))
 
 
-def check_same_widths(trained: GraphShape, graph: Graph) -> None:
+def check_same_widths(trained: GraphShape, graph: Graph, trained_names: str | None = None) -> None:
     """Check that a model can read a graph, which may have more vertices and edges than the training graph.
 
     Args:
         trained: Sizes of the training graph.
         graph: The graph to predict on.
+        trained_names: Digest of the names of the vertices without features in the training graph. None: no names.
 
     Raises:
-        InputError: The graph has another number of features, relations or embedded vertices.
+        InputError: The graph has another number of features or relations, or other vertices without features.
     """
     shape = GraphShape.of(graph)
     widths = {
@@ -547,6 +559,11 @@ def check_same_widths(trained: GraphShape, graph: Graph) -> None:
             raise InputError(
                 f"{graph.name} has {actual} {name}, and the run's graph had {expected}: the numbers must be equal"
             )
+    if trained_names is not None and trained_names != embedded_names(graph):
+        raise InputError(
+            f"{graph.name} has not the same vertices without features, in the same order, as the run's graph: the "
+            "model has a trained row for each, so give the same ones"
+        )
 
 
 def edges_to_predict(saved: SavedModel, graph: Graph) -> EdgeLabels:

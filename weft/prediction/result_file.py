@@ -102,13 +102,19 @@ def selected_rows(graph: Graph, vertex_type: str | None, ids: Any, *, of_vertice
         return None
     if not of_vertices:
         raise InputError("--vertex-type and --ids select vertices, but rows belong to edges: leave them out")
+    if vertex_type is not None and not graph.vertex_types:
+        raise InputError(f"--vertex-type {vertex_type}: {graph.name} has no vertex types: leave it out")
     of_type = range(graph.num_vertices) if vertex_type is None else graph.type_range(vertex_type)
     vertices = torch.arange(of_type.start, of_type.stop)  # original ids: --order keeps the ids of several types
     if ids is None:
         return vertices
     names = read_ids(ids) if isinstance(ids, str | Path) else list(ids)
     if graph.vertex_names is not None:
-        return torch.tensor(graph.vertex_names.find(names, vertices), dtype=torch.int64)
+        try:
+            return torch.tensor(graph.vertex_names.find(names, vertices), dtype=torch.int64)
+        except InputError as error:
+            several = " (if types share ids, give --vertex-type too)" if len(graph.vertex_types) > 1 else ""
+            raise InputError(f"--ids: {error}{several if vertex_type is None else ''}") from None
     rows = torch.tensor(names, dtype=torch.int64)
     if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= graph.num_vertices):
         raise InputError(f"--ids: vertices are numbered from 0 to {graph.num_vertices - 1}: correct the numbers")
@@ -249,7 +255,7 @@ class ResultFile:
         """Write the selected rows to a new file."""
         if self.path.suffix in TABLE_SUFFIXES:
             numbers = torch.arange(len(rows)) if selection is None else selection
-            blocks = (block for block, _ in row_blocks([], rows if selection is None else selection))
+            blocks = [block for block, _ in row_blocks([], rows if selection is None else selection)] or [slice(0)]
             write_columns((self._columns(rows, numbers[block]) for block in blocks), path, self.path.suffix)
             return
         assert selection is not None

@@ -433,6 +433,8 @@ def require_trainable(graph: GraphFields, *, features: bool = True, labels: bool
     if not labels:
         return
     if graph.y is None:
+        if graph.edge_labels is not None:
+            raise InputError(f"{graph.name} has labels of edges only: add --task edge")
         raise InputError(f"{graph.name} has no labels: add some, or --random-classes 16 to measure speed")
     if graph.train_mask is None or not graph.train_mask.any():
         state = "is missing" if graph.train_mask is None else "selects no vertex"

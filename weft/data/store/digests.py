@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from weft.data.checks.tensor_checks import LINKS, MASKS
 from weft.data.fields import GraphFields
+from weft.data.vertex_names import take_ids
 from weft.storage.unnamed_files import release
 
 CHUNK_BYTES = 1 << 22
 """Number of bytes hashed at once: few enough that a writer's data are still in the processor's cache."""
+NAMES_AT_ONCE = 1 << 16
+"""Number of names hashed at once."""
 FIELDS = ("edge_type", "edge_features", "x", "y", "ids", *MASKS, *LINKS)
 """Fields of a graph that are one array each. The edges have a fingerprint instead."""
 
@@ -56,6 +61,23 @@ def digest_of(array: Tensor) -> str:
     for part in flat.view(torch.uint8).split(CHUNK_BYTES):
         digest.update(part.numpy().data)
         release(part)
+    return digest.hexdigest()
+
+
+def embedded_names(graph: GraphFields) -> str | None:
+    """Return the digest of the names of the vertices without features, 64 hex digits; None if there are no such names.
+
+    A model has a trained row for each of these vertices.
+    """
+    if graph.vertex_names is None or graph.x is not None:
+        return None
+    digest, names = hashlib.sha256(), graph.vertex_names.ids
+    ranges = list(itertools.pairwise(graph.type_offsets)) or [(0, len(names))]
+    for vertex_type, bounds in zip(graph.vertex_types or ("",), ranges, strict=True):
+        if vertex_type not in graph.features:
+            for first in range(*bounds, NAMES_AT_ONCE):
+                part = take_ids(names, np.arange(first, min(first + NAMES_AT_ONCE, bounds[1])))
+                digest.update(json.dumps([str(name) for name in part.tolist()]).encode())
     return digest.hexdigest()
 
 

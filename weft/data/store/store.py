@@ -74,11 +74,7 @@ def new_store(folder: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
         InputError: If `folder` exists, unless it is a graph folder and `overwrite` is True.
     """
     folder = Path(folder).absolute()
-    if folder.exists() or folder.is_symlink():
-        if not is_store(folder):
-            raise InputError(f"{folder}: exists and is no graph folder: choose another folder")
-        if not overwrite:
-            raise InputError(f"{folder}: a graph folder exists already: choose another folder, or overwrite it")
+    check_new_store(folder, overwrite=overwrite)
     folder.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder.parent, PARTIAL)
     partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
@@ -95,6 +91,23 @@ def new_store(folder: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
         if isinstance(error, OSError) and error.filename is None:
             raise OSError(error.errno, error.strerror or str(error), str(folder)) from error
         raise
+
+
+def check_new_store(folder: Path, *, overwrite: bool) -> None:
+    """Check that a graph can be written to a folder.
+
+    Args:
+        folder: The folder.
+        overwrite: Replace a graph folder that exists.
+
+    Raises:
+        InputError: If `folder` exists, unless it is a graph folder and `overwrite` is True.
+    """
+    if folder.exists() or folder.is_symlink():
+        if not is_store(folder):
+            raise InputError(f"{folder}: exists and is no graph folder: choose another folder")
+        if not overwrite:
+            raise InputError(f"{folder}: a graph folder exists already: choose another one, or add --overwrite")
 
 
 def replace_folder(new: Path, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,8 +50,7 @@ def draft_schema(paths: Sequence[str | Path]) -> str:
         InputError: If a table cannot be read, two have the same name, or none refers to others.
     """
     tables = [
-        DraftTable(name=Path(path).name.split(".")[0], path=Path(path), table=open_table(path, str(path)))
-        for path in paths
+        DraftTable(name=name_of(Path(path)), path=Path(path), table=open_table(path, str(path))) for path in paths
     ]
     if len({table.name for table in tables}) < len(tables):
         raise InputError("two tables have the same file name: rename one, since it names the vertices")
@@ -67,7 +67,10 @@ def draft_schema(paths: Sequence[str | Path]) -> str:
             "no table refers to two keys of others, so none contains edges: give each table of vertices a column of "
             "ids, and the table of edges columns with the same ids"
         )
-    lines = ["# A draft: check it, choose the label, and import it with: weft data import FILE --out FOLDER"]
+    lines = [
+        "# A draft: check it, and import it with: weft data import FILE --out FOLDER",
+        '# To learn a label, say where it is, take it out of the features, and write here: predict = "NAME"',
+    ]
     for table in tables:
         if table not in edges:
             lines += ["", f"[vertices.{table.name}]", f"table = {quoted(table.path)}"]
@@ -81,8 +84,14 @@ def draft_schema(paths: Sequence[str | Path]) -> str:
             lines += ["", f"[edges.{name}]", f"table = {quoted(table.path)}"]
             for end, column in (("source", columns[0]), ("target", target)):
                 lines += [f"{end} = {quoted(f'{table.references[column]}.{column}')}"]
-            lines += features(table, {table.key, *columns}) if not number else []
+            lines += [] if number else features(table, {table.key, *columns})
+            lines += [] if number else [f"# label = {quoted(label)}" for label in possible_labels(table)]
     return "\n".join(lines) + "\n"
+
+
+def name_of(path: Path) -> str:
+    """Return the name of a table's vertices or edges, from its file's name, that TOML can have without quotes."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "_", path.name.split(".")[0]).strip("_") or "table"
 
 
 def find_key(table: DraftTable) -> None:
@@ -121,19 +130,20 @@ def refers(table: DraftTable, column: str, other: DraftTable) -> bool:
 
 
 def features(table: DraftTable, excluded: set[str | None]) -> list[str]:
-    """Return the line with the columns of a table that are no ids; none if there are no such columns.
+    """Return the line with the columns of a table that are no ids and not empty; none if there are no such columns.
 
     Args:
         table: The table.
         excluded: Columns of ids.
     """
-    names = [quoted(name) for name in table.table.columns if name not in excluded]
+    part = next(iter(table.table.parts(dict.fromkeys(table.table.columns, ANY))), {})
+    names = [quoted(name) for name, column in part.items() if name not in excluded and not column.missing.all()]
     return [f"features = [{', '.join(names)}]"] if names else []
 
 
 def possible_labels(table: DraftTable) -> list[str]:
     """Return the columns with a few different values in the first rows, which could be labels."""
-    names = [name for name in table.table.columns if name != table.key]
+    names = [name for name in table.table.columns if name != table.key and name not in table.references]
     part = next(iter(table.table.parts(dict.fromkeys(names, ANY))), {}) if names else {}
     labels = []
     for name, column in part.items():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.data.checks.tensor_checks import DataWarning
 from weft.data.tables.table import ColumnPart, InputTable, numbers_in
 from weft.data.tables.transforms import (
     CATEGORY_KINDS,
@@ -29,6 +31,8 @@ from weft.utils.errors import InputError
 
 RANK_SAMPLE = 1 << 17
 """Number of values from which the quantiles of `rank` are computed; of more values, a sample."""
+MOSTLY_DIFFERENT = 0.9
+"""Share of different texts in a column from which a warning says that they are no categories."""
 NUM_QUANTILES = 1001
 """Number of stored quantiles of `rank`."""
 
@@ -260,6 +264,7 @@ class CategoryFit:
     def __init__(self, kind: str, size: int, place: str) -> None:
         self._kind, self._size, self._place, self._collector = kind, size, place, NameCollector()
         self._dates = None if kind else DateFit()
+        self._share_of_different = 0.0  # of the first part
         self.has_values = False
 
     def add(self, part: ColumnPart, training: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -274,6 +279,8 @@ class CategoryFit:
         """
         texts, missing = categories_of(part)
         chosen = texts.take(np.flatnonzero(training & ~missing))
+        if not self.has_values and len(chosen):
+            self._share_of_different = len(np.unique(chosen.keys())) / len(chosen)
         self.has_values |= len(chosen) > 0
         if self._dates is not None:
             try:
@@ -291,6 +298,13 @@ class CategoryFit:
         if not self._kind:
             require_texts(self._collector.ids().tolist(), self._place)
         if self._kind == "hashed" or (not self._kind and self._collector.count > MAX_ONE_HOT):
+            if not self._kind and self._share_of_different > MOSTLY_DIFFERENT:
+                warnings.warn(
+                    f"{self._place}: nearly every text is different, so their hashes say little: leave the column out, "
+                    "or turn it into numbers or dates",
+                    DataWarning,
+                    stacklevel=5,
+                )
             return CategoryTransform(
                 kind="hashed",
                 reason=f"more than {MAX_ONE_HOT} different texts",

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from weft.data.checks.tensor_checks import located
+from weft.data.tables.table import open_table
 from weft.data.tables.transforms import Transform, transform_from
 from weft.utils.errors import InputError, check_word, readable, unknown
 from weft.utils.files.file_reading import MAX_JSON_BYTES, read_text
@@ -124,7 +126,7 @@ class Schema:
         return {
             "vertices": {name: columns_record(columns, ("id",)) for name, columns in self.vertices.items()},
             "edges": {
-                name: columns_record(columns, ("source", "target", "source_type", "target_type", "weight"))
+                name: columns_record(columns, ("source", "target", "source_type", "target_type", "weight", "split"))
                 for name, columns in self.edges.items()
             },
             "predict": self.predict,
@@ -166,6 +168,8 @@ class Schema:
     def with_tables(self, others: Schema) -> Schema:
         """Return the schema for other tables, with the meaning and the transforms of these columns.
 
+        A column of splits has the name that `others` gives, or else the same name as here if the table has it.
+
         Args:
             others: Schema whose tables, and whose columns with splits, to use.
 
@@ -175,14 +179,16 @@ class Schema:
         for section in ("vertices", "edges"):
             expected, actual = (getattr(schema, section) for schema in (self, others))
             if missing := [name for name in expected if name not in actual or actual[name].table is None]:
-                raise InputError(
-                    f"table of {section} {missing[0]}".rstrip() + " is missing: give all tables of the run"
-                )
+                remedy = "give a schema file (.toml) with all tables" if self.typed else "give --vertices and --edges"
+                raise InputError(f"table of {section} {missing[0]}".rstrip() + f" is missing: {remedy}")
             if more := [name for name in actual if name not in expected]:
                 raise unknown(f"table of {section}", more[0], expected)
 
         def moved(columns: Any, other: TableColumns) -> Any:
-            return replace(columns, table=other.table, split=other.split)
+            split = other.split
+            if columns.split and not split and columns.split in open_table(other.table, "table").columns:
+                split = columns.split
+            return replace(columns, table=other.table, split=split)
 
         return replace(
             self,
@@ -207,11 +213,12 @@ def fitted(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**values, "features": tuple(transform_from(record) for record in values["features"])}
 
 
-def read_schema(path: str | Path) -> Schema:
+def read_schema(path: str | Path, *, labels: bool = True) -> Schema:
     """Return the schema in a TOML file; paths of tables are relative to its folder. See docs/data.md.
 
     Args:
         path: The file.
+        labels: False: the tables need no labels, since a run predicts them; `predict` has no effect.
 
     Raises:
         InputError: If the file cannot be read, or contains an unknown name.
@@ -231,8 +238,9 @@ def read_schema(path: str | Path) -> Schema:
         raise InputError(f"{path}: vertices and edges are both named {both[0]}: rename one")
     for name, columns in tables["edges"].items():
         for end in (columns.source_type, columns.target_type):
-            check_word(f"{path}: [edges.{name}]: vertex type", end, types)
-    predict = labelled_table(content.get("predict"), tables, path)
+            with located(f"{path}: [edges.{name}]"):
+                check_word("vertex type", end, types)
+    predict = labelled_table(content.get("predict"), tables, path) if labels else ""
     edges = tables["edges"]
     return Schema(vertices=tables["vertices"], edges=edges, predict=predict, predicts_edges=predict in edges)
 
@@ -274,6 +282,8 @@ def read_columns(values: Mapping[str, Any], cls: type[Any], name: str, path: Pat
         return VertexColumns(**result)
     for end in ("source", "target"):
         vertex_type, dot, column = result.get(end, "").partition(".")
+        if end not in result:
+            raise InputError(f'{place}: {end} is missing: give the vertex type and the column, as "user.id"')
         if not dot:
             raise InputError(f'{place}: {end} = {values.get(end)!r}: give the vertex type and the column, as "user.id"')
         result |= {f"{end}_type": vertex_type, end: column}
@@ -298,7 +308,7 @@ def labelled_table(predict: Any, tables: Mapping[str, Mapping[str, Any]], path: 
             raise InputError(f'{path}: {" and ".join(labelled)} have labels: add predict = "{labelled[0]}"')
         return labelled[0] if labelled else ""
     if predict not in columns:
-        raise unknown(f"{path}: table of predict", str(predict), tuple(columns))
+        raise InputError(f"{path}: {unknown('table of predict', str(predict), tuple(columns))}")
     if predict not in labelled:
         raise InputError(f"{path}: {predict} has no label, but is to be predicted: correct predict, or add a label")
     if more := [name for name in labelled if name != predict]:

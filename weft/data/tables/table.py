@@ -9,6 +9,7 @@ import datetime
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from decimal import Decimal
 from numbers import Number
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -152,7 +153,11 @@ class ArrowTable:
                 )
                 for batch in batches:
                     if len(batch):
-                        yield {name: column_from_arrow(batch.column(name)) for name in columns}
+                        part = {}
+                        for name in columns:
+                            with located(f"{self.place}: column '{name}'"):
+                                part[name] = column_from_arrow(batch.column(name))
+                        yield part
                 pyarrow.default_memory_pool().release_unused()
             except pyarrow.ArrowInvalid as error:
                 if not (mistake := CSV_MISTAKE.search(str(error))):
@@ -289,7 +294,8 @@ def column_of(values: Any) -> Column:
     if getattr(getattr(values, "dtype", None), "tz", None) is not None:
         values = values.dt.tz_convert("UTC").dt.tz_localize(None)
     if hasattr(values, "isna") and values.dtype.kind in "biu" and values.isna().any():  # pandas' Int64 and its like
-        return Column(values.fillna(0).to_numpy(values.dtype.numpy_dtype), values.isna().to_numpy())
+        filled = values.fillna(False if values.dtype.kind == "b" else 0)
+        return Column(filled.to_numpy(values.dtype.numpy_dtype), values.isna().to_numpy())
     array = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
     masked = any_of_row(np.ma.getmaskarray(values)) if isinstance(values, np.ma.MaskedArray) else False
     if array.dtype.kind in "US":
@@ -306,6 +312,8 @@ def column_of(values: Any) -> Column:
     if any(isinstance(value, str) for value in present):
         return Column(array, missing)
     try:
+        if all(isinstance(value, Decimal) for value in present):
+            present = [int(value) if value == value.to_integral_value() else float(value) for value in present]
         numbers = times_of(present) if isinstance(present[0], datetime.date) else np.array(present)
         filled = np.zeros((len(array), *numbers.shape[1:]), numbers.dtype)
     except (ValueError, TypeError):  # rows of different lengths, or times among other values
@@ -510,6 +518,8 @@ def require_columns(table: InputTable, columns: Sequence[str], flag: str) -> Non
         InputError: If one is missing, or two columns have its name, or it is named twice.
     """
     for name in columns:
+        if name not in table.columns and len(table.columns) == 1 and ";" in table.columns[0]:
+            raise InputError(f"{table.place}: is separated by semicolons: save it with commas")
         if name not in table.columns:
             raise InputError(f"{table.place}: {unknown(f'column of {flag}', name, table.columns)}")
         if table.columns.count(name) > 1:

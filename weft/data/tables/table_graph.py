@@ -182,7 +182,7 @@ class GraphTables:
         listed = has_label(y) | held_out
         row, edges, features = 0, [], []
         relation = list(self.schema.edges).index(name)
-        for part in self._read_relation(name):
+        for part in self._read_relation(name, warns=False):
             chosen = listed[row : row + len(part.source)]
             row += len(part.source)
             part = part.select(chosen)
@@ -193,8 +193,13 @@ class GraphTables:
             edges=torch.cat(edges), y=y[listed], features=torch.cat(features) if features else None, **splits
         )
 
-    def _read_relation(self, name: str) -> Iterator[EdgesOfPart]:
-        """Yield all edges of a relation in parts, with the weights and features of its own table."""
+    def _read_relation(self, name: str, *, warns: bool = True) -> Iterator[EdgesOfPart]:
+        """Yield all edges of a relation in parts, with the weights and features of its own table.
+
+        Args:
+            name: Name of the relation.
+            warns: Warn about values that no training row has, and about numbers that become equal.
+        """
         columns, table = self.schema.edges[name], self.edge_tables[name]
         transforms = RowsOfColumns(table, transforms_of(columns))
         weights = RowsOfColumns(table, [weight_transform(columns.weight)] if columns.weight else [])
@@ -212,8 +217,9 @@ class GraphTables:
                 features=transforms.rows(part, row) if columns.features else None,
             )
             row += len(endpoints[0])
-        weights.warn()
-        transforms.warn()
+        if warns:
+            weights.warn()
+            transforms.warn()
 
 
 def check_vertex_columns(table: InputTable, columns: VertexColumns) -> None:
@@ -258,7 +264,12 @@ def check_labels(table: InputTable, columns: TableColumns) -> None:
     Raises:
         InputError: If it does not.
     """
-    require_columns(table, columns.label, "--label")
+    flag = "--edge-label" if isinstance(columns, EdgeColumns) else "--label"
+    require_columns(table, columns.label, flag)
+    names = {f if f in table.columns else f.rpartition(":")[0] for f in columns.features if isinstance(f, str)}
+    for meaning, answers in (("label", columns.label), ("split", (columns.split,))):
+        if leaked := [name for name in answers if name in names]:
+            raise InputError(f"{table.place}: column '{leaked[0]}' is the {meaning}: leave it out of the features")
     require_columns(table, [*filter(None, [columns.split])], "--split")
     require_columns(table, [*filter(None, [columns.split_time])], "--split-time")
 

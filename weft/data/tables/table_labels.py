@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -10,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.data.checks.tensor_checks import MASKS, cast, has_label, located, warn_whole_values
+from weft.data.checks.tensor_checks import MASKS, DataWarning, cast, has_label, located, warn_whole_values
 from weft.data.splits import SHARES, Masks, random_split, split_by_time
-from weft.data.tables.schema import TableColumns
+from weft.data.tables.schema import EdgeColumns, TableColumns
 from weft.data.tables.table import (
     LABEL,
     TEXT,
@@ -214,13 +215,31 @@ def read_masks(
     if columns.split and (shares is not None or columns.split_time):
         raise InputError(f"--split {columns.split} is a column: leave out --split-time, and fractions of a split")
     if columns.split:
-        return split_column(table, columns.split)
+        masks = split_column(table, columns.split)
+        return masks if y is None or isinstance(columns, EdgeColumns) else of_labelled(masks, y, table.place)
     if y is None and not columns.split_time and shares is None:
         return Masks()
     labelled = torch.ones(num_rows(table), dtype=torch.bool) if y is None else has_label(y)
     if columns.split_time:
         return split_by_time(read_time(table, columns.split_time), labelled, shares or SHARES)
     return random_split(labelled, seed, shares or SHARES)
+
+
+def of_labelled(masks: Masks, y: Tensor, place: str) -> Masks:
+    """Return splits without the vertices that have no label, with a warning (DataWarning) that counts them.
+
+    Args:
+        masks: Splits of all vertices.
+        y: Labels.
+        place: Name of the table in the warning.
+    """
+    labelled = has_label(y)
+    chosen = [torch.zeros_like(labelled) if mask is None else mask for mask in masks]
+    if count := int((torch.stack(chosen).any(0) & ~labelled).sum()):
+        warnings.warn(
+            f"{place}: {count} rows have a split, but no label: they are in no split", DataWarning, stacklevel=5
+        )
+    return Masks(*(mask & labelled for mask in chosen))
 
 
 def split_column(table: InputTable, name: str) -> Masks:

@@ -56,6 +56,8 @@ class TypeOfVertices:
         if len({isinstance(part, Texts) for part in parts}) > 1:
             raise InputError(f"{place}: contains numbers and texts: give all as text")
         ids = concatenate_ids(parts)
+        if not len(ids):
+            raise InputError(f"{table.place}: has no rows: give the vertices a table with one row each")
         return cls(count=len(ids), index=NameIndex(ids, place), ids=ids, column=columns.id)
 
     @classmethod
@@ -90,10 +92,14 @@ class TypeOfVertices:
         """
         if self.index is not None:
             vertices = self.index.find(ids)
-        elif isinstance(ids, Texts):
-            raise InputError(f"{place}: contains texts, but no --id is given: name the vertices' column of ids")
         else:
-            vertices = np.where((ids >= 0) & (ids < self.count), ids, -1)
+            try:
+                numbers = np.asarray(convert_ids_like(np.empty(0, np.int64), ids))
+            except InputError:
+                raise InputError(
+                    f"{place}: contains texts, but no --id is given: name the vertices' column of ids"
+                ) from None
+            vertices = np.where((numbers >= 0) & (numbers < self.count), numbers, -1)
         if (vertices < 0).any():
             unknown_id = int((vertices < 0).argmax())
             raise InputError(

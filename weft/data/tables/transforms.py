@@ -52,7 +52,8 @@ TRUTH = {"true": 1.0, "t": 1.0, "yes": 1.0, "y": 1.0, "1": 1.0, "false": 0.0, "f
 MICROSECONDS_PER_DAY = 86_400e6
 PERIODS = (365.2425, 7.0, 1.0)
 """Length in days of the periods of which `date` gives sine and cosine; the last only if dates have a time of day."""
-ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?)?Z?")
+ISO_DATE = re.compile(r"(\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?)?)(Z|[+-]\d\d:?\d\d)?")
+"""Text that is a date, or a time with or without a time zone."""
 
 
 class FeatureColumn(NamedTuple):
@@ -91,7 +92,8 @@ class FeatureColumn(NamedTuple):
     @property
     def read_as(self) -> str:
         """Kind of the column for `InputTable.parts`."""
-        return {**dict.fromkeys(NUMBER_KINDS, NUMBER), **dict.fromkeys(CATEGORY_KINDS, TEXT)}.get(self.kind, ANY)
+        kinds = {**dict.fromkeys(NUMBER_KINDS, NUMBER), **dict.fromkeys(CATEGORY_KINDS, TEXT), "bool": ANY}
+        return kinds.get(self.kind, ANY)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,7 +270,7 @@ def numbers_of_kind(kind: str, part: ColumnPart) -> tuple[NDArray[np.float64], N
     """
     missing = part.column.missing
     if kind == "raw":
-        part.refuse(missing, "is missing: fill it in, or leave out :raw, which then fills it in")
+        part.refuse(missing, "is missing: fill it in, or leave the column out")
     if missing.all():
         return np.zeros((len(missing), 1)), missing
     if kind == "bool" and isinstance(part.column.values, Texts):
@@ -304,21 +306,24 @@ def categories_of(part: ColumnPart) -> tuple[Texts, NDArray[np.bool_]]:
 
 
 def require_texts(texts: Sequence[str], place: str) -> None:
-    """Check that texts are not numbers with a few mistakes.
+    """Check that texts are not numbers or dates with a few mistakes.
 
     Args:
         texts: Distinct texts of a column.
         place: Table and column, for errors.
 
     Raises:
-        InputError: If some texts, but fewer than the others, are no numbers.
+        InputError: If some texts, but fewer than the others, are no numbers or no dates.
     """
-    odd = [text for text in texts if NUMBER_TEXT.fullmatch(text.encode()) is None]
-    if odd and 2 * len(odd) < len(texts):
-        raise InputError(
-            f"{place}: contains numbers and texts such as {odd[0][:MAX_SHOWN]!r}: correct them, or give a kind, "
-            "such as onehot for categories"
-        )
+    numbers = [text for text in texts if NUMBER_TEXT.fullmatch(text.encode()) is not None]
+    dates = [text for text in texts if ISO_DATE.fullmatch(text) is not None]
+    for kind, regular in (("numbers", numbers), ("dates", dates)):
+        if len(texts) / 2 < len(regular) < len(texts):
+            odd = next(text for text in texts if text not in regular)[:MAX_SHOWN]
+            raise InputError(
+                f"{place}: contains {kind} and texts such as {odd!r}: correct them, or give a kind, such as onehot for "
+                "categories"
+            )
 
 
 def days_of(part: ColumnPart) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
@@ -332,22 +337,33 @@ def days_of(part: ColumnPart) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     values, missing = part.column
     remedy = "write dates as 2026-11-28, or convert the column by pandas.to_datetime"
     if isinstance(values, Texts):
-        texts = values.tolist()
         missing = missing | (np.diff(values.offsets) == 0)
+        matches = [ISO_DATE.fullmatch(text) for text in values.tolist()]
+        part.refuse(np.array([match is None for match in matches], bool) & ~missing, f"is no date: {remedy}")
+        zones = [match[2] if match else None for match in matches]
         part.refuse(
-            np.array([ISO_DATE.fullmatch(text) is None for text in texts], bool) & ~missing, f"is no date: {remedy}"
+            np.array([(zone is None) == any(zones) for zone in zones], bool) & ~missing & any(zones),
+            "has no time zone, but other rows have one: give all the same",
         )
-        times = ["NaT" if absent else text.rstrip("Z") for text, absent in zip(texts, missing, strict=True)]
         try:
-            values = np.array(times, "datetime64[us]")
+            values = np.array([match[1] if match else "NaT" for match in matches], "datetime64[us]")
         except ValueError as error:  # such as a 31st of February
             raise InputError(f"{part.place}, rows from {part.first_row}: {error}: correct the date") from None
+        values = values - np.array([minutes_of(zone) for zone in zones], "timedelta64[m]")
     elif missing.all():
         values = np.zeros(len(missing), "datetime64[us]")
     elif values.dtype.kind != "M":
         raise InputError(f"{part.place}: contains {values.dtype}, no dates: {remedy}")
     days = values.astype("datetime64[us]").astype(np.int64) / MICROSECONDS_PER_DAY
     return np.where(missing, 0.0, days), missing
+
+
+def minutes_of(zone: str | None) -> int:
+    """Return by how many minutes a time zone such as +02:00 or Z is ahead of UTC; 0 for None."""
+    if zone is None or zone == "Z":
+        return 0
+    minutes = 60 * int(zone[1:3]) + int(zone[-2:])
+    return -minutes if zone[0] == "-" else minutes
 
 
 def with_flags(rows: NDArray[np.float32], missing: NDArray[np.bool_], *, flags_missing: bool) -> NDArray[np.float32]:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from weft.config.config import Config, is_imported
-from weft.data import GraphShape, TypedShape
+from weft.data import GraphShape, TypedShape, embedded_names
 from weft.data.store.store import schema_entry
 from weft.nn import Workload, row_dtype
 from weft.training.artifacts import checkpoint
@@ -40,7 +40,8 @@ class Description:
     """Widths and types of the graph, from which a built-in model is created."""
     graph: dict[str, Any]
     """Numbers of vertices and edges, the fingerprint of the edges, the digests of all other arrays (`data`), and the
-    record of the tables that the graph comes from (`schema`), if it comes from some."""
+    record of the tables that the graph comes from (`schema`), if it comes from some. `embedded` is the digest of the
+    names of vertices with a trained row, if they have names."""
     num_parameters: int
     """Number of elements of all parameters, with all rows of embeddings."""
     weft: str = version("weft")
@@ -71,6 +72,7 @@ class Description:
                 "fingerprint": graph.fingerprint,
                 "data": data,
                 **schema_entry(graph.schema),
+                **({} if (names := embedded_names(graph)) is None else {"embedded": names}),
             },
             num_parameters=sum(parameter.numel() for parameter in work.model.parameters()),
         )
