@@ -510,3 +510,20 @@ def test_a_draft_of_a_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["data", "schema", str(odd), *paths[1:3]]) == 0
     printed = capsys.readouterr().out
     assert "\n[vertices.my_users_1]\ntable = " in printed
+
+
+def test_info_of_a_graph_from_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_company(tmp_path)
+    (tmp_path / "e.toml").write_text(
+        SCHEMA.replace('predict = "user"', "").replace('label = "risk"\nsplit = "60,20,20"\n', "").replace(
+            "[edges.buys]", '[edges.buys]\nlabel = "user_id"'
+        )
+    )  # fmt: skip
+    assert main(["data", "import", str(tmp_path / "e.toml"), "--out", str(tmp_path / "g")]) == 0
+    capsys.readouterr()
+    assert main(["data", "info", str(tmp_path / "g")]) == 0
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert lines["features"] == "6 of user, 1 of item"
+    assert lines["train"] == "edges       54"
+    assert main(["train", str(tmp_path / "e.toml")]) == 2
+    assert "must become a graph first: weft data import" in capsys.readouterr().err

@@ -362,6 +362,7 @@ def _describe(graph: Graph) -> None:
     feature_type = ""
     if graph.x is not None and graph.x.itemsize == 2:
         feature_type = f" in {str(graph.x.dtype).removeprefix('torch.')}"
+    by_type = ", ".join(f"{x.shape[1]} of {name}" for name, x in graph.features.items())
     facts = {
         "name": graph.name,
         "vertices": f"{graph.num_vertices:,}",
@@ -373,13 +374,17 @@ def _describe(graph: Graph) -> None:
         "relations": len(graph.relations),
         "ids": "row numbers from 0" if graph.vertex_names is None else graph.vertex_names.column,
         "numbering": "original" if graph.ids is None else "reordered",
-        "features": f"{graph.num_features}{feature_type}",
+        "features": by_type or f"{graph.num_features}{feature_type}",
         "values" if graph.label_kind == "values" else "classes": f"{graph.num_classes}{multilabel}",
         "fingerprint": graph.fingerprint,
     }
     for split in ("train", "val", "test"):
         mask = getattr(graph, f"{split}_mask")
         facts[f"{split} vertices"] = "no split" if mask is None else f"{int(mask.sum()):,}"
+    if (labels := graph.edge_labels) is not None:
+        facts["edge labels"] = f"{labels.num_classes} classes" if labels.label_kind == "classes" else labels.label_kind
+        for split in ("train", "val", "test"):
+            facts[f"{split} edges"] = f"{int(getattr(labels, f'{split}_mask').sum()):,}"
     for split in ("val", "test") if graph.test_links is not None else ():
         links = getattr(graph, f"{split}_links")
         facts[f"{split} links"] = "none" if links is None else f"{len(links):,}"

@@ -197,6 +197,8 @@ def load_path(path: Path, seed: int, split: int, verify: bool | None) -> Graph:
         )
     if is_edge_list(path):
         return read_edges(path)
+    if suffix_of(path) == ".toml":
+        raise InputError(f"{path}: a schema of tables must become a graph first: weft data import {path} --out FOLDER")
     raise InputError(
         f"{path}: unknown kind of file '{suffix_of(path)}': give a graph folder, .npz, .npy, .txt, .csv or .tsv (or "
         ".gz), or import a table of edges by 'weft data import --edges'"
