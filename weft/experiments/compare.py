@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from torch import nn
 
@@ -14,6 +14,7 @@ from weft.config.config import Config
 from weft.data import Graph, GraphShape
 from weft.nn import Workload
 from weft.strategies import Plan, get_strategy
+from weft.training.arguments import CompareArguments
 from weft.training.artifacts.run_folder import new_folder
 from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, extract_functions
 from weft.training.flag_checks import refuse_foreign_flags, strategy_flags, without_foreign_flags
@@ -24,6 +25,7 @@ from weft.training.launch.torchrun import is_main_process, on_present_ranks, und
 from weft.training.progress import waiting
 from weft.training.rank import make_plan, make_workload, prepare_process
 from weft.training.run import Run, make_job, parse_call, prepared_graph, run_checked
+from weft.training.signature import listing
 from weft.training.tasks.task import requested_model, task_model
 from weft.utils.errors import InputError
 from weft.utils.files.jsonl import Recorder
@@ -36,6 +38,7 @@ Contenders = Sequence[str] | Mapping[str, Mapping[str, Any]]
 """Names of strategies; or, by any name, a mapping with `strategy` and other fields of the configuration."""
 
 
+@listing(CompareArguments)
 def compare(
     graph: Graph | str | Path,
     model: nn.Module | str = "gcn",
@@ -43,7 +46,7 @@ def compare(
     strategies: Contenders,
     out: str | Path | None = None,
     quiet: bool = False,
-    **options: Any,
+    **options: Unpack[CompareArguments],
 ) -> dict[str, Run]:
     """Train the same model on the same graph once per strategy.
 
@@ -73,8 +76,8 @@ def compare(
     incomplete = [name for name in strategies if isinstance(strategies, Mapping) and "strategy" not in strategies[name]]
     if incomplete:
         raise InputError(f"strategies: {incomplete[0]} has no field 'strategy': add it")
-    functions, options = extract_functions(options)
-    config, whole, module = parse_call(graph, model, options, "weft.compare")
+    functions, fields = extract_functions(options)
+    config, whole, module = parse_call(graph, model, fields, "weft.compare")
     return compare_as(config, strategies, Path(out) if out else None, whole, module, functions, quiet=quiet)
 
 
