@@ -567,13 +567,13 @@ def _compare(options: argparse.Namespace) -> int:
 def _sweep(options: argparse.Namespace) -> int:
     """Run `weft sweep`."""
     from weft import reporting
-    from weft.experiments.sweep import over_seeds, sweep
+    from weft.experiments.sweep import over_seeds, sweep_as
 
     values, out = _given_options(options), options.out or Path("runs") / options.sweep.stem
     _require_graph(values.get("graph"))
     _require_named(options, values.get("model", ""))
     with _named_by_files(options):
-        runs = sweep(values, out, quiet=options.quiet)
+        runs = sweep_as(values, out, quiet=options.quiet)
     points = over_seeds(runs)
     result = {"folder": str(out), "points": points}
     _print_result(options, [reporting.sweep_table(points)], f"records in {out}/sweep.jsonl", result)

@@ -12,6 +12,7 @@ from torch import nn
 
 from weft.config.config import Config
 from weft.data import Graph, GraphShape
+from weft.experiments.runs import Runs
 from weft.nn import Workload
 from weft.strategies import Plan, get_strategy
 from weft.training.arguments import CompareArguments
@@ -24,7 +25,7 @@ from weft.training.launch.processes import require_guard
 from weft.training.launch.torchrun import is_main_process, on_present_ranks, under_torchrun
 from weft.training.progress import waiting
 from weft.training.rank import make_plan, make_workload, prepare_process
-from weft.training.run import Run, make_job, parse_call, prepared_graph, run_checked
+from weft.training.run import make_job, parse_call, prepared_graph, run_checked
 from weft.training.signature import listing
 from weft.training.tasks.task import requested_model, task_model
 from weft.utils.errors import InputError
@@ -47,7 +48,7 @@ def compare(
     out: str | Path | None = None,
     quiet: bool = False,
     **options: Unpack[CompareArguments],
-) -> dict[str, Run]:
+) -> Runs:
     """Train the same model on the same graph once per strategy.
 
     Each run has its own processes, which import your script again, or uses the ranks of torchrun. `single` runs on one
@@ -90,7 +91,7 @@ def compare_as(
     functions: OwnFunctions = NO_FUNCTIONS,
     *,
     quiet: bool = False,
-) -> dict[str, Run]:
+) -> Runs:
     """Train once per strategy, as `compare`, with the options of a configuration.
 
     Args:
@@ -129,7 +130,7 @@ def compare_as(
     return run_all(contenders, out, graph, model, functions, quiet=quiet)
 
 
-def ablate(config: Config, out: Path | None = None, *, quiet: bool = False) -> dict[str, Run]:
+def ablate(config: Config, out: Path | None = None, *, quiet: bool = False) -> Runs:
     """Train with the parts of NeutronTP added one by one (NeutronTP, section 5.4, figure 11).
 
     The first run is vertex-parallel; the last two train the decoupled model.
@@ -171,7 +172,7 @@ def run_all(
     functions: OwnFunctions = NO_FUNCTIONS,
     *,
     quiet: bool = False,
-) -> dict[str, Run]:
+) -> Runs:
     """Train once per configuration into `out`/NAME, one run after the other, and write `out`/compare.jsonl.
 
     Each run has its own processes, even on one rank, so that its peak memory does not include earlier runs. Under
@@ -220,7 +221,7 @@ def run_all(
             plan.release()
         prepared[name] = work, plan
     out = out or new_folder(config.graph, "compare")
-    runs: dict[str, Run] = {}
+    runs = Runs()
     for name, job in jobs.items():
         prepare_process(job.config)
         runs[name] = run_checked(
