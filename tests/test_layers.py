@@ -290,6 +290,7 @@ def test_nothing_is_unpickled() -> None:
 
 IMPORTERS = {
     "__init__.py": 2,  # names of weft
+    "cli/extensions.py": 1,  # a module that --import names
     "training/launch/payload.py": 1,  # cloudpickle
     "training/tasks/task.py": 1,  # a model that the user has named, see tests/training/test_foreign_code.py
     "utils/optional_packages.py": 1,  # an extra of weft

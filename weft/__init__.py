@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from weft import nn, partition
+    from weft.cli.extensions import register
     from weft.config.config import Config
     from weft.data import Graph, load
     from weft.experiments.compare import ablate, compare
@@ -35,6 +36,7 @@ __all__ = [
     "place",
     "plan",
     "predict",
+    "register",
     "report",
     "runs",
     "sweep",
@@ -56,6 +58,7 @@ HOMES = {
     "plan": "weft.training",
     "Runs": "weft.experiments.runs",
     "predict": "weft.prediction.prediction",
+    "register": "weft.cli.extensions",
     "report": "weft.experiments.runs",
     "runs": "weft.experiments.runs",
     "sweep": "weft.experiments.sweep",

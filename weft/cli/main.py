@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from weft.cli.data import add_data_commands, import_graph
+from weft.cli.extensions import import_extension
 from weft.cli.parser import Parser, add_options, given_fields, integer, integers, parse_strategies
 from weft.config.config import MEMORY_REMEDY, PLACEMENT_FIELDS, Config, PartitionOptions, is_imported
 from weft.config.files import named_by, options_text, read_options, with_choices
@@ -104,6 +105,8 @@ def _main(arguments: Sequence[str] | None) -> int:
         if arguments is None and (code_of_child := _prepare_process(options)) is not None:
             return code_of_child
         with refusing_exit():
+            for name in getattr(options, "imports", ()):
+                import_extension(name)
             return int(options.command(options)) or _report_lost_output(options)
     except InputError as error:
         code, text = 2, str(error)
@@ -334,6 +337,7 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("predict", help="write predictions or embeddings for every vertex of a graph")
     command.add_argument("run", type=Path, help="folder of the run")
+    _add_import(command)
     command.add_argument(
         "graph", nargs="?", help="another graph, or a schema of new tables (.toml) (default: the run's graph)"
     )
@@ -385,6 +389,7 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(command=_report)
 
     command = commands.add_parser("partition", help="partition a graph's vertices")
+    _add_import(command)
     add_options(command, only=("graph", "order"))
     command.add_argument("--parts", type=integer, required=True, metavar="X", help="number of parts")
     command.add_argument(
@@ -401,8 +406,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_import(command: argparse.ArgumentParser) -> None:
+    """Add --import to a command."""
+    text = "first import MODULE, which registers strategies, losses, metrics, partition methods or datasets"
+    command.add_argument("--import", action="append", default=[], dest="imports", metavar="MODULE", help=text)
+
+
 def _add_config(command: argparse.ArgumentParser) -> None:
-    """Add --config to a command."""
+    """Add --config and --import to a command."""
+    _add_import(command)
     command.add_argument(
         "--config", type=Path, metavar="FILE", help="read options from FILE (see weft config); flags override it"
     )

@@ -16,6 +16,7 @@ from weft.utils.files.migrate import FORMER_OPTIONS
 
 COMMAND_FLAGS = (
     "--config",
+    "--import",
     "--out",
     "--resume",
     "--strategies",

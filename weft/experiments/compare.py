@@ -17,7 +17,7 @@ from weft.nn import Workload
 from weft.strategies import Plan, get_strategy
 from weft.training.arguments import CompareArguments
 from weft.training.artifacts.run_folder import new_folder
-from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, extract_functions
+from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, extract_functions, with_registered
 from weft.training.flag_checks import refuse_foreign_flags, strategy_flags, without_foreign_flags
 from weft.training.input_checks import check
 from weft.training.launch.joined_ranks import make_on_all_ranks
@@ -201,6 +201,7 @@ def run_all(
         raise InputError(f"--out {out} is not empty: choose another folder")
     contenders = {name: on_present_ranks(contender) for name, contender in contenders.items()}
     config, launched = next(iter(contenders.values())), not under_torchrun()
+    functions = with_registered(functions, config)
     jobs = {
         name: make_job(contender, graph, model, functions, out=None, quiet=quiet, name=name)
         for name, contender in contenders.items()

@@ -23,7 +23,7 @@ from weft.training.arguments import TrainArguments
 from weft.training.artifacts.checkpoint import Checkpoint
 from weft.training.artifacts.run_folder import RunFolder, new_folder
 from weft.training.artifacts.saved_model import load_model, no_run
-from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, extract_functions
+from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, extract_functions, with_registered
 from weft.training.flag_checks import (
     fields_unused_by_functions,
     fields_unused_by_module,
@@ -274,6 +274,7 @@ def run(
         work = load_workload(any_strategy, graph, model, quiet=quiet)
         config, estimate = resolve_strategy(config, work, plan)
     refuse_foreign_flags(config)
+    functions = with_registered(functions, config)
     job = replace(
         make_job(config, graph, model, functions, out=out, resume=resume, quiet=quiet, name=name), estimate=estimate
     )
