@@ -18,6 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from weft.cli.completion import SHELLS, completion_script
 from weft.cli.data import add_data_commands, import_graph
 from weft.cli.extensions import import_extension
 from weft.cli.parser import Parser, add_options, given_fields, integer, integers, parse_strategies
@@ -335,6 +336,12 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--json", action="store_true", help="print one JSON object")
     command.set_defaults(command=_doctor)
 
+    command = commands.add_parser(
+        "completion", help="print a script that lets a shell complete commands, flags and values"
+    )
+    command.add_argument("shell", choices=SHELLS, help="bash or zsh")
+    command.set_defaults(command=_completion)
+
     command = commands.add_parser("predict", help="write predictions or embeddings for every vertex of a graph")
     command.add_argument("run", type=Path, help="folder of the run")
     _add_import(command)
@@ -637,6 +644,18 @@ def _doctor(options: argparse.Namespace) -> int:
     findings = doctor.diagnose()
     print(json.dumps(doctor.record(findings)) if options.json else doctor.report(findings))
     return 0 if doctor.works(findings) else 1
+
+
+def _completion(options: argparse.Namespace) -> int:
+    """Run `weft completion`."""
+    from weft.nn.models.model_zoo import EMBEDDING_MODELS, MODELS, RELATIONAL
+    from weft.partition import METHODS
+    from weft.strategies import STRATEGIES
+
+    models = [*MODELS, *RELATIONAL, *EMBEDDING_MODELS]
+    names = {"model": models, "strategy": [*STRATEGIES], "partition": [*METHODS], "method": [*METHODS]}
+    print(completion_script(_parser(), options.shell, names), end="")
+    return 0
 
 
 def _predict(options: argparse.Namespace) -> int:
