@@ -34,7 +34,7 @@ def script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
         ("weft partition --method bal", ["balanced"]),
         ("weft completion ", ["bash", "zsh"]),
         ("weft train ", []),  # a file
-        ("weft trian --ep", []),
+        ("weft nothing --ep", []),
     ],
 )
 def test_bash_completes(line: str, completions: list[str], script: Path) -> None:
