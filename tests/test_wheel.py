@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+import yaml
 
 from tests import wheel
 
@@ -56,3 +58,37 @@ def test_licence_version_and_size(
         f"METADATA is not of version {wheel.version()}",
         f"it has {path.stat().st_size:,} bytes, more than 100",
     ]
+
+
+def test_what_prevents_a_release(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[project]\nversion = "1.2.3"\n')
+    (tmp_path / "SECURITY.md").write_text("Write to security@weft.org.\n")
+    changes = tmp_path / "CHANGELOG.md"
+    changes.write_text("# Changelog\n\n## 1.2.3\n\nThe date.\n\n## 1.2.2\n\nIt has not been released.\n")
+    assert wheel.obstacles("v1.2.3", tmp_path) == []
+    assert wheel.obstacles("v1.2.4", tmp_path) == ["the tag v1.2.4 is not that of version 1.2.3 in pyproject.toml"]
+    changes.write_text("# Changelog\n\n## 1.2.3\n\nIt has not been released yet.\n")
+    (tmp_path / "SECURITY.md").write_text("Write to security@weft.example.\n")
+    assert wheel.obstacles("v1.2.3", tmp_path) == [
+        "CHANGELOG.md does not say that 1.2.3 is released",
+        "SECURITY.md has the placeholder weft.example in place of an address",
+    ]
+
+
+def test_this_version_is_not_released_by_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    """Remove this test with the placeholders."""
+    assert wheel.main(["--release", f"v{wheel.version()}"]) == 1
+    assert "placeholder weft.example" in capsys.readouterr().err
+
+
+def test_the_workflow_and_the_image() -> None:
+    """Neither GitHub nor Docker runs here: the files name scripts that exist, and an image is no root's."""
+    jobs = yaml.safe_load((wheel.ROOT / ".github/workflows/release.yml").read_text())["jobs"]
+    assert jobs["publish"]["needs"] == ["check", "wheels", "sources"]
+    assert jobs["check"]["if"] == "github.event_name == 'push'"  # so `publish` is skipped on a pull request, too
+    scripts = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    for script in scripts:
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    image = (wheel.ROOT / "Dockerfile").read_text().splitlines()
+    assert image.index("USER weft") < image.index('ENTRYPOINT ["weft"]')
+    assert any(line.startswith("HEALTHCHECK") and line.endswith('CMD ["weft", "doctor"]') for line in image)

@@ -1,6 +1,7 @@
 """Check the contents of a wheel, and that it works without other packages: `make wheel`, and cibuildwheel's test.
 
 python tests/wheel.py FILE      print what is wrong with the contents of a wheel
+python tests/wheel.py --release TAG     print what prevents a release under this tag
 python tests/wheel.py           train with this Python's installed weft in an empty folder, without a compiler on PATH
 """
 
@@ -17,6 +18,8 @@ from pathlib import Path
 from zipfile import ZipFile
 
 ROOT = Path(__file__).parent.parent
+PLACEHOLDER = "weft.example"
+"""Domain in pyproject.toml and SECURITY.md until weft has an address."""
 MOST_BYTES = 8 << 20
 NATIVE = r"weft/_native\.(cpython-3\d+-\w+-linux-gnu|abi3)\.so"
 HEAP = "weft/_heap.so"
@@ -72,6 +75,22 @@ def check(path: Path) -> list[str]:
     return faults(names, path.stat().st_size, metadata)
 
 
+def obstacles(tag: str, root: Path = ROOT) -> list[str]:
+    """Return what prevents a release under a tag.
+
+    Args:
+        tag: The tag, such as v0.1.0.
+        root: Root of the repository.
+    """
+    number = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
+    entry = re.search(rf"^## {re.escape(number)}\n(.*?)(?=^## |\Z)", (root / "CHANGELOG.md").read_text(), re.M | re.S)
+    problems = [] if tag == f"v{number}" else [f"the tag {tag} is not that of version {number} in pyproject.toml"]
+    if entry is None or "not been released" in entry[1]:
+        problems.append(f"CHANGELOG.md does not say that {number} is released")
+    files = [name for name in ("pyproject.toml", "SECURITY.md") if PLACEHOLDER in (root / name).read_text()]
+    return problems + [f"{name} has the placeholder {PLACEHOLDER} in place of an address" for name in files]
+
+
 def use(folder: Path) -> None:
     """Train and predict with the commands of this Python's environment; raise an error if one fails."""
     programs = Path(sys.executable).parent
@@ -99,9 +118,9 @@ def main(arguments: list[str]) -> int:
         with tempfile.TemporaryDirectory(prefix="weft-wheel-") as folder:
             use(Path(os.path.realpath(folder)))
         return 0
-    problems = check(Path(arguments[0]))
+    problems = obstacles(arguments[1]) if arguments[0] == "--release" else check(Path(arguments[0]))
     for fault in problems:
-        print(f"{arguments[0]}: {fault}", file=sys.stderr)
+        print(f"{arguments[-1]}: {fault}", file=sys.stderr)
     return int(bool(problems))
 
 

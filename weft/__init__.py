@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from weft import nn, partition
+    from weft.cli.extensions import register
     from weft.config.config import Config
     from weft.data import Graph, load
     from weft.experiments.compare import ablate, compare
+    from weft.experiments.runs import Runs, report, runs
+    from weft.experiments.sweep import sweep
     from weft.prediction.prediction import predict
     from weft.training import PlacedModel, Run, load_model, place, plan, train
     from weft.utils.errors import InputError, RunError
@@ -22,6 +25,7 @@ __all__ = [
     "PlacedModel",
     "Run",
     "RunError",
+    "Runs",
     "__version__",
     "ablate",
     "compare",
@@ -32,6 +36,10 @@ __all__ = [
     "place",
     "plan",
     "predict",
+    "register",
+    "report",
+    "runs",
+    "sweep",
     "train",
 ]
 
@@ -48,7 +56,12 @@ HOMES = {
     "load_model": "weft.training",
     "place": "weft.training",
     "plan": "weft.training",
+    "Runs": "weft.experiments.runs",
     "predict": "weft.prediction.prediction",
+    "register": "weft.cli.extensions",
+    "report": "weft.experiments.runs",
+    "runs": "weft.experiments.runs",
+    "sweep": "weft.experiments.sweep",
     "train": "weft.training",
 }
 

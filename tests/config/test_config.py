@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from weft.config.config import Config
+from weft.config.familiar import FAMILIAR_OPTIONS, SYNONYMS
 from weft.utils.errors import InputError, RunError
 from weft.utils.files import jsonl
 from weft.utils.files.jsonl import Recorder
@@ -47,6 +48,28 @@ def test_refuses(options: dict[str, Any], message: str) -> None:
 def test_names_the_nearest_option() -> None:
     with pytest.raises(InputError, match=r"run\.toml: unknown option 'layer': did you mean 'layers'"):
         Config.from_dict({"layer": 3}, "run.toml")
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("learning_rate", "use lr"),
+        ("early_stopping", "use patience"),
+        ("num_epochs", "use epochs"),
+        ("gpus", "use workers and device"),
+        ("output_dir", "choose one of "),  # `out` is an argument, but not an option of a file
+    ],
+)
+def test_names_the_option_for_a_familiar_name(name: str, advice: str) -> None:
+    with pytest.raises(InputError, match=f"^weft.train: unknown option '{name}': {advice}"):
+        Config.from_dict({name: 1}, "weft.train")
+
+
+def test_familiar_names_lead_to_options_and_are_none() -> None:
+    names = {spec.name for spec in dataclasses.fields(Config)} | {"out", "resume", "quiet"}
+    assert {option for options in FAMILIAR_OPTIONS.values() for option in options} <= names
+    assert names.isdisjoint(FAMILIAR_OPTIONS)
+    assert len(FAMILIAR_OPTIONS) == sum(len(synonyms.split()) for synonyms in SYNONYMS.values())
 
 
 def test_changed_lists_only_options_that_affect_results() -> None:

@@ -61,3 +61,25 @@ def test_a_long_message_is_cut() -> None:
 def test_other_exceptions_are_not_converted(raised: BaseException) -> None:
     with pytest.raises(type(raised)), readable("g", "save it again"):
         raise raised
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("--batch-size 0: give at least 1", "batch_size 0: give at least 1"),
+        ("unknown --order 'dfs': did you mean 'bfs'?", "unknown order 'dfs': did you mean 'bfs'?"),
+        (
+            "chunks has no effect: leave it out, or give --strategy tensor",
+            "chunks has no effect: leave it out, or give strategy tensor",
+        ),
+        (
+            "start it with torchrun --nproc-per-node 2: --workers has 2",
+            "start it with torchrun --nproc-per-node 2: workers has 2",
+        ),
+        ("weft plan cora --workers 2: --hosts 3", "weft plan cora --workers 2: hosts 3"),
+        ("a -- b, x--y and pip install --upgrade x", "a -- b, x--y and pip install --upgrade x"),
+    ],
+)
+def test_a_notebook_shows_one_line_with_arguments(text: str, shown: str) -> None:
+    assert InputError(text)._render_traceback_() == [f"weft: {shown}"]
+    assert str(InputError(text)) == text

@@ -18,7 +18,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from weft.cli.completion import SHELLS, completion_script
 from weft.cli.data import add_data_commands, import_graph
+from weft.cli.extensions import import_extension
 from weft.cli.parser import Parser, add_options, given_fields, integer, integers, parse_strategies
 from weft.config.config import MEMORY_REMEDY, PLACEMENT_FIELDS, Config, PartitionOptions, is_imported
 from weft.config.files import named_by, options_text, read_options, with_choices
@@ -104,6 +106,8 @@ def _main(arguments: Sequence[str] | None) -> int:
         if arguments is None and (code_of_child := _prepare_process(options)) is not None:
             return code_of_child
         with refusing_exit():
+            for name in getattr(options, "imports", ()):
+                import_extension(name)
             return int(options.command(options)) or _report_lost_output(options)
     except InputError as error:
         code, text = 2, str(error)
@@ -335,8 +339,15 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--json", action="store_true", help="print one JSON object")
     command.set_defaults(command=_doctor)
 
+    command = commands.add_parser(
+        "completion", help="print a script that lets a shell complete commands, flags and values"
+    )
+    command.add_argument("shell", choices=SHELLS, help="bash or zsh")
+    command.set_defaults(command=_completion)
+
     command = commands.add_parser("predict", help="write predictions or embeddings for every vertex of a graph")
     command.add_argument("run", type=Path, help="folder of the run")
+    _add_import(command)
     command.add_argument(
         "graph", nargs="?", help="another graph, or a schema of new tables (.toml) (default: the run's graph)"
     )
@@ -388,6 +399,7 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(command=_report)
 
     command = commands.add_parser("partition", help="partition a graph's vertices")
+    _add_import(command)
     add_options(command, only=("graph", "order"))
     command.add_argument("--parts", type=integer, required=True, metavar="X", help="number of parts")
     command.add_argument(
@@ -404,8 +416,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_import(command: argparse.ArgumentParser) -> None:
+    """Add --import to a command."""
+    text = "first import MODULE, which registers strategies, losses, metrics, partition methods or datasets"
+    command.add_argument("--import", action="append", default=[], dest="imports", metavar="MODULE", help=text)
+
+
 def _add_config(command: argparse.ArgumentParser) -> None:
-    """Add --config to a command."""
+    """Add --config and --import to a command."""
+    _add_import(command)
     command.add_argument(
         "--config", type=Path, metavar="FILE", help="read options from FILE (see weft config); flags override it"
     )
@@ -570,13 +589,13 @@ def _compare(options: argparse.Namespace) -> int:
 def _sweep(options: argparse.Namespace) -> int:
     """Run `weft sweep`."""
     from weft import reporting
-    from weft.experiments.sweep import over_seeds, sweep
+    from weft.experiments.sweep import over_seeds, sweep_as
 
     values, out = _given_options(options), options.out or Path("runs") / options.sweep.stem
     _require_graph(values.get("graph"))
     _require_named(options, values.get("model", ""))
     with _named_by_files(options):
-        runs = sweep(values, out, quiet=options.quiet)
+        runs = sweep_as(values, out, quiet=options.quiet)
     points = over_seeds(runs)
     result = {"folder": str(out), "points": points}
     _print_result(options, [reporting.sweep_table(points)], f"records in {out}/sweep.jsonl", result)
@@ -628,6 +647,18 @@ def _doctor(options: argparse.Namespace) -> int:
     findings = doctor.diagnose()
     print(json.dumps(doctor.record(findings)) if options.json else doctor.report(findings))
     return 0 if doctor.works(findings) else 1
+
+
+def _completion(options: argparse.Namespace) -> int:
+    """Run `weft completion`."""
+    from weft.nn.models.model_zoo import EMBEDDING_MODELS, MODELS, RELATIONAL
+    from weft.partition import METHODS
+    from weft.strategies import STRATEGIES
+
+    models = [*MODELS, *RELATIONAL, *EMBEDDING_MODELS]
+    names = {"model": models, "strategy": [*STRATEGIES], "partition": [*METHODS], "method": [*METHODS]}
+    print(completion_script(_parser(), options.shell, names), end="")
+    return 0
 
 
 def _predict(options: argparse.Namespace) -> int:

@@ -9,12 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from weft.config.config import Config, PartitionOptions
+from weft.config.familiar import FAMILIAR_COMMANDS, options_for
 from weft.config.option import help_text
 from weft.utils.errors import InputError, nearest
 from weft.utils.files.migrate import FORMER_OPTIONS
 
 COMMAND_FLAGS = (
     "--config",
+    "--import",
     "--out",
     "--resume",
     "--strategies",
@@ -45,13 +47,17 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise InputError for refused arguments, with a hint for misspelt commands and former or misplaced flags."""
         command = re.match(r"argument \S+: invalid choice: '(.+)' \(choose from (.+)\)", message)
-        if command and (near := nearest(command[1], re.findall(r"[\w-]+", command[2]))):
+        if command and command[1] in FAMILIAR_COMMANDS:
+            message = f"unknown command {command[1]}: {FAMILIAR_COMMANDS[command[1]]}"
+        elif command and (near := nearest(command[1], re.findall(r"[\w-]+", command[2]))):
             message = f"unknown command {command[1]}: did you mean {near}?"
         flag = re.match(r"unrecognized arguments: (--[\w-]+)", message)
         if flag and (former := FORMER_OPTIONS.get(flag[1].removeprefix("--"))):
             message = f"{flag[1]} is now --{former}"
         elif flag and flag[1] in _flags():
             message = f"{flag[1]} has no effect here: leave it out"
+        elif flag and (options := options_for(flag[1].removeprefix("--"))):
+            message = f"unknown flag {flag[1]}: use {' and '.join(map(flag_of, options))}"
         elif flag and (near := nearest(flag[1], _flags())):
             message = f"unknown flag {flag[1]}: did you mean {near}?"
         raise InputError(f"{message} (see {self.prog} --help)")
@@ -60,7 +66,12 @@ class Parser(argparse.ArgumentParser):
 def _flags() -> list[str]:
     """Return the flags of all commands."""
     fields = (*dataclasses.fields(Config), *dataclasses.fields(PartitionOptions))
-    return [*COMMAND_FLAGS, *("--" + spec.name.replace("_", "-") for spec in fields)]
+    return [*COMMAND_FLAGS, *(flag_of(spec.name) for spec in fields)]
+
+
+def flag_of(name: str) -> str:
+    """Return the flag of a field."""
+    return "--" + name.replace("_", "-")
 
 
 def integer(text: str) -> int:
@@ -113,7 +124,7 @@ def add_options(
         section = spec.metadata["section"]
         if section not in groups:
             groups[section] = parser.add_argument_group(section)
-        flag = "--" + spec.name.replace("_", "-")
+        flag = flag_of(spec.name)
         text = f"{help_text(spec)} (default: {'none' if spec.default == '' else spec.default})".replace("%", "%%")
         if isinstance(spec.default, bool):
             action = argparse.BooleanOptionalAction

@@ -230,8 +230,8 @@ class PlacementOptions:
     partition: str = strategy_option(
         "",
         "communicated, cached, hybrid, stale, offload, pipeline, split, sampled: assignment of vertices to "
-        "ranks: a method of weft partition, or the file of a partition book; none: balanced for pipeline, metis "
-        "weighted by pre-sampled batches for split, else range",
+        "ranks: a method of weft partition, the file of a partition book, or an array of parts (.npy); none: balanced "
+        "for pipeline, metis weighted by pre-sampled batches for split, else range",
     )
     machine: str = strategy_option(
         "",

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import field
 from typing import Any
 
+from weft.config.familiar import options_for
 from weft.utils.errors import InputError, unknown
 from weft.utils.files.migrate import FORMER_OPTIMISATIONS, FORMER_OPTIONS
 from weft.utils.units import parse_bytes
@@ -117,7 +118,7 @@ def bytes_of(amount: int | str, flag: str) -> int | None:
 
 
 def unknown_option(name: str, names: Collection[str], what: str = "option") -> InputError:
-    """Return the error for an option that does not exist, with its new name if it was renamed.
+    """Return the error for an option that does not exist, with its new name, or weft's name for it, if there is one.
 
     Args:
         name: The name.
@@ -125,4 +126,6 @@ def unknown_option(name: str, names: Collection[str], what: str = "option") -> I
         what: Kind of thing that the name should be.
     """
     today = FORMER_OPTIONS.get(name)
+    if (options := options_for(name)) and set(options) <= set(names):
+        return InputError(f"unknown {what} '{name}': use {' and '.join(options)}")
     return InputError(f"{name} is now called {today}") if today in names else unknown(what, name, names)

@@ -6,16 +6,18 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from torch import nn
 
 from weft.config.config import Config
 from weft.data import Graph, GraphShape
+from weft.experiments.runs import Runs
 from weft.nn import Workload
 from weft.strategies import Plan, get_strategy
+from weft.training.arguments import CompareArguments
 from weft.training.artifacts.run_folder import new_folder
-from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, extract_functions
+from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, extract_functions, with_registered
 from weft.training.flag_checks import refuse_foreign_flags, strategy_flags, without_foreign_flags
 from weft.training.input_checks import check
 from weft.training.launch.joined_ranks import make_on_all_ranks
@@ -23,7 +25,8 @@ from weft.training.launch.processes import require_guard
 from weft.training.launch.torchrun import is_main_process, on_present_ranks, under_torchrun
 from weft.training.progress import waiting
 from weft.training.rank import make_plan, make_workload, prepare_process
-from weft.training.run import Run, make_job, parse_call, prepared_graph, run_checked
+from weft.training.run import make_job, parse_call, prepared_graph, run_checked
+from weft.training.signature import listing
 from weft.training.tasks.task import requested_model, task_model
 from weft.utils.errors import InputError
 from weft.utils.files.jsonl import Recorder
@@ -36,6 +39,7 @@ Contenders = Sequence[str] | Mapping[str, Mapping[str, Any]]
 """Names of strategies; or, by any name, a mapping with `strategy` and other fields of the configuration."""
 
 
+@listing(CompareArguments)
 def compare(
     graph: Graph | str | Path,
     model: nn.Module | str = "gcn",
@@ -43,8 +47,8 @@ def compare(
     strategies: Contenders,
     out: str | Path | None = None,
     quiet: bool = False,
-    **options: Any,
-) -> dict[str, Run]:
+    **options: Unpack[CompareArguments],
+) -> Runs:
     """Train the same model on the same graph once per strategy.
 
     Each run has its own processes, which import your script again, or uses the ranks of torchrun. `single` runs on one
@@ -73,8 +77,8 @@ def compare(
     incomplete = [name for name in strategies if isinstance(strategies, Mapping) and "strategy" not in strategies[name]]
     if incomplete:
         raise InputError(f"strategies: {incomplete[0]} has no field 'strategy': add it")
-    functions, options = extract_functions(options)
-    config, whole, module = parse_call(graph, model, options, "weft.compare")
+    functions, fields = extract_functions(options)
+    config, whole, module = parse_call(graph, model, fields, "weft.compare")
     return compare_as(config, strategies, Path(out) if out else None, whole, module, functions, quiet=quiet)
 
 
@@ -87,7 +91,7 @@ def compare_as(
     functions: OwnFunctions = NO_FUNCTIONS,
     *,
     quiet: bool = False,
-) -> dict[str, Run]:
+) -> Runs:
     """Train once per strategy, as `compare`, with the options of a configuration.
 
     Args:
@@ -126,7 +130,7 @@ def compare_as(
     return run_all(contenders, out, graph, model, functions, quiet=quiet)
 
 
-def ablate(config: Config, out: Path | None = None, *, quiet: bool = False) -> dict[str, Run]:
+def ablate(config: Config, out: Path | None = None, *, quiet: bool = False) -> Runs:
     """Train with the parts of NeutronTP added one by one (NeutronTP, section 5.4, figure 11).
 
     The first run is vertex-parallel; the last two train the decoupled model.
@@ -168,7 +172,7 @@ def run_all(
     functions: OwnFunctions = NO_FUNCTIONS,
     *,
     quiet: bool = False,
-) -> dict[str, Run]:
+) -> Runs:
     """Train once per configuration into `out`/NAME, one run after the other, and write `out`/compare.jsonl.
 
     Each run has its own processes, even on one rank, so that its peak memory does not include earlier runs. Under
@@ -197,6 +201,7 @@ def run_all(
         raise InputError(f"--out {out} is not empty: choose another folder")
     contenders = {name: on_present_ranks(contender) for name, contender in contenders.items()}
     config, launched = next(iter(contenders.values())), not under_torchrun()
+    functions = with_registered(functions, config)
     jobs = {
         name: make_job(contender, graph, model, functions, out=None, quiet=quiet, name=name)
         for name, contender in contenders.items()
@@ -217,7 +222,7 @@ def run_all(
             plan.release()
         prepared[name] = work, plan
     out = out or new_folder(config.graph, "compare")
-    runs: dict[str, Run] = {}
+    runs = Runs()
     for name, job in jobs.items():
         prepare_process(job.config)
         runs[name] = run_checked(

@@ -6,15 +6,18 @@ import itertools
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from weft.config.config import Config
+from weft.config.option import unknown_option
+from weft.experiments.runs import Runs
 from weft.training.artifacts.run_folder import RunFolder
 from weft.training.flag_checks import refuse_foreign_flags
+from weft.training.launch.processes import require_guard
 from weft.training.launch.torchrun import under_torchrun
-from weft.training.run import run
+from weft.training.run import Run, run
 from weft.utils.errors import InputError, RunError, Stopped
 from weft.utils.files.jsonl import Recorder
 from weft.utils.terminal import print_message
@@ -34,7 +37,44 @@ class SweepRun:
     """Reason why the run failed. Empty: it did not."""
 
 
-def sweep(values: Mapping[str, Any], out: Path, *, quiet: bool = False) -> list[SweepRun]:
+def sweep(
+    graph: str | Path,
+    model: str | Sequence[str] = "gcn",
+    *,
+    out: str | Path = "runs/sweep",
+    quiet: bool = False,
+    **options: Any,
+) -> Runs:
+    """Train once for each combination of options, each in its own folder and processes.
+
+    A finished run is not repeated and a stopped one is resumed, so the same call continues a sweep. A run that fails
+    prints a line and does not stop the others.
+
+    Args:
+        graph: Name or path of the graph.
+        model: Name of a model, or a list of names.
+        out: Folder of the runs and sweep.jsonl.
+        quiet: Print no progress.
+        **options: Fields of `weft.Config`, of which each may be a list of values: hidden=[16, 64], seed=[0, 1, 2], ...
+
+    Returns:
+        The runs by the names of their folders, also failed ones that have begun.
+
+    Raises:
+        InputError: An argument is wrong.
+        Stopped: SIGTERM or Ctrl-C ended a run.
+    """
+    require_guard()
+    names = [spec.name for spec in fields(Config)]
+    for name in options:
+        if name not in names:
+            raise InputError(f"weft.sweep: {unknown_option(name, names)}")
+    models = model if isinstance(model, str) else list(model)
+    entries = sweep_as({**options, "graph": str(graph), "model": models}, Path(out), quiet=quiet)
+    return Runs({run.folder.name: Run.open(run.folder) for run in entries if RunFolder(run.folder).config.exists()})
+
+
+def sweep_as(values: Mapping[str, Any], out: Path, *, quiet: bool = False) -> list[SweepRun]:
     """Train once for each combination of values, each in its own folder and processes, and write sweep.jsonl.
 
     A finished run is not repeated and a stopped one is resumed, so the same call continues a sweep. A run that fails

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from weft.config.config import PartitionOptions
 from weft.data import Graph
+from weft.data.store.npy import map_tensor
 from weft.partition.assign import METHODS
 from weft.partition.quality import Quality
 from weft.utils.errors import InputError, readable, unknown
@@ -41,6 +43,39 @@ class PartitionBook:
     """Balance and cut of the partition."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the method by name."""
+
+    @classmethod
+    def of(cls, graph: Graph, part: Any, num_parts: int | None = None) -> PartitionBook:
+        """Return the book of a partition that you have computed yourself.
+
+        Args:
+            graph: The graph.
+            part: Part of each vertex, whole numbers [N]: a tensor, an array or a list.
+            num_parts: Number of parts. Default: the largest part + 1.
+
+        Raises:
+            InputError: The parts are no whole numbers, or too few, too many or outside of the number of parts.
+        """
+        start = time.perf_counter()
+        values = torch.as_tensor(part)
+        shape, kind = list(values.shape), str(values.dtype).removeprefix("torch.")
+        if shape != [graph.num_vertices] or values.is_floating_point() or values.is_complex() or kind == "bool":
+            raise InputError(
+                f"part: {kind} {shape} is no partition of {graph.name}: give a whole number for each of its "
+                f"{graph.num_vertices:,} vertices"
+            )
+        least, most = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+        num_parts = most + 1 if num_parts is None else num_parts
+        if least < 0 or most >= num_parts:
+            raise InputError(f"part: the parts are {least} to {most}: give numbers from 0 to {num_parts - 1}")
+        parts = values.to(torch.int32)
+        return cls(
+            part=parts,
+            num_parts=num_parts,
+            method="custom",
+            fingerprint=graph.fingerprint,
+            quality=Quality.measure(graph, parts, num_parts, time.perf_counter() - start),
+        )
 
     def members(self, part: int) -> Tensor:
         """Return the vertices of one part, int64, ascending."""
@@ -142,6 +177,35 @@ def make_book(
         fingerprint=graph.fingerprint,
         quality=Quality.measure(graph, part, num_parts, time.perf_counter() - start),
     )
+
+
+def array_book(path: Path, num_parts: int, graph: Graph) -> PartitionBook:
+    """Return the partition in an .npy file, which has the part of each vertex by its original id, [N].
+
+    Args:
+        path: The file.
+        num_parts: Number of parts.
+        graph: The graph.
+
+    Raises:
+        InputError: The file cannot be read, or is no partition of the graph.
+    """
+    part = map_tensor(path, "part")
+    try:
+        if graph.ids is not None and part.shape == graph.ids.shape:
+            part = part[graph.ids]
+        return PartitionBook.of(graph, part, num_parts)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def custom_method(function: Callable[[Graph, int], Any]) -> Callable[[Graph, int, PartitionOptions], Tensor]:
+    """Return a partition method, as in METHODS, that calls a user-defined function and checks its result.
+
+    Args:
+        function: Function that returns the part of each vertex, [N], from a graph and the number of parts.
+    """
+    return lambda graph, num_parts, _: PartitionBook.of(graph, function(graph, num_parts), num_parts).part
 
 
 def require_writable(path: Path) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +54,7 @@ from weft.prediction.result_file import (
 from weft.runtime.kernel_selection import KernelSelection
 from weft.storage.table_file import HEADERS, TableFile
 from weft.strategies import Placed, Plan, get_strategy
+from weft.training.arguments import PredictArguments
 from weft.training.artifacts.run_folder import NO_DIGESTS, RunFolder
 from weft.training.artifacts.saved_model import SavedModel
 from weft.training.flag_checks import refuse_foreign_flags, without_foreign_flags
@@ -80,13 +81,41 @@ TRAINING_FIELDS = ("patience", "until", "timeline")
 
 @overload
 def predict(
-    run: Run | str | Path, graph: Graph | str | Path | None = None, *, top: int, **options: Any
+    run: Run | str | Path,
+    graph: Graph | str | Path | None = None,
+    *,
+    top: int,
+    vertices: Any = None,
+    edges: Any = None,
+    out: str | Path | None = None,
+    what: str = "logits",
+    vertex_type: str | None = None,
+    ids: Sequence[Any] | str | Path | None = None,
+    layer: int | None = None,
+    pairs: Any = None,
+    model: nn.Module | str | None = None,
+    overwrite: bool = False,
+    **options: Unpack[PredictArguments],
 ) -> TopTargets: ...
 
 
 @overload
 def predict(
-    run: Run | str | Path, graph: Graph | str | Path | None = None, *, top: None = None, **options: Any
+    run: Run | str | Path,
+    graph: Graph | str | Path | None = None,
+    *,
+    top: None = None,
+    vertices: Any = None,
+    edges: Any = None,
+    out: str | Path | None = None,
+    what: str = "logits",
+    vertex_type: str | None = None,
+    ids: Sequence[Any] | str | Path | None = None,
+    layer: int | None = None,
+    pairs: Any = None,
+    model: nn.Module | str | None = None,
+    overwrite: bool = False,
+    **options: Unpack[PredictArguments],
 ) -> Tensor: ...
 
 
@@ -105,7 +134,7 @@ def predict(
     pairs: Any = None,
     model: nn.Module | str | None = None,
     overwrite: bool = False,
-    **options: Any,
+    **options: Unpack[PredictArguments],
 ) -> Tensor | TopTargets:
     """Predict for every vertex of a graph, every labelled edge, or links, with the best weights of a run.
 
@@ -400,7 +429,7 @@ def launched_rows(work: RowsOfRank, plan: Plan) -> Tensor:
     return TableFile.from_record(result).open()
 
 
-def predicting_config(trained: Config, options: dict[str, Any]) -> Config:
+def predicting_config(trained: Config, options: Mapping[str, Any]) -> Config:
     """Return the configuration of a prediction.
 
     Args:
@@ -414,7 +443,7 @@ def predicting_config(trained: Config, options: dict[str, Any]) -> Config:
     strategy = requested.evaluates_as or requested.name
     defaults = {name: getattr(Config(), name) for name in TRAINING_FIELDS}
     fields = asdict(without_foreign_flags(replace(trained, **defaults), strategy))
-    config = Config(**fields | options | {"strategy": strategy})
+    config = Config(**{**fields, **options, "strategy": strategy})
     refuse_foreign_flags(config)
     return config
 

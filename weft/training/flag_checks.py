@@ -16,7 +16,7 @@ from weft.config.config import Config
 from weft.data import Graph
 from weft.nn import EMBEDDING_MODELS, FAMILY_OPTIONS, MODELS, RELATIONAL, LinkModel, parameter_dtype, row_dtype
 from weft.nn.convert import is_pyg, unwrapped
-from weft.partition import METHODS, PartitionBook, make_book
+from weft.partition import METHODS, PartitionBook, array_book, make_book
 from weft.strategies import STRATEGIES, Options, Plan, VertexOptions, get_strategy
 from weft.training.custom_functions import OwnFunctions
 from weft.training.optimizer import OPTIMIZER_FLAGS, OPTIMIZERS, SCHEDULER_FLAGS, SCHEDULERS
@@ -269,7 +269,7 @@ def open_book(name: str, workers: int, graph: Graph) -> PartitionBook:
     """Return the partition of a graph, computed by a method or read from a file.
 
     Args:
-        name: Name of a partition method, or path of a partition file (book).
+        name: Name of a partition method, or path of a partition file (book) or of an array (.npy).
         workers: Number of parts, one for each rank.
         graph: The graph to partition.
 
@@ -285,6 +285,8 @@ def open_book(name: str, workers: int, graph: Graph) -> PartitionBook:
         return make_book(graph, workers, method=name)
     if not Path(name).exists() and not Path(name).suffix:
         raise unknown("--partition", name, METHODS)
+    if Path(name).suffix == ".npy":
+        return array_book(Path(name), workers, graph)
     book = PartitionBook.open(name, graph)
     if book.num_parts != workers:
         raise InputError(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from weft.config.config import Config
 from weft.data import Graph
 from weft.nn import embeddings
 from weft.strategies import Placed, Step
+from weft.training.arguments import PlaceArguments
 from weft.training.artifacts.embedding_shards import gather_rows
 from weft.training.custom_functions import OwnFunctions, extract_functions
 from weft.training.flag_checks import refuse_foreign_flags
@@ -25,6 +26,7 @@ from weft.training.launch.joined_ranks import closing_on_error, join_ranks, make
 from weft.training.launch.torchrun import on_present_ranks, under_torchrun
 from weft.training.rank import use_kernels_of_rank_zero
 from weft.training.run import custom_class, parse_call, prepared_workload
+from weft.training.signature import listing
 from weft.training.tasks.metrics import NodeTask
 from weft.training.tasks.task import make_task
 from weft.utils.errors import InputError
@@ -240,7 +242,8 @@ class PlacedModel:
         self.group.close()
 
 
-def place(graph: Graph | str | Path, model: nn.Module | str = "gcn", **options: Any) -> PlacedModel:
+@listing(PlaceArguments)
+def place(graph: Graph | str | Path, model: nn.Module | str = "gcn", **options: Unpack[PlaceArguments]) -> PlacedModel:
     """Place a model and a graph on the ranks under a strategy, for a training loop that the user writes.
 
     In a script under torchrun, join the ranks that torchrun started; they begin with the weights of rank 0. Otherwise
@@ -255,8 +258,8 @@ def place(graph: Graph | str | Path, model: nn.Module | str = "gcn", **options: 
     Raises:
         InputError: An argument is wrong, or is an option that the loop decides.
     """
-    functions, options = extract_functions(options)
-    config, graph_object, module = parse_call(graph, model, options, "weft.place")
+    functions, named_options = extract_functions(options)
+    config, graph_object, module = parse_call(graph, model, named_options, "weft.place")
     for spec in fields(config):
         if spec.name in LOOP_FIELDS and getattr(config, spec.name) != spec.default:
             raise InputError(f"{spec.name} has no effect in weft.place, because your own loop decides it: leave it out")

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from torch import nn
 
@@ -19,10 +19,11 @@ from weft.nn import Workload, check_model_name, row_dtype
 from weft.nn.convert import takes_types
 from weft.runtime.processes.child_process import report_status
 from weft.strategies import Plan
+from weft.training.arguments import TrainArguments
 from weft.training.artifacts.checkpoint import Checkpoint
 from weft.training.artifacts.run_folder import RunFolder, new_folder
 from weft.training.artifacts.saved_model import load_model, no_run
-from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, extract_functions
+from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, extract_functions, with_registered
 from weft.training.flag_checks import (
     fields_unused_by_functions,
     fields_unused_by_module,
@@ -39,6 +40,7 @@ from weft.training.planning.run_estimate import estimate_run, resolve_strategy
 from weft.training.planning.search import AUTO
 from weft.training.progress import waiting
 from weft.training.rank import Ended, Job, make_plan, make_workload, prepare_process, run_rank
+from weft.training.signature import listing
 from weft.training.tasks.task import graph_for_task, requested_model, task_model
 from weft.utils.dtypes import dtype_name
 from weft.utils.errors import InputError, RunError, Stopped, printable, unknown
@@ -140,6 +142,7 @@ class Run:
         return load_model(self.folder)
 
 
+@listing(TrainArguments)
 def train(
     graph: Graph | str | Path,
     model: nn.Module | str = "gcn",
@@ -148,7 +151,7 @@ def train(
     resume: bool = False,
     quiet: bool = False,
     plan: str | Path | None = None,
-    **options: Any,
+    **options: Unpack[TrainArguments],
 ) -> Run:
     """Train a model on a graph under a strategy, and save records, checkpoints and the best weights in a folder.
 
@@ -174,8 +177,8 @@ def train(
         RunError: A rank is lost.
         Stopped: A KeyboardInterrupt after SIGTERM or Ctrl-C, at the end of the epoch, when its checkpoint is written.
     """
-    functions, options = extract_functions(options)
-    config, graph_object, module = parse_call(graph, model, options, "weft.train")
+    functions, fields = extract_functions(options)
+    config, graph_object, module = parse_call(graph, model, fields, "weft.train")
     plan_path = Path(plan) if plan else None
     return run(
         config,
@@ -271,6 +274,7 @@ def run(
         work = load_workload(any_strategy, graph, model, quiet=quiet)
         config, estimate = resolve_strategy(config, work, plan)
     refuse_foreign_flags(config)
+    functions = with_registered(functions, config)
     job = replace(
         make_job(config, graph, model, functions, out=out, resume=resume, quiet=quiet, name=name), estimate=estimate
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,11 +16,14 @@ MAX_NAMES = 40
 MIN_SIMILARITY = 0.65
 """Similarity by difflib from which a valid name is suggested."""
 
+COMMAND_OR_FLAG = re.compile(r"((?:\bweft [a-z]+|\btorchrun|\bpip) [^:;,]*)|(?<!\w)--([a-z][\w-]*)")
+"""A command with its flags, up to the next punctuation; or a flag, in its second group."""
+
 
 class InputError(ValueError):
     """Mistake of the caller. The message is one line with the place (file, field, value), the mistake and the remedy.
 
-    The command line prints it and exits with code 2.
+    The command line prints it and exits with code 2. A notebook shows it without a traceback, and names arguments.
 
     Args:
         text: The message.
@@ -27,6 +31,10 @@ class InputError(ValueError):
 
     def __init__(self, text: str) -> None:
         super().__init__(printable(text))
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that IPython shows instead of a traceback."""
+        return [f"weft: {naming_arguments(str(self))}"]
 
 
 class RunError(RuntimeError):
@@ -59,6 +67,15 @@ class Stopped(KeyboardInterrupt):
     def _render_traceback_(self) -> list[str]:
         """Return the lines that IPython shows instead of a traceback."""
         return [f"weft: {self}"]
+
+
+def naming_arguments(text: str) -> str:
+    """Return a message with the names of arguments in place of flags, except for flags of commands.
+
+    Args:
+        text: The message, such as "--batch-size 0: ...".
+    """
+    return COMMAND_OR_FLAG.sub(lambda match: match[1] or match[2].replace("-", "_"), text)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from weft.utils.errors import printable
@@ -27,3 +27,20 @@ def facts_table(caption: str, facts: Mapping[str, str]) -> str:
         for name, text in facts.items()
     )
     return f"<table><caption {LEFT}>{html_text(caption)}</caption><tbody>{rows}</tbody></table>"
+
+
+def rows_table(caption: str, columns: Mapping[str, Sequence[str]]) -> str:
+    """Return an HTML table of texts. It uses the colours of the page, light or dark.
+
+    Args:
+        caption: Caption of the table.
+        columns: Texts of each column by its name, all of the same number. The first column names the rows.
+    """
+    head = "".join(f'<th scope="col" {LEFT}>{html_text(name)}</th>' for name in columns)
+    rows = "".join(
+        f'<tr><th scope="row" {LEFT}>{html_text(name)}</th>'
+        + "".join(f"<td {LEFT}>{html_text(text)}</td>" for text in texts)
+        + "</tr>"
+        for name, *texts in zip(*columns.values(), strict=True)
+    )
+    return f"<table><caption {LEFT}>{html_text(caption)}</caption><tbody><tr>{head}</tr>{rows}</tbody></table>"

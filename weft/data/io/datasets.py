@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +26,10 @@ from weft.utils.user_folders import expand_user, home_folder
 RECIPE = "rmat:vertices=100k,edges=1m,features=128,classes=16"
 BUILT_IN = {"digits": digits}
 SUFFIXES = (".npz", ".npy", ".pt", ".pth", ".parquet", ".arrow", ".feather", *edge_list.TEXT_SUFFIXES, ".gz")
+
+
+REGISTERED: dict[str, Callable[[], Graph]] = {}
+"""Functions that `weft.register` has registered as datasets, by name."""
 
 
 def load(
@@ -127,6 +131,9 @@ def find(name: str, seed: int, root: str | Path | None, split: int, verify: bool
     Raises:
         InputError: If there is no such graph.
     """
+    if name in REGISTERED:
+        refuse_split(name, split)
+        return replace(REGISTERED[name](), name=name)
     if name.partition(":")[0] in generate.GENERATORS and ":" in name:
         refuse_split(name, split)
         return Graph.of(generate.generate(name, seed))
@@ -152,7 +159,9 @@ def find(name: str, seed: int, root: str | Path | None, split: int, verify: bool
     if path.is_dir():
         return load_path(path, seed, split, verify)
     require_not_set_aside(path)
-    raise unknown("dataset", name, {*BUILT_IN, *files, *LOADERS, *(f"{kind}:" for kind in generate.GENERATORS)})
+    raise unknown(
+        "dataset", name, {*BUILT_IN, *REGISTERED, *files, *LOADERS, *(f"{kind}:" for kind in generate.GENERATORS)}
+    )
 
 
 def is_path(name: str, path: Path) -> bool:

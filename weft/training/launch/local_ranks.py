@@ -26,7 +26,7 @@ from weft.nn import Outlines, Workload
 from weft.runtime.meter import Meter, has_status
 from weft.runtime.processes.cores import cores_per_rank
 from weft.runtime.processes.temporary_folder import temporary_folder
-from weft.strategies import Options, Plan, get_strategy
+from weft.strategies import Options, Plan
 from weft.training.flag_checks import partition_of, rows_device, with_partition
 from weft.training.launch.processes import NO_SPACE, STOPPED, Meeting, launch
 from weft.training.progress import waiting
@@ -46,6 +46,8 @@ RESULT_FILE = "ended.json"
 class Planned:
     """Plan in a form to send to another process, which has the graph and the model."""
 
+    strategy: type[Plan]
+    """Class of the plan. To unpickle it imports the module that defines and registers it."""
     options: Options
     """Options of the strategy, without the partition."""
     machine: Machine | None
@@ -63,6 +65,7 @@ class Planned:
     def of(cls, plan: Plan) -> Planned:
         """Return the form of a plan, without its partition, which is large and is sent in a file instead."""
         return cls(
+            strategy=type(plan),
             options=with_partition(plan.options, None),
             machine=plan.machine,
             state=plan.state(),
@@ -82,7 +85,7 @@ class Planned:
         """
         options = with_partition(self.options, part)
         work = Workload(model, graph, self.optimisations, num_classes=self.num_classes, outlines=self.outlines)
-        return get_strategy(config.strategy)(work, config.workers, options, self.machine, self.state)
+        return self.strategy(work, config.workers, options, self.machine, self.state)
 
 
 def on_local_ranks(config: Config, work: RankWork, plan: Plan, *, quiet: bool = False) -> Ended:

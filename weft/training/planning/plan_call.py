@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from torch import nn
 
@@ -12,6 +12,7 @@ from weft.autotune import Cluster
 from weft.config.config import Config
 from weft.cost import KINDS, Profile
 from weft.data import DescribedGraph, Graph, is_described
+from weft.training.arguments import PlanArguments
 from weft.training.custom_functions import extract_functions
 from weft.training.machine_context import kernels_for_run
 from weft.training.planning.machine_list import clusters_of, clusters_on, machines_of
@@ -20,9 +21,11 @@ from weft.training.planning.plan_subject import DescribedSubject, Subject, Whole
 from weft.training.planning.probe_command import host_facts, load_profile
 from weft.training.planning.search import StrategyEstimate, estimate_strategies, notes_on
 from weft.training.run import parse_call, prepared_workload
+from weft.training.signature import listing
 from weft.utils.errors import InputError
 
 
+@listing(PlanArguments)
 def plan(
     graph: Graph | str | Path,
     model: nn.Module | str = "gcn",
@@ -32,7 +35,7 @@ def plan(
     machines: str = "",
     approximate: bool = False,
     memory: bool = False,
-    **options: Any,
+    **options: Unpack[PlanArguments],
 ) -> list[StrategyEstimate]:
     """Estimate training under each strategy, without running or writing anything.
 
@@ -55,8 +58,8 @@ def plan(
     Raises:
         InputError: An argument is wrong.
     """
-    _, options = extract_functions(options)
-    config, whole, module = parse_call(graph, model, options, "weft.plan")
+    _, fields = extract_functions(options)
+    config, whole, module = parse_call(graph, model, fields, "weft.plan")
     where = Where(machine=machine, hosts=hosts, machines=machines, memory_only=memory)
     return planned(config, whole, module, where, approximate=approximate)[0]
 

@@ -1,0 +1,64 @@
+"""Script that lets a shell complete commands, flags and their values, made from the parser."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+from weft.cli.parser import flag_of
+from weft.config.config import Config
+
+SHELLS = ("bash", "zsh")
+SCRIPT = """\
+# Completion of weft for {shell}, written by weft completion
+{prepare}_weft() {{
+    local word=${{COMP_WORDS[COMP_CWORD]}} previous=${{COMP_WORDS[COMP_CWORD-1]}}
+    local command=${{COMP_WORDS[*]:1:COMP_CWORD-1}} words=
+    case $previous in
+{values}
+    esac
+    if [[ -z $words ]]; then
+        case "$command " in
+{flags}
+        esac
+    fi
+    [[ -z $word && $words == --* ]] && words=  # rather files, such as a graph
+    COMPREPLY=($(compgen -W "$words" -- "$word"))
+}}
+complete -o default -F _weft weft
+"""
+PREPARE = {"bash": "", "zsh": "autoload -U compinit bashcompinit && compinit && bashcompinit\n"}
+
+
+def completion_script(parser: argparse.ArgumentParser, shell: str, names: Mapping[str, list[str]]) -> str:
+    """Return the script for a shell. Where it proposes nothing, the shell completes file names.
+
+    Args:
+        parser: Parser of all commands.
+        shell: One of SHELLS.
+        names: Values of options by name, in addition to those that `Config` lists.
+    """
+    values = {spec.name: list(spec.metadata["choices"]) for spec in dataclasses.fields(Config)} | dict(names)
+    by_flag = [f'        {flag_of(name)}) words="{" ".join(words)}" ;;' for name, words in values.items() if words]
+    patterns = ((f'"{path}"*' if path else '" "', words) for path, words in _words(parser, ""))
+    by_command = [f'            {pattern}) words="{" ".join(words)}" ;;' for pattern, words in patterns]
+    return SCRIPT.format(shell=shell, prepare=PREPARE[shell], values="\n".join(by_flag), flags="\n".join(by_command))
+
+
+def _words(parser: argparse.ArgumentParser, path: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the words that may follow each command, the longest commands first.
+
+    Args:
+        parser: Parser of the command.
+        path: The command with a space after each word, without weft.
+    """
+    commands: dict[str, argparse.ArgumentParser] = {}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            commands = dict(action.choices)
+    for name, command in commands.items():
+        yield from _words(command, f"{path}{name} ")
+    positional = [word for action in parser._actions if not action.option_strings for word in action.choices or ()]
+    flags = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
+    yield path, positional or flags
