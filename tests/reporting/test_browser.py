@@ -117,7 +117,7 @@ def test_buttons_zoom_and_tables_open(browser: Any, report: Path) -> None:
     page.wait_for_selector("#figure-loss-table tbody tr")  # the page fills a table when it is opened
     rows = page.query_selector_all("#figure-loss-table tbody tr")
     assert len(rows) == 7
-    assert rows[0].inner_text().split("\t")[:2] == ["divided", "0"]
+    assert rows[0].inner_text().split("\t")[:2] == ["divided", "1"]
     assert recorded.messages == []
     recorded.context.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import statistics
@@ -33,6 +34,7 @@ from weft.utils.errors import InputError
 from weft.utils.files.jsonl import Recorder
 
 pytest.importorskip("altair")
+vl_convert = pytest.importorskip("vl_convert")
 GRAPH = "sbm:vertices=300,degree=6,classes=3,features=8"
 EVIL = '<img src=x onerror=alert(1)> & "quoted"'
 
@@ -64,11 +66,11 @@ def page_of(*folders: Path) -> str:
 def test_curves_equal_the_records(folder: Path, lines: list[Line]) -> None:
     figures, epochs = tables(page_of(folder)), [line for line in lines if line["kind"] == "epoch"]
     assert [(row["epoch"], row["loss"], row["lr"], row["seconds"]) for row in figures["epochs"]] == [
-        (row["epoch"], row["loss"], row["lr"], row["seconds"]) for row in epochs
-    ]
+        (row["epoch"] + 1, row["loss"], row["lr"], row["seconds"]) for row in epochs
+    ]  # people count epochs from 1
     scores = {(row["epoch"], row["split"]): row["value"] for row in figures["scores-0"]}
     assert scores == {
-        (row["epoch"], split): row[f"{split}_accuracy"]
+        (row["epoch"] + 1, split): row[f"{split}_accuracy"]
         for row in epochs
         for split in ("train", "val", "test")
         if f"{split}_accuracy" in row
@@ -89,7 +91,7 @@ def test_seconds_equal_the_records(folder: Path, lines: list[Line]) -> None:
     courses = [(row["label"], row["epoch"], row["compute"], row["network"], row["waiting"]) for row in figures["ranks"]]
     trained = sorted((row for row in ranks if row["phase"] == "train"), key=lambda row: row["rank"])
     assert courses == [
-        (f"rank {row['rank']}", row["epoch"], *(row[f"{kind}_seconds"] for kind in KINDS)) for row in trained
+        (f"rank {row['rank']}", row["epoch"] + 1, *(row[f"{kind}_seconds"] for kind in KINDS)) for row in trained
     ]
 
 
@@ -182,15 +184,65 @@ def test_several_runs_are_compared(tmp_path: Path) -> None:
     second = make_run(tmp_path / "two", epochs=5, scale=2.0, lr=0.5)
     page = page_of(first, second)
     losses = {(row["run"], row["epoch"]): row["loss"] for row in tables(page)["epochs"]}
-    assert losses == {("one", e): 1 / (1 + e) for e in range(3)} | {("two", e): 2 / (1 + e) for e in range(5)}
+    assert losses == {("one", e): 1 / e for e in range(1, 4)} | {("two", e): 2 / e for e in range(1, 6)}
     heads = [cell for row in page.split("<thead>")[1:2] for cell in row.split("</thead>")[0].split('scope="col">')[1:]]
     assert [cell.split("<")[0] for cell in heads] == ["one", "two"]
     assert "two, rank 1" in {row["label"] for row in tables(page)["balance"]}
     chart = json.loads(Elements(page).scripts["figure-loss"])
-    assert chart["encoding"]["color"]["scale"]["domain"] == ["one", "two"]
+    assert chart["layer"][0]["encoding"]["color"]["scale"]["domain"] == ["one", "two"]
     visible = text(page)
     assert "lr 0.01 0.5" in visible
     assert visible.count("weft train digits --model=gcn") == 2
+
+
+def chart_of(page: str, figure: str) -> str:
+    """Return a figure of a page as it is first shown, as SVG."""
+    spec = json.loads(Elements(page).scripts[f"figure-{figure}"]) | {"width": 500}
+    return str(vl_convert.vegalite_to_svg(spec | {"datasets": tables(page)}))
+
+
+def strokes(svg: str) -> list[tuple[str, str]]:
+    """Return color and dashes of each line of a chart."""
+    paths = re.findall(r'<path aria-label="[^>]*>', svg)
+    lines = [path for path in paths if 'aria-roledescription="line mark"' in path]
+    return [tuple(re.findall(f'stroke{name}="([^"]*)"', line)[0] for name in ("", "-dasharray")) for line in lines]
+
+
+def test_curves_that_coincide_are_both_visible(tmp_path: Path) -> None:
+    page = page_of(make_run(tmp_path / "one"), make_run(tmp_path / "two"), make_run(tmp_path / "other", scale=2.0))
+    assert "two coincides with one (largest difference 0)." in text(page)
+    assert "other coincides" not in text(page)
+    for figure in ("loss", "score-0"):
+        lines = strokes(chart_of(page, figure))
+        assert len(lines) == 3
+        assert len({color for color, _ in lines}) == len({dashes for _, dashes in lines}) == 3
+
+
+def test_every_curve_has_a_label_that_no_other_overlaps(tmp_path: Path) -> None:
+    page = page_of(*(make_run(tmp_path / f"run{number}", scale=1 + number / 100) for number in range(6)))
+    svg = chart_of(page, "loss")
+    heights = sorted(float(height) for height, name in re.findall(r'translate\([\d.]+,([\d.-]+)\)"[^>]*>(run\d)<', svg))
+    assert len(heights) == 6
+    assert all(second - first >= 13.9 for first, second in pairwise(heights))
+
+
+def test_the_best_epoch_is_marked(tmp_path: Path) -> None:
+    page = page_of(make_run(tmp_path / "run", epochs=3))
+    assert [row["best"] for row in tables(page)["epochs"]] == [False, False, True]
+    assert "best epoch 3" in text(page)
+    assert chart_of(page, "loss").count("best: true") == 1 + 1  # the diamond, and the point of the line
+    unfinished = page_of(make_run(tmp_path / "unfinished", ended=False))
+    assert not any(row["best"] for row in tables(unfinished)["epochs"])
+
+
+def test_a_report_shows_validation_first(folder: Path) -> None:
+    page = page_of(folder)
+    svg = chart_of(page, "score-0")
+    assert len(strokes(svg)) == 1
+    assert ">val<" in svg
+    assert not re.search(">(train|test)<", svg)
+    select = next(param for param in json.loads(Elements(page).scripts["figure-score-0"])["params"] if "bind" in param)
+    assert select["bind"]["options"] == ["val", "train", "test", "all"]
 
 
 def test_runs_of_equal_names_are_distinguished_by_paths(tmp_path: Path) -> None:
@@ -307,8 +359,8 @@ def test_a_resumed_run_shows_the_ranks_of_its_last_start(tmp_path: Path) -> None
     recorder.write("rank", **rank_line(3, 0))
     recorder.close()
     figures = tables(page_of(folder))
-    assert [row["epoch"] for row in figures["epochs"]] == [0, 1, 2, 3]
-    assert [(row["label"], row["epoch"]) for row in figures["ranks"]] == [("rank 0", 3)]
+    assert [row["epoch"] for row in figures["epochs"]] == [1, 2, 3, 4]
+    assert [(row["label"], row["epoch"]) for row in figures["ranks"]] == [("rank 0", 4)]
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@
     const body = details.querySelector("tbody");
     if (!body || body.rows.length) return;
     const data = rows(details.dataset.table);
-    const fields = Object.keys(data[0] ?? {}).filter((field) => field !== "place");
+    const fields = Object.keys(data[0] ?? {}).filter((field) => field !== "place" && !field.startsWith("_"));
     const head = details.querySelector("thead").insertRow();
     for (const field of fields) head.append(Object.assign(document.createElement("th"), { scope: "col", textContent: field }));
     for (const row of data) {

@@ -119,4 +119,4 @@ def describe_curve(run: RunRecords, name: str, text: Callable[[float], str] = la
     if not points:
         return f"{run.name}: not evaluated."
     (first, begin), (last, end) = points[0], points[-1]
-    return f"{run.name}: {text(begin)} in epoch {first}, {text(end)} in epoch {last}."
+    return f"{run.name}: {text(begin)} in epoch {first + 1}, {text(end)} in epoch {last + 1}."

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import statistics
 from typing import Any
 
 from weft.reporting import figures
-from weft.reporting.figures import Data, FigureGroup
 from weft.reporting.page_parts import (
     NO_EPOCH,
     Code,
@@ -23,6 +21,7 @@ from weft.reporting.page_parts import (
 from weft.reporting.records import RunRecords, rank_summaries, score_names
 from weft.reporting.rerun import changed_fields, rerun_command
 from weft.reporting.run_table import EXCHANGES
+from weft.reporting.sections.curve_data import coinciding, loss_data, score_data
 from weft.utils.errors import InputError
 from weft.utils.optional_packages import import_extra
 from weft.utils.units import format_bytes
@@ -46,7 +45,7 @@ def run_facts(run: RunRecords) -> dict[str, str]:
         "strategy": run.config.strategy,
         "ranks": str(run.config_line.get("ranks", "-")),
         **{name.replace("_", " ") + suffix: f"{newest[name]:.6g}" for name in scores},
-        "best epoch": str(run.summary.get("best_epoch", "-")),
+        "best epoch": str(run.summary["best_epoch"] + 1) if run.summary else "-",
         "last loss": f"{run.epochs[-1]['loss']:.6g}" if run.epochs else "-",
         "training seconds per epoch (median)": seconds_text(statistics.median(seconds)) if seconds else "-",
     }
@@ -89,18 +88,20 @@ def curves(runs: Runs) -> Section:
             Figure(
                 name="loss",
                 title="Training loss",
-                caption=" ".join(describe_curve(run, "loss") for run in shown),
+                caption=" ".join([*(describe_curve(run, "loss") for run in shown), *coinciding(data, "loss")]),
                 data=data,
-                chart=figures.curves(data, "loss", "loss"),
+                chart=figures.curves(data, "loss", "loss", log=True),
                 zoom="epoch",
             )
         )
     for number, (kind, data) in enumerate(score_data(shown).items()):
+        split = data.default_split
+        ends = " ".join([*(describe_curve(run, f"{split}_{kind}") for run in shown), *coinciding(data, "value")])
         parts.append(
             Figure(
                 name=f"score-{number}",
                 title=f"Score: {kind.replace('_', ' ')}",
-                caption=" ".join(describe_curve(run, f"val_{kind}") for run in shown),
+                caption=f"Split {split}. {ends}",
                 data=data,
                 chart=figures.curves(data, "value", kind.replace("_", " ")),
                 zoom="epoch",
@@ -112,44 +113,6 @@ def curves(runs: Runs) -> Section:
         caption = "Learning rate of the steps of each epoch."
         parts.append(Figure(name="lr", title="Learning rate", caption=caption, data=data, chart=chart, zoom="epoch"))
     return Section(name="curves", title="Loss and scores", parts=parts, missing=missing)
-
-
-def loss_data(runs: Runs) -> Data:
-    """Return loss, learning rate and seconds of each epoch."""
-    names = ("epoch", "loss", "lr", "seconds")
-    return Data(
-        name="epochs",
-        groups=[
-            FigureGroup(
-                shared={"run": run.name},
-                columns={name: [finite(line.get(name)) for line in run.epochs] for name in names},
-            )
-            for run in runs
-        ],
-    )
-
-
-def score_data(runs: Runs) -> dict[str, Data]:
-    """Return the values of each kind of score, such as accuracy, by split, in the epochs that were evaluated."""
-    groups: dict[str, list[FigureGroup]] = {}
-    for run in runs:
-        for name in score_names(run.epochs):
-            split, _, kind = name.partition("_")
-            lines = [line for line in run.epochs if isinstance(line.get(name), int | float)]
-            if kind and lines:
-                columns = {"epoch": [line["epoch"] for line in lines], "value": [finite(line[name]) for line in lines]}
-                groups.setdefault(kind, []).append(
-                    FigureGroup(shared={"run": run.name, "split": split}, columns=columns)
-                )
-    return {
-        kind: Data(name=f"scores-{number}", groups=kind_groups)
-        for number, (kind, kind_groups) in enumerate(groups.items())
-    }
-
-
-def finite(value: Any) -> Any:
-    """Return a value for JSON and charts: None for a number that is not finite."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def plot(run: RunRecords) -> Any:

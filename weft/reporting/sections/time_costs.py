@@ -21,7 +21,7 @@ from weft.reporting.page_parts import (
 )
 from weft.reporting.records import RecordColumns, RecordLine, RunRecords, rank_summaries
 from weft.reporting.run_table import STAGES
-from weft.reporting.sections.curves import finite, loss_data
+from weft.reporting.sections.curve_data import finite, loss_data
 from weft.reporting.sections.timeline_rows import TimelineSpan, read_spans, span_totals
 from weft.utils.units import format_bytes
 
@@ -124,7 +124,7 @@ def _stages(seconds: dict[str, float]) -> dict[str, list[Any]]:
 def _seconds_by_epoch(run: RunRecords, rank: int) -> dict[str, list[Any]]:
     lines = [line for line in run.rank_lines if line["rank"] == rank and line["phase"] == "train"]
     kinds = {shown: [finite(line[f"{kind}_seconds"]) for line in lines] for kind, shown in SHOWN_KINDS.items()}
-    return {"epoch": [line["epoch"] for line in lines], **kinds}
+    return {"epoch": [line["epoch"] + 1 for line in lines], **kinds}
 
 
 def timelines(runs: Runs) -> Section:
