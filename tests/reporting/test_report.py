@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import json
+import platform
 import re
+import shlex
 import signal
 import socket
 import statistics
@@ -20,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import weft
 from tests.lib.running import train
@@ -76,6 +80,24 @@ def test_curves_equal_the_records(folder: Path, lines: list[Line]) -> None:
         if f"{split}_accuracy" in row
     }
     assert len(scores) == 6  # 2 of 4 epochs are evaluated
+
+
+def test_the_header_says_where_a_run_comes_from(folder: Path, lines: list[Line], tmp_path: Path) -> None:
+    start, page = lines[0], page_of(folder)
+    header = text(page[page.index("<header>") : page.index("</header>")])
+    assert start["host"] == platform.node()
+    assert start["date"][:4] == str(time.localtime().tm_year)
+    for name in ("date", "host", "processor", "commit", "command"):
+        assert text(html.escape(start[name])) in header
+    versions = f"weft {weft.__version__}, PyTorch {torch.__version__}, Python {platform.python_version()}"
+    assert versions in header
+    run = train(GRAPH, epochs=1, out=tmp_path / "run")
+    assert shlex.split(run.records[0]["command"]) == [Path(sys.executable).name, *sys.orig_argv[1:]]
+
+
+def test_runs_of_earlier_versions_are_shown() -> None:
+    page = page_of(*(Path(__file__).parents[1] / "fixtures" / "c72d10d" / name for name in ("run", "ranks")))
+    assert "finished after" in text(page)
 
 
 def test_seconds_equal_the_records(folder: Path, lines: list[Line]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from weft.reporting.figures import Data
 from weft.reporting.page_parts import Code, Figure, PageTable, Runs, Section
 from weft.reporting.records import RunRecords
-from weft.reporting.sections.curves import configuration, curves, overview
+from weft.reporting.sections.curves import configuration, curves, origin, overview
 from weft.reporting.sections.inputs import graph, partition
 from weft.reporting.sections.time_costs import balance, seconds, timelines
 from weft.reporting.sections.volumes import memory, traffic
@@ -84,7 +84,7 @@ def make_page(runs: Sequence[RunRecords], *, follow: str | None = None) -> str:
         '<link rel="icon" href="data:,">\n'
         f"<title>{html_text(title)}</title>\n<style>\n{_file('page.css')}</style>\n</head>\n<body{follow_attribute}>\n"
         '<a class="skip" href="#main">Skip to the report</a>\n'
-        f"<header><h1>{html_text(title)}</h1>\n"
+        f"<header><h1>{html_text(title)}</h1>\n{_table(start) if (start := origin(runs)).rows else ''}"
         f'<nav aria-label="Contents"><ul>{contents}</ul></nav></header>\n'
         f'<main id="main" tabindex="-1">\n{"".join(map(_section, shown))}{_not_shown(all_sections)}'
         f'<script type="application/json" id="records">{_json(_records(figures))}</script>\n</main>\n'

@@ -34,6 +34,21 @@ def overview(runs: Runs) -> Section:
     return Section(name="overview", title="The runs", parts=[table])
 
 
+def origin(runs: Runs) -> PageTable:
+    """Return the table for a report's header: when, where and how each run started. Older runs recorded less."""
+    facts = []
+    for run in runs:
+        line = run.config_line
+        versions = [f"{name} {line[key]}" for key, name in VERSIONS.items() if line.get(key)]
+        texts = {name: str(line.get(name, "")) for name in ("date", "host", "processor", "gpu", "commit", "command")}
+        facts.append({name: text for name, text in {**texts, "versions": ", ".join(versions)}.items() if text})
+    return facts_table(runs, "Origin of the runs", facts)
+
+
+VERSIONS = {"weft": "weft", "torch": "PyTorch", "python": "Python"}
+"""Names of software, by the field of the record that has its version."""
+
+
 def run_facts(run: RunRecords) -> dict[str, str]:
     """Return the state, scores, time and bytes of a run as texts, by their names."""
     newest = run.summary or (run.epochs or [{}])[-1]
