@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import html
 import json
 import platform
@@ -21,6 +22,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -40,6 +42,7 @@ from weft.utils.files.jsonl import Recorder
 pytest.importorskip("altair")
 vl_convert = pytest.importorskip("vl_convert")
 GRAPH = "sbm:vertices=300,degree=6,classes=3,features=8"
+EXPORTED = (".svg", ".png", ".csv")
 EVIL = '<img src=x onerror=alert(1)> & "quoted"'
 
 
@@ -267,6 +270,38 @@ def test_a_report_shows_validation_first(folder: Path) -> None:
     assert select["bind"]["options"] == ["val", "train", "test", "all"]
 
 
+def test_figures_are_written_without_a_browser(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "new" / "figures"
+    command = ["report", str(folder), str(make_run(tmp_path / 'a "b", c')), "--figures", str(out)]
+    assert main(command) == 0
+    page = page_of(folder, tmp_path / 'a "b", c')
+    names = [str(attributes["id"]).removeprefix("figure-") for attributes in Elements(page).of("figure")]
+    assert f"{len(names)} figures in {out}" in capsys.readouterr().out
+    assert {path.name for path in out.iterdir()} == {f"{name}{form}" for name in names for form in EXPORTED}
+    for name in names:
+        svg = ElementTree.parse(out / f"{name}.svg").getroot()
+        assert svg.get("width") == "640"
+        assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    with (out / "score-0.csv").open() as file:
+        scores = list(csv.DictReader(file))
+    shown = [{name: str(row[name]) for name in scores[0]} for row in tables(page)["scores-0"]]
+    assert scores == shown
+    assert scores[0].keys() == {"run", "split", "epoch", "value", "best"}
+    assert main(command) == 2
+    assert "exists already: choose another --figures, or add --overwrite" in capsys.readouterr().err
+    assert main([*command, "--overwrite"]) == 0
+
+
+def test_every_figure_has_buttons_that_save_it(folder: Path) -> None:
+    page = Elements(page_of(folder))
+    saved = {attributes["id"] for attributes in page.of("button") if "data-save" in attributes}
+    assert saved == {
+        f"{attributes['id']}{form.replace('.', '-')}" for attributes in page.of("figure") for form in EXPORTED
+    }
+
+
 def test_runs_of_equal_names_are_distinguished_by_paths(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / parent / "run") for parent in ("a", "b")]
     assert {row["run"] for row in tables(page_of(*folders))["epochs"]} == {str(folder) for folder in folders}
@@ -423,6 +458,7 @@ def test_errors_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (run, "--out", str(tmp_path / "page.pdf")): ".html",
         (run, "--out", str(tmp_path / "none" / "page.html")): "No such file or directory",
         (run, "--out", str(taken), "--serve"): "not allowed with",
+        (run, "--figures", str(taken)): "--figures",
         (run, "--out", str(taken), "--port", "80"): "--port has no effect without --serve",
         (run, "--serve", "--overwrite"): "--overwrite has no effect with --serve",
         (run, "--serve", "--port", "65536"): "--port 65536",

@@ -60,6 +60,11 @@ class Data:
         """Return the rows of all groups."""
         return list(chain.from_iterable(group.rows() for group in self.groups))
 
+    def table(self) -> list[dict[str, Any]]:
+        """Return the rows without the fields that only place marks, as a reader sees them."""
+        hidden = ("place", "_")
+        return [{name: value for name, value in row.items() if not name.startswith(hidden)} for row in self.rows()]
+
     def values(self, field: str) -> list[Any]:
         """Return the distinct values of a field, in the order of their first appearance."""
         values: dict[Any, None] = {}
@@ -109,7 +114,7 @@ def curves(data: Data, field: str, title: str, *, unit: str = "", log: bool = Fa
         params.append(alt.param(name="logarithmic", value=False, bind=alt.binding_checkbox(name="Logarithmic axis ")))
         height = f"logarithmic ? ({height} > 0 ? log({height}) / LN10 : null) : {height}"
         shift = f"logarithmic ? {shift}_log : {shift}"
-        axis = alt.Axis(labelExpr="logarithmic ? format(pow(10, datum.value), '.3~g') : datum.label", tickCount=5)
+        axis = alt.Axis(labelExpr="logarithmic ? format(pow(10, datum.value), '.2~g') : datum.label", tickCount=5)
     scale = alt.Scale(domain=names, range=[DASHES[number % len(DASHES)] for number in range(len(names))])
     base = (
         _chart(alt, data, inline=inline)

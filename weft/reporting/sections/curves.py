@@ -7,6 +7,7 @@ import statistics
 from typing import Any
 
 from weft.reporting import figures
+from weft.reporting.drawing import Plot
 from weft.reporting.page_parts import (
     NO_EPOCH,
     Code,
@@ -130,8 +131,8 @@ def curves(runs: Runs) -> Section:
     return Section(name="curves", title="Loss and scores", parts=parts, missing=missing)
 
 
-def plot(run: RunRecords) -> Any:
-    """Return the curves of one run as a chart of Vega-Altair.
+def plot(run: RunRecords) -> Plot:
+    """Return the curves of one run as a chart.
 
     Raises:
         InputError: The run has no epoch yet.
@@ -140,7 +141,9 @@ def plot(run: RunRecords) -> Any:
         raise InputError(f"{run.folder} has no finished epoch yet, so there is nothing to plot: wait for the first one")
     kinds = {"loss": (loss_data([run]), "loss")} | {kind: (data, "value") for kind, data in score_data([run]).items()}
     charts = [figures.curves(data, field, kind.replace("_", " "), inline=True) for kind, (data, field) in kinds.items()]
-    return import_extra("altair", "a chart").vconcat(*charts).resolve_scale(color="independent")
+    return Plot(
+        import_extra("altair", "a chart").vconcat(*charts).resolve_scale(color="independent", strokeDash="independent")
+    )
 
 
 def configuration(runs: Runs) -> Section:
