@@ -270,6 +270,60 @@ def test_a_report_shows_validation_first(folder: Path) -> None:
     assert select["bind"]["options"] == ["val", "train", "test", "all"]
 
 
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    """Write the runs of a sweep over two learning rates and two seeds, and a fifth run."""
+    for number, (lr, seed) in enumerate([(0.1, 0), (0.1, 1), (0.2, 0), (0.2, 1)]):
+        make_run(tmp_path / "sweep" / f"lr={lr},seed={seed}", scale=2 - number / 4, lr=lr, seed=seed)
+    make_run(tmp_path / "sweep" / "lr=0.3,seed=0", lr=0.3, epochs=5, scale=0.5)
+    return tmp_path / "sweep"
+
+
+def test_seeds_are_shown_as_mean_and_band(sweep: Path) -> None:
+    page = page_of(sweep)
+    rows = {(row["run"], row["epoch"]): row for row in tables(page)["epochs"]}
+    assert {run for run, _ in rows} == {"lr=0.1", "lr=0.2", "lr=0.3,seed=0"}
+    for epoch in (1, 2, 3):
+        losses = [2 / epoch, 1.75 / epoch]
+        row = rows["lr=0.1", epoch]
+        assert row["loss"] == statistics.fmean(losses)
+        assert row["loss_low"] == pytest.approx(statistics.fmean(losses) - statistics.stdev(losses))
+        assert row["loss_high"] == pytest.approx(statistics.fmean(losses) + statistics.stdev(losses))
+    assert rows["lr=0.3,seed=0", 5]["loss_low"] is None
+    assert rows["lr=0.3,seed=0", 5]["best"]
+    svg = chart_of(page, "loss")
+    assert svg.count('aria-roledescription="area mark"') == 2
+    assert len(strokes(svg)) == 3
+    assert "band of one standard deviation" in text(page)
+
+
+def test_a_sweep_shows_the_best_setting_and_the_influence_of_options(sweep: Path) -> None:
+    visible = text(page_of(sweep))
+    settings = visible[visible.index("Settings by val accuracy") : visible.index("Training loss")]
+    assert "The best run is lr=0.3,seed=0 (0.9500)" in settings
+    ranks = [settings.index(name) for name in ("lr=0.3,seed=0 1 ", "lr=0.2 2 ", "lr=0.1 2 ")]
+    assert ranks == sorted(ranks), "the best first"
+    assert "lr 0.1 2 0.6875 +- 0.0295 0.7083" in settings
+    assert "4 other runs" not in visible
+    assert "1 other runs" in visible
+
+
+def test_lower_scores_can_be_better(sweep: Path) -> None:
+    for metrics in sweep.glob("*/metrics.jsonl"):
+        lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+        for line in lines:
+            if "val_accuracy" in line:
+                line["val_mae"] = 1 - line.pop("val_accuracy")
+        metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    visible = text(page_of(sweep))
+    assert "The best run is lr=0.3,seed=0 (0.0500)" in visible
+
+
+def test_runs_of_other_names_are_grouped_by_their_configuration(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / name, seed=number) for number, name in enumerate(["a", "b", "c"])]
+    assert {row["run"] for row in tables(page_of(*folders))["epochs"]} == {"a and 2 other seeds"}
+
+
 def test_figures_are_written_without_a_browser(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -451,6 +505,7 @@ def test_errors_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str
     run, taken = str(make_run(tmp_path / "run")), tmp_path / "taken.html"
     taken.write_text("mine")
     (tmp_path / "damaged" / "run").mkdir(parents=True)
+    (tmp_path / "empty").mkdir()
     (tmp_path / "damaged" / "run" / "config.toml").write_text("graph = ")
     for arguments, message in {
         (run,): "--out",
@@ -462,7 +517,8 @@ def test_errors_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (run, "--out", str(taken), "--port", "80"): "--port has no effect without --serve",
         (run, "--serve", "--overwrite"): "--overwrite has no effect with --serve",
         (run, "--serve", "--port", "65536"): "--port 65536",
-        (str(tmp_path), "--out", str(taken)): "contains no run",
+        (str(tmp_path / "empty"), "--serve"): "contains no run",
+        (str(tmp_path / "damaged"), "--serve"): "config.toml: cannot be read",
         (str(tmp_path / "damaged" / "run"), "--out", str(taken), "--overwrite"): "config.toml: cannot be read",
     }.items():
         assert main(["report", *arguments]) == 2

@@ -374,7 +374,9 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(command=_predict)
 
     command = commands.add_parser("report", help="show runs: write a page, follow runs that train, or write figures")
-    command.add_argument("runs", type=Path, nargs="+", metavar="run", help="folder of a run; several runs are compared")
+    command.add_argument(
+        "runs", type=Path, nargs="+", metavar="run", help="folder of a run or of a sweep; several runs are compared"
+    )
     output = command.add_mutually_exclusive_group(required=True)
     output.add_argument("--out", type=Path, help=".html file to write")
     output.add_argument(

@@ -89,10 +89,11 @@ def curves(data: Data, field: str, title: str, *, unit: str = "", log: bool = Fa
 
     Several runs have a line each, for the split that the reader selects, first validation. A single run has a line for
     the selected split, or for each. Lines have their own colors and dashes, so that coinciding ones can be told apart.
-    A diamond marks the best epoch.
+    A diamond marks the best epoch. A band is drawn where the data has its ends.
 
     Args:
-        data: Data with the fields run, epoch, best, `field` and those of the labels, and possibly split.
+        data: Data with the fields run, epoch, best, `field` and those of the labels, and possibly split, and
+            `field`_low and `field`_high.
         field: Field of the vertical axis.
         title: Title of the vertical axis.
         unit: Expression that formats the axis; see `_axis`.
@@ -103,22 +104,23 @@ def curves(data: Data, field: str, title: str, *, unit: str = "", log: bool = Fa
     runs, splits = data.values("run"), data.splits
     few = max((len(group.columns["epoch"]) for group in data.groups), default=0) <= LINE_POINTS
     by, names = ("split", splits) if splits and len(runs) == 1 else ("run", runs)
-    params, conditions = [], []
-    if len(splits) > 1 and not inline:
-        choices = [*splits, *(["all"] if by == "split" else [])]
-        select = alt.binding_select(options=choices, name="Split: ")
-        params.append(alt.param(name="shown", value=data.default_split, bind=select))
-        conditions.append("shown === 'all' || datum.split === shown")
-    height, shift, axis = f"datum.{field}", f"datum._{field}", _axis(alt, unit)
+    params = []
+    banded = any(f"{field}_low" in group.columns for group in data.groups)
+    heights = {"height": f"datum.{field}"}
+    heights |= {end: f"datum.{field}_{end}" for end in ("low", "high") if banded}
+    shift, axis = f"datum._{field}", _axis(alt, unit)
     if log and not inline:
         params.append(alt.param(name="logarithmic", value=False, bind=alt.binding_checkbox(name="Logarithmic axis ")))
-        height = f"logarithmic ? ({height} > 0 ? log({height}) / LN10 : null) : {height}"
+        heights = {
+            name: f"logarithmic ? ({value} > 0 ? log({value}) / LN10 : null) : {value}"
+            for name, value in heights.items()
+        }
         shift = f"logarithmic ? {shift}_log : {shift}"
         axis = alt.Axis(labelExpr="logarithmic ? format(pow(10, datum.value), '.2~g') : datum.label", tickCount=5)
     scale = alt.Scale(domain=names, range=[DASHES[number % len(DASHES)] for number in range(len(names))])
     base = (
         _chart(alt, data, inline=inline)
-        .transform_calculate(height=height)
+        .transform_calculate(**heights)
         .encode(
             x=alt.X("epoch:Q", title="epoch", axis=alt.Axis(tickMinStep=1), scale=_tight(alt, padding=6)),
             y=alt.Y("height:Q", title=title, scale=_tight(alt, padding=6), axis=axis),
@@ -126,8 +128,11 @@ def curves(data: Data, field: str, title: str, *, unit: str = "", log: bool = Fa
             tooltip=["run:N", *(["split:N"] if splits else []), "epoch:Q", f"{field}:Q", "best:N"],
         )
     )
-    for condition in conditions:
-        base = base.transform_filter(condition)
+    if len(splits) > 1 and not inline:
+        choices = [*splits, *(["all"] if by == "split" else [])]
+        select = alt.binding_select(options=choices, name="Split: ")
+        params.append(alt.param(name="shown", value=data.default_split, bind=select))
+        base = base.transform_filter("shown === 'all' || datum.split === shown")
     lines = base.mark_line(point={"size": 18} if few else False, strokeWidth=2).encode(
         strokeDash=alt.StrokeDash(f"{by}:N", scale=scale, legend=None)
     )
@@ -137,10 +142,16 @@ def curves(data: Data, field: str, title: str, *, unit: str = "", log: bool = Fa
         .transform_filter("datum.epoch === datum._last")
         .encode(text=f"{by}:N", tooltip=alt.value(None))
     )
+    bands = [
+        base.mark_area(opacity=0.2)
+        .transform_filter("isValid(datum.low)")
+        .encode(y="low:Q", y2="high:Q", tooltip=alt.value(None))
+        for _ in range(banded)
+    ]
     lines = lines if inline else lines.add_params(*params, _zoom(alt))
     room = min(MAX_LABEL_PIXELS, LETTER_PIXELS * max(map(len, names), default=0)) + 10
     padding = {} if inline else {"padding": {"left": 5, "top": 5, "right": room, "bottom": 5}}  # of whole charts only
-    return alt.layer(lines, best, labels).properties(height=CURVE_PIXELS, **padding)
+    return alt.layer(*bands, lines, best, labels).properties(height=CURVE_PIXELS, **padding)
 
 
 def areas(data: Data) -> Any:

@@ -14,6 +14,7 @@ from weft.reporting.page_parts import Code, Figure, PageTable, Runs, Section
 from weft.reporting.records import RunRecords
 from weft.reporting.sections.curves import configuration, curves, origin, overview
 from weft.reporting.sections.inputs import graph, partition
+from weft.reporting.sections.settings import settings
 from weft.reporting.sections.time_costs import balance, seconds, timelines
 from weft.reporting.sections.volumes import memory, traffic
 from weft.utils.notebook import html_text
@@ -21,6 +22,7 @@ from weft.utils.optional_packages import import_extra
 
 SECTIONS: tuple[Callable[[Runs], Section], ...] = (
     overview,
+    settings,
     curves,
     seconds,
     timelines,
@@ -43,6 +45,8 @@ ZOOMS = {"in": "Zoom in", "out": "Zoom out", "left": "Left", "right": "Right", "
 """Texts of a figure's buttons that move its horizontal axis."""
 SAVES = ("svg", "png", "csv")
 """Formats in which a figure's buttons save it."""
+MAX_NAMES = 4
+"""Most runs that the title names."""
 WIDTH = 640
 """Width in pixels of a figure in a file."""
 
@@ -83,7 +87,8 @@ def make_page(runs: Sequence[RunRecords], *, follow: str | None = None) -> str:
     """
     all_sections = make_sections(runs)
     shown = [section for section in all_sections if section.parts]
-    title = f"weft: {', '.join(run.name for run in runs)}"
+    names = [run.name for run in runs[:MAX_NAMES]] + [f"{len(runs) - MAX_NAMES} other runs"] * (len(runs) > MAX_NAMES)
+    title = f"weft: {', '.join(names)}"
     contents = "".join(f'<li><a href="#{section.name}">{html_text(section.title)}</a></li>' for section in shown)
     follow_attribute = "" if follow is None else f' data-follow="{html_text(follow)}"'
     figures = figures_of(all_sections)

@@ -15,13 +15,20 @@ from weft.reporting.records import RunRecords
 from weft.utils.errors import InputError, printable, readable
 from weft.utils.files.file_writing import write_bytes, write_text
 
+CONFIG = "config.toml"
+"""File that the folder of a run contains."""
+
 
 def read_runs(folders: Sequence[Path]) -> list[RunRecords]:
     """Read the records of runs. A run is named by its folder, or by its path if two folders have the same name.
 
+    Args:
+        folders: Folders of runs, and of sweeps, which contain folders of runs.
+
     Raises:
         InputError: A folder is named twice or has no run, or its records are damaged.
     """
+    folders = run_folders(folders)
     paths = [folder.resolve() for folder in folders]
     for number, path in enumerate(paths):
         if path in paths[:number]:
@@ -31,6 +38,15 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecords]:
         RunRecords.read(folder, printable(name if names.count(name) == 1 else str(folder)))
         for folder, name in zip(folders, names, strict=True)
     ]
+
+
+def run_folders(folders: Sequence[Path]) -> list[Path]:
+    """Return folders of runs. A folder without a run, such as that of a sweep, stands for the runs in its folders."""
+    runs: list[Path] = []
+    for folder in folders:
+        inner = [] if (folder / CONFIG).exists() else sorted(path.parent for path in folder.glob(f"*/{CONFIG}"))
+        runs += inner or [folder]
+    return runs
 
 
 def report_page(runs: Sequence[RunRecords], *, follow: str | None = None) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import statistics
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 from weft.reporting.figures import CURVE_PIXELS, Data, FigureGroup
 from weft.reporting.page_parts import Runs
 from weft.reporting.records import RecordLine, RunRecords, score_names
+from weft.reporting.settings import settings_of
 
 LABEL_PIXELS = 14
 """Smallest distance between the labels of two curves."""
@@ -20,25 +22,87 @@ COINCIDING_SHARE = 0.01
 def loss_data(runs: Runs) -> Data:
     """Return loss, learning rate and seconds of each epoch."""
     fields = ("loss", "lr", "seconds")
-    groups = [_curve({"run": run.name}, run, run.epochs, {name: name for name in fields}) for run in runs]
-    return Data(name="epochs", groups=_with_labels(groups, fields))
+    curves = [
+        [_curve({"run": setting.name}, run, run.epochs, {name: name for name in fields}) for run in setting.runs]
+        for setting in settings_of(runs)
+    ]
+    return Data(name="epochs", groups=_with_labels(_over_seeds(curves, fields), fields))
 
 
 def score_data(runs: Runs) -> dict[str, Data]:
     """Return the values of each kind of score, such as accuracy, by split, in the epochs that were evaluated."""
-    groups: dict[str, list[FigureGroup]] = {}
-    for run in runs:
-        for name in score_names(run.epochs):
+    curves: dict[str, list[list[FigureGroup]]] = {}
+    for setting in settings_of(runs):
+        for name in dict.fromkeys(name for run in setting.runs for name in score_names(run.epochs)):
             split, _, kind = name.partition("_")
-            lines = [line for line in run.epochs if isinstance(line.get(name), int | float)]
-            if kind and lines:
-                groups.setdefault(kind, []).append(
-                    _curve({"run": run.name, "split": split}, run, lines, {"value": name})
-                )
+            shared, seeds = {"run": setting.name, "split": split}, []
+            for run in setting.runs:
+                if lines := [line for line in run.epochs if isinstance(line.get(name), int | float)]:
+                    seeds.append(_curve(shared, run, lines, {"value": name}))
+            if kind and seeds:
+                curves.setdefault(kind, []).append(seeds)
     return {
-        kind: Data(name=f"scores-{number}", groups=_with_labels(kind_groups, ["value"]))
-        for number, (kind, kind_groups) in enumerate(groups.items())
+        kind: Data(name=f"scores-{number}", groups=_with_labels(_over_seeds(of_kind, ["value"]), ["value"]))
+        for number, (kind, of_kind) in enumerate(curves.items())
     }
+
+
+def _over_seeds(curves: Sequence[Sequence[FigureGroup]], fields: Sequence[str]) -> list[FigureGroup]:
+    """Return the mean over the seeds of each setting, in the epochs that all its seeds have.
+
+    If a setting has several seeds, all curves get the ends of a band for each field, such as `loss_low` and
+    `loss_high`: the mean minus and plus the standard deviation, or None for a single seed.
+
+    Args:
+        curves: Curves of each setting, one for each seed.
+        fields: Fields of the curves.
+    """
+    if all(len(seeds) == 1 for seeds in curves):
+        return [seeds[0] for seeds in curves]
+    groups = []
+    for seeds in curves:
+        rows = [{row["epoch"]: row for row in seed.rows()} for seed in seeds]
+        epochs = sorted(set.intersection(*(set(by_epoch) for by_epoch in rows)))
+        best = [len(rows) == 1 and rows[0][epoch]["best"] for epoch in epochs]
+        columns: dict[str, list[Any]] = {"epoch": epochs, "best": best}
+        for field in fields:
+            values = [[by_epoch[epoch][field] for by_epoch in rows] for epoch in epochs]
+            means = [None if None in numbers else statistics.fmean(numbers) for numbers in values]
+            spreads = [
+                None if mean is None or len(numbers) == 1 else statistics.stdev(numbers)
+                for mean, numbers in zip(means, values, strict=True)
+            ]
+            columns[field] = means
+            for name, sign in ((f"{field}_low", -1), (f"{field}_high", 1)):
+                columns[name] = [
+                    None if mean is None or spread is None else mean + sign * spread
+                    for mean, spread in zip(means, spreads, strict=True)
+                ]
+        groups.append(FigureGroup(shared=seeds[0].shared, columns=columns))
+    return [group for group in groups if group.columns["epoch"]]
+
+
+def describe(data: Data, field: str, text: Callable[[float], str] = lambda value: f"{value:.4g}") -> str:
+    """Return a sentence for each curve that the figure shows first, with its first and its last value.
+
+    Args:
+        data: Curves.
+        field: Field of the vertical axis.
+        text: Function that formats a value.
+    """
+    sentences = []
+    for group in data.groups:
+        points = [
+            (epoch, value)
+            for epoch, value in zip(group.columns["epoch"], group.columns[field], strict=True)
+            if value is not None
+        ]
+        if points and group.shared.get("split", "") == data.default_split:
+            (first, begin), (last, end) = points[0], points[-1]
+            sentences.append(f"{group.shared['run']}: {text(begin)} in epoch {first}, {text(end)} in epoch {last}.")
+    if any(f"{field}_low" in group.columns for group in data.groups):
+        sentences.append("Lines of several seeds are their mean, with a band of one standard deviation.")
+    return " ".join(sentences)
 
 
 def _curve(shared: dict[str, Any], run: RunRecords, lines: Sequence[RecordLine], names: dict[str, str]) -> FigureGroup:

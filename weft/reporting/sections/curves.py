@@ -15,14 +15,13 @@ from weft.reporting.page_parts import (
     PageTable,
     Runs,
     Section,
-    describe_curve,
     facts_table,
     seconds_text,
 )
 from weft.reporting.records import RunRecords, rank_summaries, score_names
 from weft.reporting.rerun import changed_fields, rerun_command
 from weft.reporting.run_table import EXCHANGES
-from weft.reporting.sections.curve_data import coinciding, loss_data, score_data
+from weft.reporting.sections.curve_data import coinciding, describe, loss_data, score_data
 from weft.utils.errors import InputError
 from weft.utils.optional_packages import import_extra
 from weft.utils.units import format_bytes
@@ -104,20 +103,19 @@ def curves(runs: Runs) -> Section:
             Figure(
                 name="loss",
                 title="Training loss",
-                caption=" ".join([*(describe_curve(run, "loss") for run in shown), *coinciding(data, "loss")]),
+                caption=" ".join([describe(data, "loss"), *coinciding(data, "loss")]),
                 data=data,
                 chart=figures.curves(data, "loss", "loss", log=True),
                 zoom="epoch",
             )
         )
     for number, (kind, data) in enumerate(score_data(shown).items()):
-        split = data.default_split
-        ends = " ".join([*(describe_curve(run, f"{split}_{kind}") for run in shown), *coinciding(data, "value")])
+        ends = " ".join([describe(data, "value"), *coinciding(data, "value")])
         parts.append(
             Figure(
                 name=f"score-{number}",
                 title=f"Score: {kind.replace('_', ' ')}",
-                caption=f"Split {split}. {ends}",
+                caption=f"Split {data.default_split}. {ends}",
                 data=data,
                 chart=figures.curves(data, "value", kind.replace("_", " ")),
                 zoom="epoch",
