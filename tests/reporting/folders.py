@@ -38,7 +38,7 @@ def make_run(
         for rank in range(ranks):
             recorder.write("rank", **rank_line(epoch, rank))
     if ended:
-        recorder.write("summary", epochs=epochs, best_epoch=epochs - 1, loss=1.0, val_accuracy=0.5, ranks=[])
+        recorder.write("summary", epochs=epochs, best_epoch=epochs - 1, loss=loss, val_accuracy=1 - loss / 2, ranks=[])
     recorder.close()
     return folder
 

@@ -117,7 +117,37 @@ def test_buttons_zoom_and_tables_open(browser: Any, report: Path) -> None:
     page.wait_for_selector("#figure-loss-table tbody tr")  # the page fills a table when it is opened
     rows = page.query_selector_all("#figure-loss-table tbody tr")
     assert len(rows) == 7
-    assert rows[0].inner_text().split("\t")[:2] == ["divided", "0"]
+    assert rows[0].inner_text().split("\t")[:2] == ["divided", "1"]
+    assert recorded.messages == []
+    recorded.context.close()
+
+
+def test_switches_change_a_figure(browser: Any, report: Path) -> None:
+    recorded = RecordedPage(browser)
+    page = recorded.show(report.as_uri())
+    for figure, switch in (("loss", "input[type=checkbox]"), ("score-0", "select")):
+        drawn = f"document.querySelector('#figure-{figure} svg').outerHTML"
+        before = page.evaluate(drawn)
+        control = page.query_selector(f"#figure-{figure} {switch}")
+        control.check() if switch != "select" else control.select_option("train")
+        page.wait_for_function(f"before => {drawn} !== before", arg=before)
+        assert page.query_selector(f"#figure-{figure}").evaluate(MARKS) > 0
+    assert recorded.messages == []
+    recorded.context.close()
+
+
+def test_buttons_save_a_figure(browser: Any, report: Path) -> None:
+    recorded = RecordedPage(browser, scheme="dark")
+    page = recorded.show(report.as_uri())
+    for form, begin in {
+        "svg": b"<svg",
+        "png": b"\x89PNG",
+        "csv": b"run,epoch,loss,lr,seconds,best\ndivided,1,",
+    }.items():
+        with page.expect_download() as saved:
+            page.click(f"#figure-loss-{form}")
+        assert saved.value.suggested_filename == f"loss.{form}"
+        assert Path(saved.value.path()).read_bytes().startswith(begin)
     assert recorded.messages == []
     recorded.context.close()
 

@@ -54,7 +54,10 @@ def test_missing_pandas_is_an_error(run: weft.Run, monkeypatch: pytest.MonkeyPat
 
 def test_a_plot_has_the_history(run: weft.Run, tmp_path: Path) -> None:
     pytest.importorskip("altair")
-    loss, score = run.plot().to_dict()["vconcat"]
+    plot = run.plot()
+    loss, score = plot.chart.to_dict()["vconcat"]
+    for name in ("epoch", "loss", "accuracy", run.folder.name, "val"):
+        assert f">{name}</text>" in plot._repr_svg_(), "a notebook shows the figure"
     assert [row["loss"] for row in loss["data"]["values"]] == [line["loss"] for line in run.history]
     assert [row["value"] for row in score["data"]["values"]] == [line["val_accuracy"] for line in run.history]
     empty = make_run(tmp_path / "empty", epochs=1, ended=False)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import html
 import json
+import platform
+import re
+import shlex
 import signal
 import socket
 import statistics
@@ -17,8 +22,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
+import torch
 
 import weft
 from tests.lib.running import train
@@ -33,7 +40,9 @@ from weft.utils.errors import InputError
 from weft.utils.files.jsonl import Recorder
 
 pytest.importorskip("altair")
+vl_convert = pytest.importorskip("vl_convert")
 GRAPH = "sbm:vertices=300,degree=6,classes=3,features=8"
+EXPORTED = (".svg", ".png", ".csv")
 EVIL = '<img src=x onerror=alert(1)> & "quoted"'
 
 
@@ -64,16 +73,34 @@ def page_of(*folders: Path) -> str:
 def test_curves_equal_the_records(folder: Path, lines: list[Line]) -> None:
     figures, epochs = tables(page_of(folder)), [line for line in lines if line["kind"] == "epoch"]
     assert [(row["epoch"], row["loss"], row["lr"], row["seconds"]) for row in figures["epochs"]] == [
-        (row["epoch"], row["loss"], row["lr"], row["seconds"]) for row in epochs
-    ]
+        (row["epoch"] + 1, row["loss"], row["lr"], row["seconds"]) for row in epochs
+    ]  # people count epochs from 1
     scores = {(row["epoch"], row["split"]): row["value"] for row in figures["scores-0"]}
     assert scores == {
-        (row["epoch"], split): row[f"{split}_accuracy"]
+        (row["epoch"] + 1, split): row[f"{split}_accuracy"]
         for row in epochs
         for split in ("train", "val", "test")
         if f"{split}_accuracy" in row
     }
     assert len(scores) == 6  # 2 of 4 epochs are evaluated
+
+
+def test_the_header_says_where_a_run_comes_from(folder: Path, lines: list[Line], tmp_path: Path) -> None:
+    start, page = lines[0], page_of(folder)
+    header = text(page[page.index("<header>") : page.index("</header>")])
+    assert start["host"] == platform.node()
+    assert start["date"][:4] == str(time.localtime().tm_year)
+    for name in ("date", "host", "processor", "commit", "command"):
+        assert text(html.escape(start[name])) in header
+    versions = f"weft {weft.__version__}, PyTorch {torch.__version__}, Python {platform.python_version()}"
+    assert versions in header
+    run = train(GRAPH, epochs=1, out=tmp_path / "run")
+    assert shlex.split(run.records[0]["command"]) == [Path(sys.executable).name, *sys.orig_argv[1:]]
+
+
+def test_runs_of_earlier_versions_are_shown() -> None:
+    page = page_of(*(Path(__file__).parents[1] / "fixtures" / "c72d10d" / name for name in ("run", "ranks")))
+    assert "finished after" in text(page)
 
 
 def test_seconds_equal_the_records(folder: Path, lines: list[Line]) -> None:
@@ -89,7 +116,7 @@ def test_seconds_equal_the_records(folder: Path, lines: list[Line]) -> None:
     courses = [(row["label"], row["epoch"], row["compute"], row["network"], row["waiting"]) for row in figures["ranks"]]
     trained = sorted((row for row in ranks if row["phase"] == "train"), key=lambda row: row["rank"])
     assert courses == [
-        (f"rank {row['rank']}", row["epoch"], *(row[f"{kind}_seconds"] for kind in KINDS)) for row in trained
+        (f"rank {row['rank']}", row["epoch"] + 1, *(row[f"{kind}_seconds"] for kind in KINDS)) for row in trained
     ]
 
 
@@ -182,15 +209,151 @@ def test_several_runs_are_compared(tmp_path: Path) -> None:
     second = make_run(tmp_path / "two", epochs=5, scale=2.0, lr=0.5)
     page = page_of(first, second)
     losses = {(row["run"], row["epoch"]): row["loss"] for row in tables(page)["epochs"]}
-    assert losses == {("one", e): 1 / (1 + e) for e in range(3)} | {("two", e): 2 / (1 + e) for e in range(5)}
+    assert losses == {("one", e): 1 / e for e in range(1, 4)} | {("two", e): 2 / e for e in range(1, 6)}
     heads = [cell for row in page.split("<thead>")[1:2] for cell in row.split("</thead>")[0].split('scope="col">')[1:]]
     assert [cell.split("<")[0] for cell in heads] == ["one", "two"]
     assert "two, rank 1" in {row["label"] for row in tables(page)["balance"]}
     chart = json.loads(Elements(page).scripts["figure-loss"])
-    assert chart["encoding"]["color"]["scale"]["domain"] == ["one", "two"]
+    assert chart["layer"][0]["encoding"]["color"]["scale"]["domain"] == ["one", "two"]
     visible = text(page)
     assert "lr 0.01 0.5" in visible
     assert visible.count("weft train digits --model=gcn") == 2
+
+
+def chart_of(page: str, figure: str) -> str:
+    """Return a figure of a page as it is first shown, as SVG."""
+    spec = json.loads(Elements(page).scripts[f"figure-{figure}"]) | {"width": 500}
+    return str(vl_convert.vegalite_to_svg(spec | {"datasets": tables(page)}))
+
+
+def strokes(svg: str) -> list[tuple[str, str]]:
+    """Return color and dashes of each line of a chart."""
+    paths = re.findall(r'<path aria-label="[^>]*>', svg)
+    lines = [path for path in paths if 'aria-roledescription="line mark"' in path]
+    return [tuple(re.findall(f'stroke{name}="([^"]*)"', line)[0] for name in ("", "-dasharray")) for line in lines]
+
+
+def test_curves_that_coincide_are_both_visible(tmp_path: Path) -> None:
+    page = page_of(make_run(tmp_path / "one"), make_run(tmp_path / "two"), make_run(tmp_path / "other", scale=2.0))
+    assert "two coincides with one (largest difference 0)." in text(page)
+    assert "other coincides" not in text(page)
+    for figure in ("loss", "score-0"):
+        lines = strokes(chart_of(page, figure))
+        assert len(lines) == 3
+        assert len({color for color, _ in lines}) == len({dashes for _, dashes in lines}) == 3
+
+
+def test_every_curve_has_a_label_that_no_other_overlaps(tmp_path: Path) -> None:
+    page = page_of(*(make_run(tmp_path / f"run{number}", scale=1 + number / 100) for number in range(6)))
+    svg = chart_of(page, "loss")
+    heights = sorted(float(height) for height, name in re.findall(r'translate\([\d.]+,([\d.-]+)\)"[^>]*>(run\d)<', svg))
+    assert len(heights) == 6
+    assert all(second - first >= 13.9 for first, second in pairwise(heights))
+
+
+def test_the_best_epoch_is_marked(tmp_path: Path) -> None:
+    page = page_of(make_run(tmp_path / "run", epochs=3))
+    assert [row["best"] for row in tables(page)["epochs"]] == [False, False, True]
+    assert "best epoch 3" in text(page)
+    assert chart_of(page, "loss").count("best: true") == 1 + 1  # the diamond, and the point of the line
+    unfinished = page_of(make_run(tmp_path / "unfinished", ended=False))
+    assert not any(row["best"] for row in tables(unfinished)["epochs"])
+
+
+def test_a_report_shows_validation_first(folder: Path) -> None:
+    page = page_of(folder)
+    svg = chart_of(page, "score-0")
+    assert len(strokes(svg)) == 1
+    assert ">val<" in svg
+    assert not re.search(">(train|test)<", svg)
+    select = next(param for param in json.loads(Elements(page).scripts["figure-score-0"])["params"] if "bind" in param)
+    assert select["bind"]["options"] == ["val", "train", "test", "all"]
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    """Write the runs of a sweep over two learning rates and two seeds, and a fifth run."""
+    for number, (lr, seed) in enumerate([(0.1, 0), (0.1, 1), (0.2, 0), (0.2, 1)]):
+        make_run(tmp_path / "sweep" / f"lr={lr},seed={seed}", scale=2 - number / 4, lr=lr, seed=seed)
+    make_run(tmp_path / "sweep" / "lr=0.3,seed=0", lr=0.3, epochs=5, scale=0.5)
+    return tmp_path / "sweep"
+
+
+def test_seeds_are_shown_as_mean_and_band(sweep: Path) -> None:
+    page = page_of(sweep)
+    rows = {(row["run"], row["epoch"]): row for row in tables(page)["epochs"]}
+    assert {run for run, _ in rows} == {"lr=0.1", "lr=0.2", "lr=0.3,seed=0"}
+    for epoch in (1, 2, 3):
+        losses = [2 / epoch, 1.75 / epoch]
+        row = rows["lr=0.1", epoch]
+        assert row["loss"] == statistics.fmean(losses)
+        assert row["loss_low"] == pytest.approx(statistics.fmean(losses) - statistics.stdev(losses))
+        assert row["loss_high"] == pytest.approx(statistics.fmean(losses) + statistics.stdev(losses))
+    assert rows["lr=0.3,seed=0", 5]["loss_low"] is None
+    assert rows["lr=0.3,seed=0", 5]["best"]
+    svg = chart_of(page, "loss")
+    assert svg.count('aria-roledescription="area mark"') == 2
+    assert len(strokes(svg)) == 3
+    assert "band of one standard deviation" in text(page)
+
+
+def test_a_sweep_shows_the_best_setting_and_the_influence_of_options(sweep: Path) -> None:
+    visible = text(page_of(sweep))
+    settings = visible[visible.index("Settings by val accuracy") : visible.index("Training loss")]
+    assert "The best run is lr=0.3,seed=0 (0.9500)" in settings
+    ranks = [settings.index(name) for name in ("lr=0.3,seed=0 1 ", "lr=0.2 2 ", "lr=0.1 2 ")]
+    assert ranks == sorted(ranks), "the best first"
+    assert "lr 0.1 2 0.6875 +- 0.0295 0.7083" in settings
+    assert "4 other runs" not in visible
+    assert "1 other runs" in visible
+
+
+def test_lower_scores_can_be_better(sweep: Path) -> None:
+    for metrics in sweep.glob("*/metrics.jsonl"):
+        lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+        for line in lines:
+            if "val_accuracy" in line:
+                line["val_mae"] = 1 - line.pop("val_accuracy")
+        metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    visible = text(page_of(sweep))
+    assert "The best run is lr=0.3,seed=0 (0.0500)" in visible
+
+
+def test_runs_of_other_names_are_grouped_by_their_configuration(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / name, seed=number) for number, name in enumerate(["a", "b", "c"])]
+    assert {row["run"] for row in tables(page_of(*folders))["epochs"]} == {"a and 2 other seeds"}
+
+
+def test_figures_are_written_without_a_browser(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "new" / "figures"
+    command = ["report", str(folder), str(make_run(tmp_path / 'a "b", c')), "--figures", str(out)]
+    assert main(command) == 0
+    page = page_of(folder, tmp_path / 'a "b", c')
+    names = [str(attributes["id"]).removeprefix("figure-") for attributes in Elements(page).of("figure")]
+    assert f"{len(names)} figures in {out}" in capsys.readouterr().out
+    assert {path.name for path in out.iterdir()} == {f"{name}{form}" for name in names for form in EXPORTED}
+    for name in names:
+        svg = ElementTree.parse(out / f"{name}.svg").getroot()
+        assert svg.get("width") == "640"
+        assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    with (out / "score-0.csv").open() as file:
+        scores = list(csv.DictReader(file))
+    shown = [{name: str(row[name]) for name in scores[0]} for row in tables(page)["scores-0"]]
+    assert scores == shown
+    assert scores[0].keys() == {"run", "split", "epoch", "value", "best"}
+    assert main(command) == 2
+    assert "exists already: choose another --figures, or add --overwrite" in capsys.readouterr().err
+    assert main([*command, "--overwrite"]) == 0
+
+
+def test_every_figure_has_buttons_that_save_it(folder: Path) -> None:
+    page = Elements(page_of(folder))
+    saved = {attributes["id"] for attributes in page.of("button") if "data-save" in attributes}
+    assert saved == {
+        f"{attributes['id']}{form.replace('.', '-')}" for attributes in page.of("figure") for form in EXPORTED
+    }
 
 
 def test_runs_of_equal_names_are_distinguished_by_paths(tmp_path: Path) -> None:
@@ -307,8 +470,8 @@ def test_a_resumed_run_shows_the_ranks_of_its_last_start(tmp_path: Path) -> None
     recorder.write("rank", **rank_line(3, 0))
     recorder.close()
     figures = tables(page_of(folder))
-    assert [row["epoch"] for row in figures["epochs"]] == [0, 1, 2, 3]
-    assert [(row["label"], row["epoch"]) for row in figures["ranks"]] == [("rank 0", 3)]
+    assert [row["epoch"] for row in figures["epochs"]] == [1, 2, 3, 4]
+    assert [(row["label"], row["epoch"]) for row in figures["ranks"]] == [("rank 0", 4)]
 
 
 @pytest.mark.parametrize(
@@ -342,6 +505,7 @@ def test_errors_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str
     run, taken = str(make_run(tmp_path / "run")), tmp_path / "taken.html"
     taken.write_text("mine")
     (tmp_path / "damaged" / "run").mkdir(parents=True)
+    (tmp_path / "empty").mkdir()
     (tmp_path / "damaged" / "run" / "config.toml").write_text("graph = ")
     for arguments, message in {
         (run,): "--out",
@@ -349,10 +513,12 @@ def test_errors_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (run, "--out", str(tmp_path / "page.pdf")): ".html",
         (run, "--out", str(tmp_path / "none" / "page.html")): "No such file or directory",
         (run, "--out", str(taken), "--serve"): "not allowed with",
+        (run, "--figures", str(taken)): "--figures",
         (run, "--out", str(taken), "--port", "80"): "--port has no effect without --serve",
         (run, "--serve", "--overwrite"): "--overwrite has no effect with --serve",
         (run, "--serve", "--port", "65536"): "--port 65536",
-        (str(tmp_path), "--out", str(taken)): "contains no run",
+        (str(tmp_path / "empty"), "--serve"): "contains no run",
+        (str(tmp_path / "damaged"), "--serve"): "config.toml: cannot be read",
         (str(tmp_path / "damaged" / "run"), "--out", str(taken), "--overwrite"): "config.toml: cannot be read",
     }.items():
         assert main(["report", *arguments]) == 2

@@ -34,7 +34,7 @@ def test_the_card_states_the_facts_of_the_run(tmp_path: Path, monkeypatch: pytes
     assert card["fingerprint"] == graph.fingerprint
     assert card["parameters"] == f"{sum(parameter.numel() for parameter in run.model.parameters()):,}"
     assert card["train_accuracy"] == f"{run.summary['train_accuracy']:.6g}"
-    assert card["best epoch"] == str(run.summary["best_epoch"])
+    assert card["best epoch"] == str(run.summary["best_epoch"] + 1), "people count from 1"
     assert card["weft"] == weft.__version__
     assert (card["lr"], card["residual"], card["chunks"]) == ("0.05", "True", "2")
     assert "hidden" not in card

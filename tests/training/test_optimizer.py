@@ -286,7 +286,7 @@ def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         ({"optimizer": torch.optim.LBFGS}, r"optimizer LBFGS: LBFGS\.step needs a closure, .* such as Adam"),
         (
             {"scheduler": partial(OneCycleLR, max_lr=0.1, total_steps=7), "epochs": 9},
-            "--scheduler OneCycleLR fails at the end of epoch 7 .* make it for 9 steps",
+            "--scheduler OneCycleLR fails at the end of epoch 8 .* make it for 9 steps",
         ),
         ({"optimizer": adam}, "optimizer: weft has a built-in named adam"),
         ({"optimizer": two_groups, "lr": 0.1}, "lr has no effect on a custom optimizer: leave it out"),

@@ -387,14 +387,19 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--overwrite", action="store_true", help="replace an existing file")
     command.set_defaults(command=_predict)
 
-    command = commands.add_parser("report", help="show runs in a browser: write a page, or follow runs that train")
-    command.add_argument("runs", type=Path, nargs="+", metavar="run", help="folder of a run; several runs are compared")
+    command = commands.add_parser("report", help="show runs: write a page, follow runs that train, or write figures")
+    command.add_argument(
+        "runs", type=Path, nargs="+", metavar="run", help="folder of a run or of a sweep; several runs are compared"
+    )
     output = command.add_mutually_exclusive_group(required=True)
     output.add_argument("--out", type=Path, help=".html file to write")
     output.add_argument(
         "--serve", action="store_true", help="serve the page to this machine only, and update it while runs train"
     )
-    command.add_argument("--overwrite", action="store_true", help="replace an existing file")
+    output.add_argument(
+        "--figures", type=Path, metavar="FOLDER", help="folder in which each figure is written as SVG, PNG and CSV"
+    )
+    command.add_argument("--overwrite", action="store_true", help="replace existing files")
     command.add_argument("--port", type=integer, metavar="X", help="port for --serve (default: any free port)")
     command.set_defaults(command=_report)
 
@@ -695,7 +700,7 @@ def _predict(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     """Run `weft report`."""
     from weft.reporting.serve import serve
-    from weft.reporting.write import read_runs, write_report
+    from weft.reporting.write import read_runs, write_figures, write_report
 
     if options.serve:
         if options.overwrite:
@@ -703,6 +708,10 @@ def _report(options: argparse.Namespace) -> int:
         return serve(options.runs, options.port or 0)
     if options.port is not None:
         raise InputError("--port has no effect without --serve: leave it out")
+    if options.figures:
+        number = write_figures(read_runs(options.runs), options.figures, overwrite=options.overwrite)
+        print_line(f"{number} figures in {options.figures}")
+        return 0
     write_report(read_runs(options.runs), options.out, overwrite=options.overwrite)
     print_line(f"report in {options.out}")
     return 0

@@ -1,5 +1,6 @@
 """Reports, tables and charts of runs, made from their records alone."""
 
+from weft.reporting.drawing import Plot
 from weft.reporting.page import make_page
 from weft.reporting.print_table import print_table
 from weft.reporting.records import RunRecords, epoch_columns, rank_columns
@@ -15,6 +16,7 @@ from weft.reporting.run_table import (
 from weft.reporting.sections.curves import plot, run_facts
 
 __all__ = [
+    "Plot",
     "RunRecords",
     "calibration_line",
     "compare_table",

@@ -18,6 +18,14 @@ LINE_POINTS = 40
 """Most epochs of a curve that marks each epoch with a point."""
 ROW_PIXELS = 20
 """Height of a row of bars."""
+CURVE_PIXELS = 260
+"""Height of a figure with curves."""
+MAX_LABEL_PIXELS = 110
+"""Largest width of the label of a curve; longer names end with an ellipsis."""
+LETTER_PIXELS = 7
+"""Width of a letter of a label."""
+DASHES = ([1, 0], [7, 4], [2, 3], [9, 3, 2, 3])
+"""Lengths of the dashes and gaps of lines."""
 SECONDS = "abs(datum.value) < 1 ? format(datum.value * 1000, ',.4~g') + ' ms' : format(datum.value, ',.4~g') + ' s'"
 """Expression of Vega that formats an axis in seconds."""
 BYTES = "datum.value == 0 ? '0' : format(datum.value, '.3~s') + 'B'"
@@ -52,6 +60,11 @@ class Data:
         """Return the rows of all groups."""
         return list(chain.from_iterable(group.rows() for group in self.groups))
 
+    def table(self) -> list[dict[str, Any]]:
+        """Return the rows without the fields that only place marks, as a reader sees them."""
+        hidden = ("place", "_")
+        return [{name: value for name, value in row.items() if not name.startswith(hidden)} for row in self.rows()]
+
     def values(self, field: str) -> list[Any]:
         """Return the distinct values of a field, in the order of their first appearance."""
         values: dict[Any, None] = {}
@@ -59,39 +72,86 @@ class Data:
             values |= dict.fromkeys([group.shared[field]] if field in group.shared else group.columns[field])
         return list(values)
 
+    @property
+    def splits(self) -> list[str]:
+        """Splits in the order in which a reader can select them; empty for curves that have none."""
+        splits = self.values("split") if self.groups and "split" in self.groups[0].shared else []
+        return sorted(splits, key=lambda split: split != "val")
 
-def curves(data: Data, field: str, title: str, *, unit: str = "", inline: bool = False) -> Any:
-    """Return a chart with lines over the epochs, by run and (if the data has it) by split.
+    @property
+    def default_split(self) -> str:
+        """Split that is shown first: validation, if there is one. Empty: the curves have no splits."""
+        return (self.splits or [""])[0]
+
+
+def curves(data: Data, field: str, title: str, *, unit: str = "", log: bool = False, inline: bool = False) -> Any:
+    """Return a chart with lines over the epochs, with labels at their ends.
+
+    Several runs have a line each, for the split that the reader selects, first validation. A single run has a line for
+    the selected split, or for each. Lines have their own colors and dashes, so that coinciding ones can be told apart.
+    A diamond marks the best epoch. A band is drawn where the data has its ends.
 
     Args:
-        data: Data with the fields run, epoch and `field`, and possibly split.
+        data: Data with the fields run, epoch, best, `field` and those of the labels, and possibly split, and
+            `field`_low and `field`_high.
         field: Field of the vertical axis.
         title: Title of the vertical axis.
         unit: Expression that formats the axis; see `_axis`.
-        inline: True: the chart contains its data, so that it can be shown alone, and does not zoom.
+        log: Add a switch for a logarithmic axis.
+        inline: True: the chart contains its data, so that it can be shown alone, shows all splits, and has no switches.
     """
     alt = import_extra("altair", "a chart")
-    runs = data.values("run")
-    splits = data.values("split") if data.groups and "split" in data.groups[0].shared else []
+    runs, splits = data.values("run"), data.splits
     few = max((len(group.columns["epoch"]) for group in data.groups), default=0) <= LINE_POINTS
-    by_run, by_split = _hue(alt, "run", runs), _hue(alt, "split", splits)
-    marks = {"color": by_run if len(runs) > 1 or not splits else by_split}
-    if len(runs) > 1:
-        dashed = ("split", splits) if len(splits) > 1 else ("run", runs)
-        marks["strokeDash"] = alt.StrokeDash(
-            f"{dashed[0]}:N", title=None, sort=dashed[1], scale=alt.Scale(domain=dashed[1])
-        )
-    chart = (
+    by, names = ("split", splits) if splits and len(runs) == 1 else ("run", runs)
+    params = []
+    banded = any(f"{field}_low" in group.columns for group in data.groups)
+    heights = {"height": f"datum.{field}"}
+    heights |= {end: f"datum.{field}_{end}" for end in ("low", "high") if banded}
+    shift, axis = f"datum._{field}", _axis(alt, unit)
+    if log and not inline:
+        params.append(alt.param(name="logarithmic", value=False, bind=alt.binding_checkbox(name="Logarithmic axis ")))
+        heights = {
+            name: f"logarithmic ? ({value} > 0 ? log({value}) / LN10 : null) : {value}"
+            for name, value in heights.items()
+        }
+        shift = f"logarithmic ? {shift}_log : {shift}"
+        axis = alt.Axis(labelExpr="logarithmic ? format(pow(10, datum.value), '.2~g') : datum.label", tickCount=5)
+    scale = alt.Scale(domain=names, range=[DASHES[number % len(DASHES)] for number in range(len(names))])
+    base = (
         _chart(alt, data, inline=inline)
-        .mark_line(point={"size": 18} if few else False, strokeWidth=1.75)
+        .transform_calculate(**heights)
         .encode(
-            x=alt.X("epoch:Q", title="epoch, from 0", axis=alt.Axis(tickMinStep=1), scale=_tight(alt)),
-            y=alt.Y(f"{field}:Q", title=title, scale=_tight(alt), axis=_axis(alt, unit)),
-            tooltip=[*(f"{name}:N" for name in ("run", *(["split"] if splits else []))), "epoch:Q", f"{field}:Q"],
-            **marks,
+            x=alt.X("epoch:Q", title="epoch", axis=alt.Axis(tickMinStep=1), scale=_tight(alt, padding=6)),
+            y=alt.Y("height:Q", title=title, scale=_tight(alt, padding=6), axis=axis),
+            color=_hue(alt, by, names, legend=False),
+            tooltip=["run:N", *(["split:N"] if splits else []), "epoch:Q", f"{field}:Q", "best:N"],
         )
     )
-    return chart if inline else chart.add_params(_zoom(alt))
+    if len(splits) > 1 and not inline:
+        choices = [*splits, *(["all"] if by == "split" else [])]
+        select = alt.binding_select(options=choices, name="Split: ")
+        params.append(alt.param(name="shown", value=data.default_split, bind=select))
+        base = base.transform_filter("shown === 'all' || datum.split === shown")
+    lines = base.mark_line(point={"size": 18} if few else False, strokeWidth=2).encode(
+        strokeDash=alt.StrokeDash(f"{by}:N", scale=scale, legend=None)
+    )
+    best = base.mark_point(shape="diamond", size=110, filled=True, opacity=1).transform_filter("datum.best")
+    labels = (
+        base.mark_text(align="left", dx=6, dy=alt.expr(f"-({shift})"), limit=MAX_LABEL_PIXELS, clip=False)
+        .transform_filter("datum.epoch === datum._last")
+        .encode(text=f"{by}:N", tooltip=alt.value(None))
+    )
+    bands = [
+        base.mark_area(opacity=0.2)
+        .transform_filter("isValid(datum.low)")
+        .encode(y="low:Q", y2="high:Q", tooltip=alt.value(None))
+        for _ in range(banded)
+    ]
+    lines = lines if inline else lines.add_params(*params, _zoom(alt))
+    room = min(MAX_LABEL_PIXELS, LETTER_PIXELS * max(map(len, names), default=0)) + 10
+    padding = {} if inline else {"padding": {"left": 5, "top": 5, "right": room, "bottom": 5}}  # of whole charts only
+    return alt.layer(*bands, lines, best, labels).properties(height=CURVE_PIXELS, **padding)
 
 
 def areas(data: Data) -> Any:
@@ -110,7 +170,7 @@ def areas(data: Data) -> Any:
         .transform_fold(kinds, as_=["kind", "seconds"])
         .mark_area(interpolate="step")
         .encode(
-            x=alt.X("epoch:Q", title="epoch, from 0", axis=alt.Axis(tickMinStep=1), scale=_tight(alt)),
+            x=alt.X("epoch:Q", title="epoch", axis=alt.Axis(tickMinStep=1), scale=_tight(alt)),
             y=alt.Y("seconds:Q", title="seconds", axis=_axis(alt, SECONDS)),
             color=_hue(alt, "kind", kinds),
             order=alt.Order("rank_of_kind:Q"),
@@ -236,10 +296,10 @@ def _zoom(alt: Any) -> Any:
     return alt.selection_interval(name="zoom", encodings=["x"], bind="scales", translate=moving, zoom=zooming)
 
 
-def _hue(alt: Any, field: str, names: Sequence[str]) -> Any:
-    """Return colors by a field, with a legend if it has several values."""
-    legend = alt.Legend(title=None) if len(names) > 1 else None
-    return alt.Color(f"{field}:N", title=field, sort=list(names), scale=alt.Scale(domain=list(names)), legend=legend)
+def _hue(alt: Any, field: str, names: Sequence[str], *, legend: bool = True) -> Any:
+    """Return colors by a field, with a legend if it is wanted and the field has several values."""
+    shown = alt.Legend(title=None) if legend and len(names) > 1 else None
+    return alt.Color(f"{field}:N", title=field, sort=list(names), scale=alt.Scale(domain=list(names)), legend=shown)
 
 
 def _labels_axis(alt: Any, data: Data) -> Any:
@@ -250,8 +310,8 @@ def _labels(alt: Any) -> Any:
     return alt.Axis(labelLimit=150, ticks=False, domain=False)
 
 
-def _tight(alt: Any) -> Any:
-    return alt.Scale(zero=False, nice=False)
+def _tight(alt: Any, padding: int = 0) -> Any:
+    return alt.Scale(zero=False, nice=False, padding=padding)
 
 
 def _axis(alt: Any, unit: str) -> Any:

@@ -56,11 +56,39 @@
     await view.signal(`zoom_${figure.dataset.zoom}`, shown ?? null).runAsync();
   }
 
+  // The fields of a figure's data that people read, and all rows.
+  function shown(name) {
+    const data = rows(name);
+    return [Object.keys(data[0] ?? {}).filter((field) => field !== "place" && !field.startsWith("_")), data];
+  }
+
+  function csv(name) {
+    const [fields, data] = shown(name);
+    const cell = (value) => (/[",\r\n]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : String(value ?? ""));
+    return [fields, ...data.map((row) => fields.map((field) => row[field]))].map((line) => `${line.map(cell).join(",")}\n`).join("");
+  }
+
+  // Downloads a figure as it is shown, or its data as CSV.
+  async function save(button) {
+    const figure = button.closest("figure");
+    const form = button.dataset.save;
+    const link = document.createElement("a");
+    link.download = `${figure.id.replace("figure-", "")}.${form}`;
+    if (form === "csv") {
+      link.href = URL.createObjectURL(new Blob([csv(figure.dataset.table)], { type: "text/csv" }));
+    } else {
+      const { view } = views.get(figure.id);
+      await view.background(getComputedStyle(document.body).backgroundColor).runAsync();
+      link.href = await view.toImageURL(form, form === "png" ? 2 : 1);
+      await view.background("transparent").runAsync();
+    }
+    link.click();
+  }
+
   function fill(details) {
     const body = details.querySelector("tbody");
     if (!body || body.rows.length) return;
-    const data = rows(details.dataset.table);
-    const fields = Object.keys(data[0] ?? {}).filter((field) => field !== "place");
+    const [fields, data] = shown(details.dataset.table);
     const head = details.querySelector("thead").insertRow();
     for (const field of fields) head.append(Object.assign(document.createElement("th"), { scope: "col", textContent: field }));
     for (const row of data) {
@@ -110,8 +138,8 @@
   }
 
   document.addEventListener("click", (event) => {
-    const button = event.target.closest("button[data-zoom]");
-    if (button) zoom(button);
+    const button = event.target.closest("button[data-zoom], button[data-save]");
+    if (button) (button.dataset.save ? save : zoom)(button);
   });
   document.addEventListener("toggle", (event) => {
     if (event.target.matches("details[data-table]") && event.target.open) fill(event.target);

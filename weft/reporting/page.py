@@ -8,11 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from weft.reporting.drawing import COLOURS, theme
 from weft.reporting.figures import Data
 from weft.reporting.page_parts import Code, Figure, PageTable, Runs, Section
 from weft.reporting.records import RunRecords
-from weft.reporting.sections.curves import configuration, curves, overview
+from weft.reporting.sections.curves import configuration, curves, origin, overview
 from weft.reporting.sections.inputs import graph, partition
+from weft.reporting.sections.settings import settings
 from weft.reporting.sections.time_costs import balance, seconds, timelines
 from weft.reporting.sections.volumes import memory, traffic
 from weft.utils.notebook import html_text
@@ -20,6 +22,7 @@ from weft.utils.optional_packages import import_extra
 
 SECTIONS: tuple[Callable[[Runs], Section], ...] = (
     overview,
+    settings,
     curves,
     seconds,
     timelines,
@@ -38,27 +41,38 @@ POLICY = (
     "connect-src 'self'; base-uri 'none'; form-action 'none'"
 )
 """Content security policy: the page loads nothing but itself. Vega needs `unsafe-eval` for a chart's expressions."""
-FONT = "system-ui, sans-serif"
-COLOURS = {
-    "light": {
-        "text": "#1b1f24",
-        "soft": "#57606a",
-        "grid": "#e3e7eb",
-        "marks": ["#0b62a8", "#b84a00", "#007a53", "#a0327f", "#6f5b00", "#5746c9", "#7a4a2b", "#4a5560"],
-    },
-    "dark": {
-        "text": "#e6e9ee",
-        "soft": "#a9b3be",
-        "grid": "#2c333c",
-        "marks": ["#62b0f5", "#ff9a57", "#3fc79a", "#ec8fce", "#d9c24a", "#a99cff", "#cf9f80", "#b4bec9"],
-    },
-}
-"""Colors of both schemes.
-
-Marks have a contrast of at least 3 to 1 with the background, and can be told apart without seeing red or green.
-"""
 ZOOMS = {"in": "Zoom in", "out": "Zoom out", "left": "Left", "right": "Right", "all": "Reset"}
-"""Texts of a figure's buttons."""
+"""Texts of a figure's buttons that move its horizontal axis."""
+SAVES = ("svg", "png", "csv")
+"""Formats in which a figure's buttons save it."""
+MAX_NAMES = 4
+"""Most runs that the title names."""
+WIDTH = 640
+"""Width in pixels of a figure in a file."""
+
+
+def make_sections(runs: Runs) -> list[Section]:
+    """Return all sections of a report, also those without parts."""
+    return [make_section(runs) for make_section in SECTIONS]
+
+
+def figures_of(sections: Iterable[Section]) -> list[Figure]:
+    """Return the figures of some sections."""
+    return [part for section in sections for part in section.parts if isinstance(part, Figure)]
+
+
+def figure_spec(figure: Figure, width: int | str) -> dict[str, Any]:
+    """Return a figure as a specification of Vega-Lite, without its data.
+
+    Args:
+        figure: The figure.
+        width: Width in pixels, or "container" for that of the page.
+    """
+    return dict(figure.chart.to_dict()) | {
+        "width": width,
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        "description": f"{figure.title}. {figure.caption}",
+    }
 
 
 def make_page(runs: Sequence[RunRecords], *, follow: str | None = None) -> str:
@@ -71,12 +85,13 @@ def make_page(runs: Sequence[RunRecords], *, follow: str | None = None) -> str:
     Raises:
         InputError: The records cannot be read, or the packages for charts are not installed.
     """
-    all_sections = [make_section(runs) for make_section in SECTIONS]
+    all_sections = make_sections(runs)
     shown = [section for section in all_sections if section.parts]
-    title = f"weft: {', '.join(run.name for run in runs)}"
+    names = [run.name for run in runs[:MAX_NAMES]] + [f"{len(runs) - MAX_NAMES} other runs"] * (len(runs) > MAX_NAMES)
+    title = f"weft: {', '.join(names)}"
     contents = "".join(f'<li><a href="#{section.name}">{html_text(section.title)}</a></li>' for section in shown)
     follow_attribute = "" if follow is None else f' data-follow="{html_text(follow)}"'
-    figures = [part for section in shown for part in section.parts if isinstance(part, Figure)]
+    figures = figures_of(all_sections)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -84,7 +99,7 @@ def make_page(runs: Sequence[RunRecords], *, follow: str | None = None) -> str:
         '<link rel="icon" href="data:,">\n'
         f"<title>{html_text(title)}</title>\n<style>\n{_file('page.css')}</style>\n</head>\n<body{follow_attribute}>\n"
         '<a class="skip" href="#main">Skip to the report</a>\n'
-        f"<header><h1>{html_text(title)}</h1>\n"
+        f"<header><h1>{html_text(title)}</h1>\n{_table(start) if (start := origin(runs)).rows else ''}"
         f'<nav aria-label="Contents"><ul>{contents}</ul></nav></header>\n'
         f'<main id="main" tabindex="-1">\n{"".join(map(_section, shown))}{_not_shown(all_sections)}'
         f'<script type="application/json" id="records">{_json(_records(figures))}</script>\n</main>\n'
@@ -92,7 +107,7 @@ def make_page(runs: Sequence[RunRecords], *, follow: str | None = None) -> str:
         "cannot read the records.</p>\n"
         "<footer>Made by weft from the records of the runs. Move and zoom the figures with their buttons, by dragging, "
         "or with Shift and the wheel.</footer>\n"
-        f'<script type="application/json" id="themes">{_json({name: _theme(name) for name in COLOURS})}</script>\n'
+        f'<script type="application/json" id="themes">{_json({name: theme(name) for name in COLOURS})}</script>\n'
         f"<script>{vega()}</script>\n<script>\n{_file('page.js')}</script>\n</body>\n</html>\n"
     )
 
@@ -146,17 +161,12 @@ def _part(part: Figure | PageTable | Code) -> str:
 
 def _figure(figure: Figure) -> str:
     name = f"figure-{figure.name}"
-    spec = figure.chart.to_dict() | {
-        "width": "container",
-        "autosize": {"type": "fit-x", "contains": "padding"},
-        "description": f"{figure.title}. {figure.caption}",
-    }
+    spec = figure_spec(figure, "container")
+    moves = ZOOMS if figure.zoom else {}
     buttons = "".join(
-        f'<button type="button" id="{name}-{move}" data-zoom="{move}" aria-label="{text}: {html_text(figure.title)}">'
-        f"{text}</button>"
-        for move, text in ZOOMS.items()
+        [_button(figure, move, f'data-zoom="{move}"', text) for move, text in moves.items()]
+        + [_button(figure, form, f'data-save="{form}"', form.upper()) for form in SAVES]
     )
-    tools = f'<div class="tools">{buttons}</div>' if figure.zoom else ""
     empty_table = PageTable(caption=figure.title, head=(), rows=())
     table = _table(figure.table or empty_table)
     # Without a table, the page's script fills it from the figure's data when the reader opens it.
@@ -166,9 +176,16 @@ def _figure(figure: Figure) -> str:
         f'<figure id="{name}" data-table="{figure.data.name}" data-zoom="{figure.zoom}" '
         f'aria-labelledby="{name}-caption">\n'
         f'<figcaption id="{name}-caption">{html_text(figure.caption)}</figcaption>\n'
-        f'{tools}<div class="chart"></div>\n<script type="application/json">{_json(spec)}</script>\n</figure>\n'
+        f'<div class="tools">{buttons}</div><div class="chart"></div>\n'
+        f'<script type="application/json">{_json(spec)}</script>\n</figure>\n'
         f'<details id="{name}-table"{data_table}><summary>Table: {html_text(figure.title)}</summary>{table}</details>\n'
     )
+
+
+def _button(figure: Figure, name: str, action: str, text: str) -> str:
+    """Return a button of a figure, of which the attribute `action` says what it does."""
+    label = html_text(f"{text}: {figure.title}")
+    return f'<button type="button" id="figure-{figure.name}-{name}" {action} aria-label="{label}">{text}</button>'
 
 
 def _table(table: PageTable) -> str:
@@ -198,27 +215,3 @@ def _not_shown(all_sections: Sequence[Section]) -> str:
         '<section id="left-out" aria-labelledby="left-out-title">\n<h2 id="left-out-title">Not shown</h2>\n'
         f"<ul>{lines}</ul></section>\n"
     )
-
-
-def _theme(name: str) -> dict[str, Any]:
-    """Return the configuration of Vega-Lite for a light or a dark page."""
-    colours = COLOURS[name]
-    text, soft = colours["text"], colours["soft"]
-    return {
-        "background": "transparent",
-        "font": FONT,
-        "view": {"stroke": None},
-        "range": {"category": colours["marks"]},
-        "axis": {
-            "labelColor": text,
-            "titleColor": text,
-            "gridColor": colours["grid"],
-            "tickColor": soft,
-            "domainColor": soft,
-        }
-        | {"labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"},
-        "legend": {"labelColor": text, "titleColor": text, "orient": "top", "columns": 2, "labelLimit": 170}
-        | {"labelFontSize": 12, "symbolStrokeWidth": 2},
-        "mark": {"color": colours["marks"][0]},
-        "rule": {"color": text},
-    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,18 +105,3 @@ NO_EPOCH = "no epoch is recorded yet"
 def seconds_text(value: float) -> str:
     """Return seconds as a text in s or ms."""
     return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.2f} ms"
-
-
-def describe_curve(run: RunRecords, name: str, text: Callable[[float], str] = lambda value: f"{value:.4g}") -> str:
-    """Return the first and the last value of a curve, as a sentence.
-
-    Args:
-        run: Records of the run.
-        name: Field of the lines of epochs.
-        text: Function that formats a value.
-    """
-    points = [(line["epoch"], line[name]) for line in run.epochs if isinstance(line.get(name), int | float)]
-    if not points:
-        return f"{run.name}: not evaluated."
-    (first, begin), (last, end) = points[0], points[-1]
-    return f"{run.name}: {text(begin)} in epoch {first}, {text(end)} in epoch {last}."

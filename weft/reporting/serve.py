@@ -22,7 +22,7 @@ from typing import Any
 
 from weft.config.config import MEMORY_REMEDY
 from weft.reporting.page import vega
-from weft.reporting.write import read_runs, report_page
+from weft.reporting.write import read_runs, report_page, run_folders
 from weft.utils.error_line import explain_error, print_error
 from weft.utils.errors import InputError
 
@@ -101,7 +101,7 @@ class ReportServer(ThreadingHTTPServer):
 
     def state(self) -> str:
         """Return a checksum that changes with each file that the report is made of."""
-        paths = [folder / name for folder in self.folders for name in FILES]
+        paths = [folder / name for folder in run_folders(self.folders) for name in FILES]
         versions = [(path.stat().st_size, path.stat().st_mtime_ns) if path.exists() else None for path in paths]
         return sha256(repr(versions).encode()).hexdigest()
 

@@ -144,7 +144,7 @@ class Trainer:
             if writer:
                 record = writer.epoch(epoch, loss, lr, scores, reports)
                 if call:
-                    with self.meter.during("record", f"epoch {epoch}, callbacks"):
+                    with self.meter.during("record", f"epoch {epoch + 1}, callbacks"):
                         call(record)
             interval = self.config.checkpoint_every
             if signal or self.progress.is_over(self.config) or (interval and (epoch + 1) % interval == 0):
@@ -164,7 +164,7 @@ class Trainer:
     def _explain_loss(self, loss: float, epoch: int) -> str:
         """Return an error message with the likely reason for an infinite or NaN loss."""
         if epoch:
-            return f"--lr {self.config.lr}: the loss became {loss} in epoch {epoch}; use a lower learning rate"
+            return f"--lr {self.config.lr}: the loss became {loss} in epoch {epoch + 1}; use a lower learning rate"
         x = self.strategy.graph.x
         largest = "" if x is None or not x.numel() else f" (the largest feature is {x.abs().max():.3g})"
         return (
@@ -193,7 +193,7 @@ class Trainer:
     def _epoch(self, epoch: int, stop: StopRequest) -> list[Report]:
         """Train one epoch, evaluate if it is due, and return the reports of all ranks."""
         counts = None
-        with self.meter.during("train", f"epoch {epoch}, training"):
+        with self.meter.during("train", f"epoch {epoch + 1}, training"):
             losses = [self._train(step) for step in self.strategy.steps(epoch)]
         if self._is_due(epoch) or epoch + 1 == self.config.epochs:
             counts = self._evaluate(epoch)
@@ -205,12 +205,12 @@ class Trainer:
             "peak_memory_bytes": peak_memory_bytes(),
             "timeline": self.meter.take_timeline(last=epoch + 1 == self._timeline_until),
         }
-        with self.meter.during("record", f"epoch {epoch}, report"):
+        with self.meter.during("record", f"epoch {epoch + 1}, report"):
             return self.group.all_gather_object(report)
 
     def _evaluate(self, epoch: int) -> dict[str, Any]:
         """Return this rank's results of an evaluation after an epoch, as JSON values."""
-        with self.meter.during("eval", f"epoch {epoch}, evaluation"):
+        with self.meter.during("eval", f"epoch {epoch + 1}, evaluation"):
             step = self.strategy.evaluation(epoch)
             with self.meter.timer("encode"):
                 rows = self.strategy.forward(step)

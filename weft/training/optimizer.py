@@ -177,7 +177,7 @@ def check_scheduler(
     elif functions.scheduler is not None and scheduler is not None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the optimizer makes no steps
-            for epoch in range(config.epochs):
+            for epoch in range(1, config.epochs + 1):
                 try:
                     scheduler.step()
                 except Exception as error:

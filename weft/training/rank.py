@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from weft.strategies import Plan, get_strategy
 from weft.strategies.base import CHECKED_SHARE
 from weft.training.artifacts import checkpoint
 from weft.training.artifacts.embedding_shards import restore_rows
+from weft.training.artifacts.origin import command_line, run_origin
 from weft.training.artifacts.run_folder import RunFolder
 from weft.training.artifacts.run_writer import RunWriter
 from weft.training.artifacts.saved_model import Description
@@ -77,6 +78,8 @@ class Job:
     """Time and memory estimated before the run, if it was planned."""
     choices: KernelSelection = DEFAULT
     """Kernel selection of rank 0, which all ranks use."""
+    command: str = field(default_factory=command_line)
+    """Command that started the run, for its record."""
 
     @property
     def resumed(self) -> RunFolder | None:
@@ -302,7 +305,8 @@ def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest, **pl
                 first,
                 ranks=group.size,
                 threads=torch.get_num_threads(),
-                torch=torch.__version__,
+                **run_origin(config.device),
+                command=job.command,
                 degrees=degree_counts(trainer.strategy.work.graph),
                 **placed,
             )

@@ -124,8 +124,10 @@ class Run:
         frame = import_extra("pandas", "to_pandas").DataFrame(tables[of](self.records))
         return frame.set_index("epoch") if of == "epochs" and len(frame) else frame
 
-    def plot(self) -> Any:
-        """Return an altair chart of loss and scores over the epochs, which a notebook displays.
+    def plot(self) -> reporting.Plot:
+        """Return a chart of loss and scores over the epochs, which a notebook displays as SVG, without a network.
+
+        Its attribute `chart` is a chart of Vega-Altair, to change or save: `run.plot().chart.save("run.pdf")`.
 
         Raises:
             InputError: No epoch is recorded yet, or `weft[report]` is not installed.

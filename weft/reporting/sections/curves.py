@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import statistics
 from typing import Any
 
 from weft.reporting import figures
-from weft.reporting.figures import Data, FigureGroup
+from weft.reporting.drawing import Plot
 from weft.reporting.page_parts import (
     NO_EPOCH,
     Code,
@@ -16,13 +15,13 @@ from weft.reporting.page_parts import (
     PageTable,
     Runs,
     Section,
-    describe_curve,
     facts_table,
     seconds_text,
 )
 from weft.reporting.records import RunRecords, rank_summaries, score_names
 from weft.reporting.rerun import changed_fields, rerun_command
 from weft.reporting.run_table import EXCHANGES
+from weft.reporting.sections.curve_data import coinciding, describe, loss_data, score_data
 from weft.utils.errors import InputError
 from weft.utils.optional_packages import import_extra
 from weft.utils.units import format_bytes
@@ -33,6 +32,21 @@ def overview(runs: Runs) -> Section:
     facts = [run_facts(run) for run in runs]
     table = facts_table(runs, "The runs, and the scores of the best epoch", facts)
     return Section(name="overview", title="The runs", parts=[table])
+
+
+def origin(runs: Runs) -> PageTable:
+    """Return the table for a report's header: when, where and how each run started. Older runs recorded less."""
+    facts = []
+    for run in runs:
+        line = run.config_line
+        versions = [f"{name} {line[key]}" for key, name in VERSIONS.items() if line.get(key)]
+        texts = {name: str(line.get(name, "")) for name in ("date", "host", "processor", "gpu", "commit", "command")}
+        facts.append({name: text for name, text in {**texts, "versions": ", ".join(versions)}.items() if text})
+    return facts_table(runs, "Origin of the runs", facts)
+
+
+VERSIONS = {"weft": "weft", "torch": "PyTorch", "python": "Python"}
+"""Names of software, by the field of the record that has its version."""
 
 
 def run_facts(run: RunRecords) -> dict[str, str]:
@@ -46,7 +60,7 @@ def run_facts(run: RunRecords) -> dict[str, str]:
         "strategy": run.config.strategy,
         "ranks": str(run.config_line.get("ranks", "-")),
         **{name.replace("_", " ") + suffix: f"{newest[name]:.6g}" for name in scores},
-        "best epoch": str(run.summary.get("best_epoch", "-")),
+        "best epoch": str(run.summary["best_epoch"] + 1) if run.summary else "-",
         "last loss": f"{run.epochs[-1]['loss']:.6g}" if run.epochs else "-",
         "training seconds per epoch (median)": seconds_text(statistics.median(seconds)) if seconds else "-",
     }
@@ -89,18 +103,19 @@ def curves(runs: Runs) -> Section:
             Figure(
                 name="loss",
                 title="Training loss",
-                caption=" ".join(describe_curve(run, "loss") for run in shown),
+                caption=" ".join([describe(data, "loss"), *coinciding(data, "loss")]),
                 data=data,
-                chart=figures.curves(data, "loss", "loss"),
+                chart=figures.curves(data, "loss", "loss", log=True),
                 zoom="epoch",
             )
         )
     for number, (kind, data) in enumerate(score_data(shown).items()):
+        ends = " ".join([describe(data, "value"), *coinciding(data, "value")])
         parts.append(
             Figure(
                 name=f"score-{number}",
                 title=f"Score: {kind.replace('_', ' ')}",
-                caption=" ".join(describe_curve(run, f"val_{kind}") for run in shown),
+                caption=f"Split {data.default_split}. {ends}",
                 data=data,
                 chart=figures.curves(data, "value", kind.replace("_", " ")),
                 zoom="epoch",
@@ -114,46 +129,8 @@ def curves(runs: Runs) -> Section:
     return Section(name="curves", title="Loss and scores", parts=parts, missing=missing)
 
 
-def loss_data(runs: Runs) -> Data:
-    """Return loss, learning rate and seconds of each epoch."""
-    names = ("epoch", "loss", "lr", "seconds")
-    return Data(
-        name="epochs",
-        groups=[
-            FigureGroup(
-                shared={"run": run.name},
-                columns={name: [finite(line.get(name)) for line in run.epochs] for name in names},
-            )
-            for run in runs
-        ],
-    )
-
-
-def score_data(runs: Runs) -> dict[str, Data]:
-    """Return the values of each kind of score, such as accuracy, by split, in the epochs that were evaluated."""
-    groups: dict[str, list[FigureGroup]] = {}
-    for run in runs:
-        for name in score_names(run.epochs):
-            split, _, kind = name.partition("_")
-            lines = [line for line in run.epochs if isinstance(line.get(name), int | float)]
-            if kind and lines:
-                columns = {"epoch": [line["epoch"] for line in lines], "value": [finite(line[name]) for line in lines]}
-                groups.setdefault(kind, []).append(
-                    FigureGroup(shared={"run": run.name, "split": split}, columns=columns)
-                )
-    return {
-        kind: Data(name=f"scores-{number}", groups=kind_groups)
-        for number, (kind, kind_groups) in enumerate(groups.items())
-    }
-
-
-def finite(value: Any) -> Any:
-    """Return a value for JSON and charts: None for a number that is not finite."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def plot(run: RunRecords) -> Any:
-    """Return the curves of one run as a chart of Vega-Altair.
+def plot(run: RunRecords) -> Plot:
+    """Return the curves of one run as a chart.
 
     Raises:
         InputError: The run has no epoch yet.
@@ -162,7 +139,9 @@ def plot(run: RunRecords) -> Any:
         raise InputError(f"{run.folder} has no finished epoch yet, so there is nothing to plot: wait for the first one")
     kinds = {"loss": (loss_data([run]), "loss")} | {kind: (data, "value") for kind, data in score_data([run]).items()}
     charts = [figures.curves(data, field, kind.replace("_", " "), inline=True) for kind, (data, field) in kinds.items()]
-    return import_extra("altair", "a chart").vconcat(*charts).resolve_scale(color="independent")
+    return Plot(
+        import_extra("altair", "a chart").vconcat(*charts).resolve_scale(color="independent", strokeDash="independent")
+    )
 
 
 def configuration(runs: Runs) -> Section:

@@ -14,14 +14,13 @@ from weft.reporting.page_parts import (
     PageTable,
     Runs,
     Section,
-    describe_curve,
     rank_name,
     runs_with_ranks,
     seconds_text,
 )
 from weft.reporting.records import RecordColumns, RecordLine, RunRecords, rank_summaries
 from weft.reporting.run_table import STAGES
-from weft.reporting.sections.curves import finite, loss_data
+from weft.reporting.sections.curve_data import describe, finite, loss_data
 from weft.reporting.sections.timeline_rows import TimelineSpan, read_spans, span_totals
 from weft.utils.units import format_bytes
 
@@ -43,8 +42,7 @@ def seconds(runs: Runs) -> Section:
             Figure(
                 name="epoch-seconds",
                 title="Training seconds per epoch",
-                caption="On the slowest rank. "
-                + " ".join(describe_curve(run, "seconds", seconds_text) for run in shown),
+                caption=f"On the slowest rank. {describe(data, 'seconds', seconds_text)}",
                 data=data,
                 chart=figures.curves(data, "seconds", "seconds", unit=SECONDS),
                 zoom="epoch",
@@ -124,7 +122,7 @@ def _stages(seconds: dict[str, float]) -> dict[str, list[Any]]:
 def _seconds_by_epoch(run: RunRecords, rank: int) -> dict[str, list[Any]]:
     lines = [line for line in run.rank_lines if line["rank"] == rank and line["phase"] == "train"]
     kinds = {shown: [finite(line[f"{kind}_seconds"]) for line in lines] for kind, shown in SHOWN_KINDS.items()}
-    return {"epoch": [line["epoch"] for line in lines], **kinds}
+    return {"epoch": [line["epoch"] + 1 for line in lines], **kinds}
 
 
 def timelines(runs: Runs) -> Section:

@@ -429,7 +429,7 @@ class PlacedBatches(PlacedVertices):
         backward_hops = {hop for op in work.outline(RECOMPUTING, training=True) if op.backward for hop in op.hops}
         for number, examples in enumerate(sampler.batches(epoch)):
             group.meter = Meter()
-            group.meter.activity = f"epoch {epoch}, sampling batch {number}"
+            group.meter.activity = f"epoch {epoch + 1}, sampling batch {number}"
             sampled = exchange_requests(sampler.sample(examples, group.rank, epoch, number), group)
             num_rows = group.all_reduce(torch.tensor(sampled.level_counts), tag="sampling").tolist()
             inputs, positions = self._inputs(sampled.rows), self._embedding_positions(sampled.rows)

@@ -52,7 +52,7 @@ def make_card(
     }
     result = {
         **{name: "none" if value is None else f"{value:.6g}" for name, value in scores.items()},
-        "best epoch": summary["best_epoch"],
+        "best epoch": summary["best_epoch"] + 1,
         "epochs": summary["epochs"],
         "last loss": f"{summary['loss']:.6g}",
     }
