@@ -45,6 +45,12 @@ def test_refuses(options: dict[str, Any], message: str) -> None:
     assert str(caught.value) == message
 
 
+def test_text_may_be_a_whole_number() -> None:
+    assert Config(batch_size=1024, fanout=5) == Config(batch_size="1024", fanout="5")
+    with pytest.raises(InputError, match="give a value of type str"):
+        Config(batch_size=0.5)
+
+
 def test_names_the_nearest_option() -> None:
     with pytest.raises(InputError, match=r"run\.toml: unknown option 'layer': did you mean 'layers'"):
         Config.from_dict({"layer": 3}, "run.toml")

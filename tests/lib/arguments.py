@@ -21,20 +21,22 @@ from typing import Literal, TypedDict
 
 from weft.training.custom_functions import Callback, MakeOptimizer, MakeScheduler, RowLoss, RowsMetric
 '''
-FUNCTIONS = {
+TYPES = {
+    "batch_size": "int | str",
+    "fanout": "int | str",
     "loss": "str | RowLoss",
     "metrics": "str | RowsMetric | Sequence[str | RowsMetric]",
     "optimizer": "str | MakeOptimizer",
     "scheduler": "str | MakeScheduler",
     "callbacks": "Sequence[Callback]",
 }
-"""Types of the arguments that may be functions."""
+"""Types of the arguments that may be functions, or numbers or a word."""
 
 
 def text() -> str:
     """Return the text of the file."""
     specs = {spec.name: spec for spec in dataclasses.fields(Config) if spec.name not in ("graph", "model")}
-    types = {name: type_of(spec) for name, spec in specs.items()} | FUNCTIONS
+    types = {name: type_of(spec) for name, spec in specs.items()} | TYPES
     chosen = {"strategy", "machine"}  # `compare` has no argument `strategy`, and `plan` has a `machine` of its own
     loop = {*LOOP_FIELDS, "loss", "callbacks"}
     placement = set(PLACEMENT_FIELDS) - chosen

@@ -76,6 +76,8 @@ def checked(spec: dataclasses.Field[Any], value: Any) -> Any:
     if kind is float and type(value) is int:
         value = float(value)
     is_amount = spec.metadata["amount"]
+    if kind is str and type(value) is int and not is_amount:
+        value = str(value)  # such as batch_size=1024, which may also be "all"
     if type(value) is not kind and not (is_amount and type(value) is int):
         raise InputError(f"{flag} {value!r}: give a value of type {kind.__name__}")
     if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):

@@ -69,8 +69,8 @@ class StepArguments(SharedPlacementArguments, total=False):
     intermediates: Literal["auto", "keep", "recompute"]
     refresh_every: int
     staleness: float
-    batch_size: str
-    fanout: str
+    batch_size: int | str
+    fanout: int | str
     sampling: Literal["uniform", "labor", "weighted"]
     batch_dependency: int
     prefetch_batches: int
