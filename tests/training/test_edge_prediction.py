@@ -284,7 +284,7 @@ def test_runs_resumes_and_predicts(tmp_path: Path) -> None:
     assert len(weft.predict(tmp_path / "run", named, out=out, overwrite=True)) == len(unknown.edge_labels.edges)
     targets = pyarrow.parquet.read_table(out).to_pydict()["target"]
     assert targets == [f"account {v}" for v in unknown.edge_labels.edges[:, 1].tolist()]
-    with pytest.raises(InputError, match="has no labels of edges: give edge_y and edge_split"):
+    with pytest.raises(InputError, match="has no labels of edges: give edge_y of Graph"):
         weft.predict(tmp_path / "run", make(edge_y=None))
     with pytest.raises(InputError, match="has 0 features of labelled edges, and the run's graph had 3"):
         weft.predict(tmp_path / "run", replace(unknown, edge_labels=replace(unknown.edge_labels, features=None)))
@@ -453,7 +453,7 @@ def test_mistakes(arguments: list[str], error: str, tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
-        ({"edge_y": None}, "graph has no labels of edges: give edge_y and edge_split"),
+        ({"edge_y": None}, "graph has no labels of edges: give edge_y of Graph"),
         ({"edge_split": torch.full((NUM_EDGES,), 2)}, "graph has no labelled edge to train on: set some of edge_split"),
         ({"edge_split": torch.full((NUM_EDGES,), 3)}, r"edge_split\[0\] is 3: give 0 \(train\), 1"),
         ({"edge_split": torch.zeros(7, dtype=torch.int64)}, r"edge_split has shape \[7\]"),
