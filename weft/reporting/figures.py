@@ -136,7 +136,11 @@ def curves(data: Data, field: str, title: str, *, unit: str = "", log: bool = Fa
     lines = base.mark_line(point={"size": 18} if few else False, strokeWidth=2).encode(
         strokeDash=alt.StrokeDash(f"{by}:N", scale=scale, legend=None)
     )
-    best = base.mark_point(shape="diamond", size=110, filled=True, opacity=1).transform_filter("datum.best")
+    # Only if there is a best epoch: an empty layer has no range on the axis.
+    best = [
+        base.mark_point(shape="diamond", size=110, filled=True, opacity=1).transform_filter("datum.best")
+        for _ in range(any(data.values("best")))
+    ]
     labels = (
         base.mark_text(align="left", dx=6, dy=alt.expr(f"-({shift})"), limit=MAX_LABEL_PIXELS, clip=False)
         .transform_filter("datum.epoch === datum._last")
@@ -151,7 +155,7 @@ def curves(data: Data, field: str, title: str, *, unit: str = "", log: bool = Fa
     lines = lines if inline else lines.add_params(*params, _zoom(alt))
     room = min(MAX_LABEL_PIXELS, LETTER_PIXELS * max(map(len, names), default=0)) + 10
     padding = {} if inline else {"padding": {"left": 5, "top": 5, "right": room, "bottom": 5}}  # of whole charts only
-    return alt.layer(*bands, lines, best, labels).properties(height=CURVE_PIXELS, **padding)
+    return alt.layer(*bands, lines, *best, labels).properties(height=CURVE_PIXELS, **padding)
 
 
 def areas(data: Data) -> Any:
