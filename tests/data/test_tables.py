@@ -489,11 +489,15 @@ def test_a_damaged_schema_in_a_graph_folder_is_refused(tmp_path: Path) -> None:
     assert json.loads(json.dumps(again)) == manifest["schema"]
 
 
-def test_a_draft_of_a_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_draft_of_a_schema(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Keys and references are recognised; the draft can be imported as it is, and is refused without edges."""
     write_company(tmp_path)
     paths = [str(tmp_path / name) for name in ("users.parquet", "items.csv", "purchases.parquet", "friends.parquet")]
-    assert main(["data", "schema", *paths, "--out", str(tmp_path / "draft.toml")]) == 0
+    monkeypatch.chdir(tmp_path.parent)
+    relative = [f"{tmp_path.name}/{Path(path).name}" for path in paths]
+    assert main(["data", "schema", *relative, "--out", f"{tmp_path.name}/draft.toml"]) == 0
     text = (tmp_path / "draft.toml").read_text()
     assert '[edges.purchases]\ntable = "' in text
     assert 'source = "users.user_id"\ntarget = "items.item"\nfeatures = ["amount"]' in text

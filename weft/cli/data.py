@@ -332,7 +332,7 @@ def _schema(options: argparse.Namespace) -> int:
         raise InputError("--overwrite has no effect without --out: leave it out")
     if options.out is not None and options.out.exists() and not options.overwrite:
         raise InputError(f"--out {options.out} exists already: choose another name or add --overwrite")
-    text = draft_schema(options.tables)
+    text = draft_schema(options.tables, Path() if options.out is None else options.out.parent)
     if options.out is None:
         for line in text.splitlines():
             print_line(line)

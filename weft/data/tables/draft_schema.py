@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ class DraftTable:
     """Name of the table whose key each column refers to, by column."""
 
 
-def draft_schema(paths: Sequence[str | Path]) -> str:
+def draft_schema(paths: Sequence[str | Path], folder: Path) -> str:
     """Return the draft of a schema file: keys and references are recognised, every other column becomes a feature.
 
     A key is the first column of ids without duplicates. A column refers to it if its values occur there, and, for
@@ -45,12 +46,16 @@ def draft_schema(paths: Sequence[str | Path]) -> str:
 
     Args:
         paths: Files or folders of tables.
+        folder: Folder of the schema file, to which the paths in it are relative.
 
     Raises:
         InputError: If a table cannot be read, two have the same name, or none refers to others.
     """
     tables = [
-        DraftTable(name=name_of(Path(path)), path=Path(path), table=open_table(path, str(path))) for path in paths
+        DraftTable(
+            name=name_of(Path(path)), path=Path(os.path.relpath(path, folder)), table=open_table(path, str(path))
+        )
+        for path in paths
     ]
     if len({table.name for table in tables}) < len(tables):
         raise InputError("two tables have the same file name: rename one, since it names the vertices")
