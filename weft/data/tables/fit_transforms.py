@@ -146,7 +146,19 @@ class Moments:
         return np.where(self.low < self.high, np.sqrt(self._squares / max(self.count, 1)), 1.0)
 
 
-class NumberFit:
+class MomentsFit:
+    """Fit to moments of the training rows."""
+
+    def __init__(self) -> None:
+        self._moments = Moments()
+
+    @property
+    def has_values(self) -> bool:
+        """True if a training row has a value."""
+        return self._moments.count > 0
+
+
+class NumberFit(MomentsFit):
     """Fit of a NumberTransform.
 
     Args:
@@ -155,13 +167,9 @@ class NumberFit:
     """
 
     def __init__(self, kind: str, reason: str) -> None:
-        self._kind, self._reason, self._moments = kind, reason, Moments()
+        super().__init__()
+        self._kind, self._reason = kind, reason
         self._sample, self._keys = np.empty((0, 0)), np.empty(0, np.uint64)
-
-    @property
-    def has_values(self) -> bool:
-        """True if a training row has a value."""
-        return self._moments.count > 0
 
     def add(self, part: ColumnPart, training: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Add some rows, and return which are missing.
@@ -213,16 +221,12 @@ class NumberFit:
         )
 
 
-class DateFit:
+class DateFit(MomentsFit):
     """Fit of a DateTransform."""
 
     def __init__(self) -> None:
-        self._moments, self._has_time = Moments(), False
-
-    @property
-    def has_values(self) -> bool:
-        """True if a training row has a date."""
-        return self._moments.count > 0
+        super().__init__()
+        self._has_time = False
 
     def add(self, part: ColumnPart, training: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Add some rows, and return which are missing.
