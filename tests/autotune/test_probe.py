@@ -86,6 +86,21 @@ def test_every_kernel_of_a_trace_is_measured() -> None:
     assert prices.call_seconds >= 0
 
 
+def test_a_quick_probe_measures_few_sizes_and_small_samples() -> None:
+    measured: list[float] = []
+
+    def sample(size: float, width: float) -> probe.ProbeSample:
+        measured.append(size)
+        return size, size / 64, lambda: lambda: None
+
+    axes = ((1.0, 2.0, 4.0, 8.0, 64.0), (1.0, 2.0))
+    quick, full = (probe.Stopwatch(Group(), quick=quick, min_seconds=0.0) for quick in (True, False))
+    assert probe.price_table(quick, axes, sample).axes == ((1.0, 4.0, 64.0), (1.0, 2.0))
+    assert measured == [1.0, 1.0, 4.0, 4.0, 64.0, 64.0 // 5, 64.0, 64.0 // 5]
+    assert probe.price_table(full, axes, sample).axes == axes
+    assert quick.max_seconds < full.max_seconds == probe.MAX_SECONDS
+
+
 def test_a_round_of_chunks_has_a_price() -> None:
     def rounds(chunks: int) -> int:
         plan = OffloadPlan(small_work("gcn", 2), 1, OffloadOptions(chunks=chunks))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,14 @@ from weft.strategies.split.plan import NUM_PROFILED_STEPS, MiniBatchPlan
 from weft.training.flag_checks import make_options
 from weft.training.planning import probe_command
 from weft.training.planning.machine_list import clusters_of
-from weft.training.planning.search import TOLERANCE, StrategyEstimate, best, command, estimate_strategies
+from weft.training.planning.search import (
+    QUICK_NOTE,
+    TOLERANCE,
+    StrategyEstimate,
+    best,
+    command,
+    estimate_strategies,
+)
 from weft.training.run import prepared_workload
 from weft.utils.errors import InputError
 
@@ -163,10 +171,34 @@ def test_trains_by_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert error in capsys.readouterr().err
 
 
-def test_mistakes(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_without_a_profile_probes_quickly(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     machine.unlink()
-    assert main(["plan", "digits"]) == 2
-    assert "weft plan needs a profile of this machine" in capsys.readouterr().err
+    quick = profile()
+    quick = replace(quick, host={**quick.host, "quick": True})
+    commands = []
+
+    def run(command: list[str], **_: Any) -> SimpleNamespace:
+        commands.append(command[1:])
+        quick.save(machine)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr("subprocess.run", run)
+    assert main(["plan", "digits"]) == 0
+    printed = capsys.readouterr()
+    assert commands == [["-m", "weft", "probe", "--quick"]]
+    assert "measuring it quickly" in printed.err
+    assert QUICK_NOTE in " ".join(printed.out.split())
+    machine.unlink()
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: SimpleNamespace(returncode=2, stderr="a\nno room\n"))
+    assert main(["train", "digits", "--strategy", "auto"]) == 2
+    assert "the quick probe failed: no room" in capsys.readouterr().err
+    assert main(["probe", "--quick", "--workers", "2"]) == 2
+    assert "--quick measures fixed numbers of ranks" in capsys.readouterr().err
+
+
+def test_mistakes(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profile(cores=4).save(machine)
     assert main(["plan", "digits"]) == 2
     assert "cores is 4 there and 2 here" in capsys.readouterr().err

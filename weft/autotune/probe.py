@@ -47,6 +47,12 @@ MAX_SECONDS = 1.0
 """Time limit of the intervals after the first ROUNDS."""
 STEP_ROUNDS = 5
 """Number of medians of a whole step of several ranks; their median counts, since other programs slow some."""
+QUICK_SECONDS, QUICK_SHARE, QUICK_SIZES = 0.1, 0.2, 3
+"""Savings of the quick probe.
+
+QUICK_SECONDS: its MAX_SECONDS. QUICK_SHARE: its largest sample, as a share of MAX_WORK. QUICK_SIZES: its number of sizes
+of each axis.
+"""
 NO_MEMORY = MemoryUse(0, 0, 0)
 """Memory of a plan that is too small to matter."""
 VERTICES, WIDTH, NEIGHBORHOOD, FAR_EDGE_INTERVAL = 4096, 64, 256, 256
@@ -102,12 +108,25 @@ class Stopwatch:
 
     Args:
         group: The ranks.
+        quick: Measure fewer sizes, smaller samples and shorter intervals.
         min_seconds: Shortest timed interval: shorter work is repeated.
         rounds: Number of timed intervals.
     """
 
-    def __init__(self, group: Group, *, min_seconds: float = MIN_SECONDS, rounds: int = ROUNDS) -> None:
+    def __init__(
+        self, group: Group, *, quick: bool = False, min_seconds: float = MIN_SECONDS, rounds: int = ROUNDS
+    ) -> None:
         self.group, self.min_seconds, self.rounds = group, min_seconds, rounds
+        self.max_seconds = QUICK_SECONDS if quick else MAX_SECONDS
+        self.max_share = QUICK_SHARE if quick else 1.0
+        self._max_sizes = QUICK_SIZES if quick else None
+
+    def sizes(self, axis: Sequence[float]) -> tuple[float, ...]:
+        """Return the sizes of an axis to measure: both ends and those between, as many as the time allows."""
+        if self._max_sizes is None or len(axis) <= self._max_sizes:
+            return tuple(axis)
+        steps = self._max_sizes - 1
+        return tuple(axis[step * (len(axis) - 1) // steps] for step in range(self._max_sizes))
 
     def seconds(self, *works: Work) -> float:
         """Return the median of the seconds of several runs, after a warm-up run that is not counted.
@@ -127,7 +146,7 @@ class Stopwatch:
         first = self.group.all_gather_object({"seconds": max(self._run(works, 1), 1e-9)})[0]["seconds"]
         repeats = max(1, int(self.min_seconds / first))
         seconds = []
-        for _ in range(max(min(rounds, ROUNDS), min(rounds, int(MAX_SECONDS / (repeats * first))))):
+        for _ in range(max(min(rounds, ROUNDS), min(rounds, int(self.max_seconds / (repeats * first))))):
             self._barrier()
             seconds.append(self._run(works, -(-repeats // len(works))))
         return seconds
@@ -147,20 +166,21 @@ class Stopwatch:
         return (time.perf_counter() - start) / (times * len(works))
 
 
-def measure_kernels(group: Group, calls: Iterable[KernelCall] | None = None) -> Prices:
+def measure_kernels(group: Group, calls: Iterable[KernelCall] | None = None, *, quick: bool = False) -> Prices:
     """Measure kernels on the ranks of one host, which all call this at the same time.
 
     Args:
         group: The ranks, which measure on their devices.
         calls: Kernel calls whose prices are needed. Only the sizes next to theirs are measured, and no fixed costs.
             None: all kernels at all sizes, and the fixed costs.
+        quick: Measure fewer sizes, smaller samples and shorter intervals.
     """
     samples = kernel_samples()
     if calls is not None:
         samples = samples_around(samples, calls)
-    tables = {name: price_table(Stopwatch(group), axes, make) for name, (axes, make) in samples.items()}
+    tables = {name: price_table(Stopwatch(group, quick=quick), axes, make) for name, (axes, make) in samples.items()}
     prices = Prices(ranks=group.size, threads=torch.get_num_threads(), tables=tables)
-    return prices if calls is not None else with_fixed_costs(prices, Stopwatch(group, **VARYING))
+    return prices if calls is not None else with_fixed_costs(prices, Stopwatch(group, quick=quick, **VARYING))
 
 
 def kernel_samples() -> KernelSamples:
@@ -223,7 +243,9 @@ def measure_exchange(group: Group, num_bytes: int, *, hosts: int = 1) -> Network
     return Network(ranks=group.size, hosts=hosts, tables={"all_to_all": table})
 
 
-def measure_network(group: Group, profile: Profile, *, hosts: int = 1, emulated: bool = False) -> Network:
+def measure_network(
+    group: Group, profile: Profile, *, hosts: int = 1, emulated: bool = False, quick: bool = False
+) -> Network:
     """Measure collectives between the ranks of a group; all ranks call it.
 
     1. Measure exchanges and sums by message size, alone.
@@ -237,8 +259,9 @@ def measure_network(group: Group, profile: Profile, *, hosts: int = 1, emulated:
         profile: Profile of the hosts, which gives the time of the kernels in a step.
         hosts: Number of hosts.
         emulated: True if one machine stands for all hosts; see `Cluster`.
+        quick: Measure fewer sizes and shorter intervals.
     """
-    watch = Stopwatch(group, **VARYING)
+    watch = Stopwatch(group, quick=quick, **VARYING)
     tables = {
         "all_to_all": price_table(watch, (MESSAGES,), lambda size: exchange_sample(group, int(size))),
         "all_reduce": price_table(watch, (MESSAGES,), lambda size: all_reduce_sample(group, int(size))),
@@ -389,9 +412,11 @@ def price_table(watch: Stopwatch, axes: Sequence[tuple[float, ...]], make: Calla
         axes: Sizes of each axis, ascending.
         make: Function that returns the sample of a combination of sizes.
     """
+    axes = tuple(map(watch.sizes, axes))
     seconds: dict[tuple[float, ...], float] = {}
     for sizes in product(*axes):
         units, share, prepare = make(*sizes)
+        share /= watch.max_share
         index = axes[0].index(sizes[0])
         if share > 1 and index:
             previous = axes[0][index - 1]
@@ -408,7 +433,7 @@ def price_table(watch: Stopwatch, axes: Sequence[tuple[float, ...]], make: Calla
         means = tuple(statistics.fmean(each) for each in zip(*(rank["seconds"] for rank in gathered), strict=True))
     else:
         means = tuple(seconds.values())
-    return PriceTable(axes=tuple(axes), seconds=means)
+    return PriceTable(axes=axes, seconds=means)
 
 
 def default_device(device: torch.device) -> Any:
@@ -595,7 +620,7 @@ def aggregate_sample(
         return lambda: torch.autograd.grad(y, inputs, grad, retain_graph=True)
 
     if targets is not None:
-        return targets * edges[2] * width, 1.0, prepare
+        return targets * edges[2] * width, 0.0, prepare
     return numbers, numbers / MAX_WORK["aggregated_backward"], prepare
 
 

@@ -332,6 +332,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="X",
         help="numbers of ranks to measure, as in 1,2,4 (default: these, up to the number of cores)",
     )
+    command.add_argument(
+        "--quick", action="store_true", help="take half a minute, for estimates with a larger error (not under torchrun)"
+    )
     command.add_argument("--out", type=Path, help="file of the profile (default: ~/.cache/weft/machine.json)")
     command.set_defaults(command=_probe)
 
@@ -637,7 +640,9 @@ def _probe(options: argparse.Namespace) -> int:
     from weft.training.planning.probe_command import default_path, probe_machine, probe_network, save_profile
 
     path = options.out or default_path()
-    profile = probe_network(path) if under_torchrun() else probe_machine(options.workers)
+    if options.quick and (options.workers or under_torchrun()):
+        raise InputError("--quick measures fixed numbers of ranks on one machine: leave out --workers and torchrun")
+    profile = probe_network(path) if under_torchrun() else probe_machine(options.workers, quick=options.quick)
     if os.environ.get("LOCAL_RANK", "0") == "0":  # one rank on each host
         save_profile(profile, path)
     if is_main_process():

@@ -99,6 +99,11 @@ class Profile:
         return int(self.host["cores"])
 
     @property
+    def is_quick(self) -> bool:
+        """True if the quick probe measured it, whose estimates have a larger error."""
+        return bool(self.host.get("quick"))
+
+    @property
     def processes(self) -> Processes:
         """Memory of the processes of a run."""
         return Processes(**self.host["processes"]) if "processes" in self.host else NOMINAL_PROCESSES
@@ -121,11 +126,15 @@ class Profile:
             threads: Threads of each rank.
 
         Raises:
-            InputError: The probe did not measure ranks with this number of threads.
+            InputError: The probe did not measure ranks with this number of threads. Of a quick probe, which measures
+                only one or two such numbers, the nearest is used, as if seconds were inversely proportional to threads.
         """
         measured = sorted(
             (prices for prices in self.prices if prices.threads == threads), key=lambda prices: prices.ranks
         )
+        if not measured and self.is_quick and self.prices:
+            nearest = min(self.prices, key=lambda prices: abs(math.log(prices.threads / threads)))
+            measured = [replace(nearest, factor=nearest.threads / threads)]
         if not measured:
             counts = ", ".join(map(str, sorted({prices.threads for prices in self.prices})))
             raise InputError(f"the machine was measured with {counts} threads a rank, not {threads}: {REMEDY}")
@@ -133,7 +142,7 @@ class Profile:
 
     def _calibrated(self, prices: Prices) -> Prices:
         """Return prices that are corrected by the measured time of earlier runs."""
-        factor = self.factor("compute")
+        factor = prices.factor * self.factor("compute")
         return replace(prices, factor=factor, step_seconds=factor * prices.step_seconds)
 
     def network_of(self, ranks: int, hosts: int) -> Network:

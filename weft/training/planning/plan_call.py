@@ -18,7 +18,7 @@ from weft.training.machine_context import kernels_for_run
 from weft.training.planning.machine_list import clusters_of, clusters_on, machines_of
 from weft.training.planning.plan_file import record
 from weft.training.planning.plan_subject import DescribedSubject, Subject, WholeSubject
-from weft.training.planning.probe_command import host_facts, load_profile
+from weft.training.planning.probe_command import host_facts, required_profile
 from weft.training.planning.search import StrategyEstimate, estimate_strategies, notes_on
 from weft.training.run import parse_call, prepared_workload
 from weft.training.signature import listing
@@ -99,7 +99,7 @@ class Where:
 
     def _profile(self) -> Profile:
         """Return the profile of the machine; one without prices if only memory is estimated."""
-        return Profile(host=host_facts(), prices=[]) if self.memory_only else load_profile(self.machine)
+        return Profile(host=host_facts(), prices=[]) if self.memory_only else required_profile(self.machine)
 
 
 def planned(

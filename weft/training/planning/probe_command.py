@@ -6,6 +6,7 @@ import fcntl
 import os
 import platform
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,8 +29,10 @@ from weft.runtime.native import _native
 from weft.runtime.processes.cores import num_cores
 from weft.runtime.processes.temporary_folder import temporary_folder
 from weft.training.launch.processes import Meeting, launch
+from weft.training.launch.torchrun import under_torchrun
 from weft.training.progress import waiting
 from weft.utils.errors import InputError, Stopped
+from weft.utils.terminal import print_message
 from weft.utils.user_folders import home_folder
 
 TIMEOUT_SECONDS = 600.0
@@ -39,6 +42,8 @@ TINY_GRAPH, LAUNCHED_RANKS = "rmat:vertices=64,edges=256,features=4,classes=2", 
 """Graph, and numbers of ranks, of the runs that measure the memory of processes."""
 TINY_EPOCHS = "300"
 """Number of epochs of these runs, enough to measure all ranks several times while they train."""
+QUICK_RANKS = 4
+"""Largest number of ranks that the quick probe measures."""
 PROFILE_FILE = "found.json"
 """File in a temporary folder by which ranks return the profile to the process that launched them."""
 
@@ -112,16 +117,26 @@ def update_calibration(path: Path, digest: str, ratios: Mapping[str, float]) -> 
             profile.with_calibration(ratios).save(path)
 
 
-def probe_machine(workers: Sequence[int] = (), *, quiet: bool = False) -> Profile:
+def probe_machine(workers: Sequence[int] = (), *, quick: bool = False, quiet: bool = False) -> Profile:
     """Measure this host and return its profile. Each number of ranks takes two or three minutes.
 
     No other program should run meanwhile.
 
     Args:
         workers: Numbers of local ranks to measure. Default: 1, 2, 4, ... up to the number of cores, and at least 4.
+        quick: Take half a minute in all: measure one rank with all cores, and at most QUICK_RANKS together, at fewer
+            sizes.
         quiet: Print no progress.
     """
     cores = num_cores()
+    if quick:
+        with waiting("measuring the disk", quiet=quiet):
+            profile = Profile(host=host_facts() | {"disk": measure_disk()._asdict(), "quick": True}, prices=[])
+        together = min(max(cores, 2), QUICK_RANKS)
+        for ranks, threads in ((1, cores), (together, max(1, cores // together))):
+            with waiting(f"measuring {ranks} ranks of {threads} threads", quiet=quiet):
+                profile = measure_on_ranks(profile, ranks, threads, kernels=ranks * threads <= cores)
+        return profile
     workers = workers or [1 << power for power in range(max(cores, 4).bit_length()) if 1 << power <= max(cores, 4)]
     with waiting("measuring processes and disk", quiet=quiet):
         profile = Profile(host=host_facts() | process_facts() | {"disk": measure_disk()._asdict()}, prices=[])
@@ -210,22 +225,24 @@ def rank_main(threads: int, kernels: bool, meeting: Meeting) -> None:
 def with_measurements(profile: Profile, group: Group, *, kernels: bool) -> Profile:
     """Return a profile with the measurements of a group of ranks added; all ranks call it.
 
-    A rank alone first selects the fastest implementation of each kernel; prices are those of the selected ones.
+    A rank alone first selects the fastest implementation of each kernel; prices are those of the selected ones. The
+    quick probe keeps the default ones.
 
     Args:
         profile: The profile so far.
         group: The ranks.
         kernels: Also measure kernels; else only the network.
     """
-    if kernels and group.size == 1:
+    quick = profile.is_quick
+    if kernels and group.size == 1 and not quick:
         has_sums = profile.choices.kinds["sum"] != DEFAULT.kinds["sum"]
         device = "cuda" if torch.cuda.is_available() and not has_sums else ""
         profile = replace(profile, choices=select_fastest_kernels(profile.choices, device=device))
     select_kernels(profile.choices)
     if kernels:
-        profile = replace(profile, prices=[*profile.prices, measure_kernels(group)])
+        profile = replace(profile, prices=[*profile.prices, measure_kernels(group, quick=quick)])
     if group.size > 1:
-        profile = replace(profile, networks=[*profile.networks, measure_network(group, profile)])
+        profile = replace(profile, networks=[*profile.networks, measure_network(group, profile, quick=quick)])
     return profile
 
 
@@ -268,8 +285,8 @@ def load_profile(path: str | Path = "") -> Profile:
         raise InputError(f"--machine {file}: no such file: give a profile that weft probe wrote")
     if not file.exists():
         raise InputError(
-            f"{file} does not exist: weft plan needs a profile of this machine. Run weft probe once, while the machine "
-            "is idle, or estimate only memory by weft plan --memory"
+            f"{file} does not exist: run weft probe once, while the machine is idle, or estimate only memory by weft "
+            "plan --memory"
         )
     profile = Profile.read(file)
     for name, value in hardware().items() if not path else ():
@@ -280,6 +297,29 @@ def load_profile(path: str | Path = "") -> Profile:
                 f"here): run weft probe on this one, or give --machine {file} to plan for the other"
             )
     return profile
+
+
+def required_profile(path: str | Path = "") -> Profile:
+    """Load a profile; if this machine has none yet, measure it by the quick probe and save it.
+
+    Args:
+        path: File of the profile. Empty: the profile of this machine.
+
+    Raises:
+        InputError: The file cannot be read, was measured on other hardware, or the quick probe failed.
+    """
+    if not path and not under_torchrun() and not default_path().exists():
+        print_message(
+            "this machine has no profile yet: measuring it quickly, for about half a minute. For better estimates, run "
+            "weft probe once, while the machine is idle"
+        )
+        # In a process of its own, as weft probe: this one may have loaded a graph, or be a notebook.
+        command = [sys.executable, "-m", "weft", "probe", "--quick"]
+        ended = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+        if ended.returncode:
+            reason = (ended.stderr.splitlines() or [f"exit code {ended.returncode}"])[-1]
+            raise InputError(f"the quick probe failed: {reason}")
+    return load_profile(path)
 
 
 def hardware() -> dict[str, Any]:

@@ -36,11 +36,13 @@ from weft.training.machine_context import known_machine
 from weft.training.planning.calibration import Correction, Epoch, Estimate
 from weft.training.planning.machine_list import clusters_of
 from weft.training.planning.plan_subject import PlannedWorkload, Point, Subject, WholeSubject
-from weft.training.planning.probe_command import load_profile
+from weft.training.planning.probe_command import required_profile
 from weft.utils.errors import InputError
 from weft.utils.units import format_bytes
 
 AUTO = "auto"
+QUICK_NOTE = "measured by the quick probe: for smaller errors, run weft probe while the machine is idle"
+"""Note on estimates from a profile of `weft probe --quick`."""
 CHUNK_COUNTS = tuple(4**power for power in range(1, 6))
 """Numbers of chunks to try for a graph of which only the sizes are known."""
 TOLERANCE = 0.1
@@ -441,7 +443,7 @@ def choose_config(config: Config, work: Workload) -> tuple[Config, Estimate, str
     Returns:
         The configuration with the strategy, its number of ranks and its options; the estimate; a line for the user.
     """
-    profile = load_profile()
+    profile = required_profile()
     chosen, why = best(estimate_strategies(config, work, clusters_of(config, profile)))
     correction = Correction.of(profile, max(1, profile.cores // chosen.workers))
     options = " ".join(f"{name}={value}" for name, value in chosen.options.items())
@@ -460,4 +462,5 @@ def notes_on(subject: Subject, clusters: Sequence[Cluster]) -> list[str]:
     assumed = {
         f"{cluster.machines}: nominal, not measured: {cluster.assumed}" for cluster in clusters if cluster.assumed
     }
-    return [*sorted(assumed), *filter(None, map(subject.explain, sorted({cluster.ranks for cluster in clusters})))]
+    quick = [QUICK_NOTE] if any(cluster.profile.is_quick for cluster in clusters) else []
+    return [*quick, *sorted(assumed), *filter(None, map(subject.explain, sorted({cluster.ranks for cluster in clusters})))]
