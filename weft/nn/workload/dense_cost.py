@@ -292,6 +292,7 @@ def run_counted_conv(
         sources.shape[1],
         target_width=None if targets is None else targets.shape[1],
         types=getattr(view, "types", None),
+        has_edges=getattr(view.block_size, "edges", 1) > 0,
         training=torch.is_grad_enabled(),
         gradient=sources.requires_grad,
     ).on(view.block_size)

@@ -175,6 +175,8 @@ def num_bytes(values: Any) -> int:
 
 SMALL_SIZE = BlockSize(sources=6, targets=4, edges=5, loops=1)
 """Size of the block on which convolutions run to count their FLOPs."""
+SMALL_SIZE_WITHOUT_EDGES = SMALL_SIZE[:2]
+"""The same for blocks without edges, on which convolutions save less than other blocks would suggest."""
 
 
 class BlockCost(NamedTuple):
@@ -287,9 +289,13 @@ class BlockCostModel(NamedTuple):
         return cls(counts, forward_moments, backward_moments, alone[-1], keeps_sources, small)
 
     def on(self, size: tuple[int, ...]) -> BlockCost:
-        """Return the cost on a block of the given size, extrapolated linearly from small blocks; at least 0."""
+        """Return the cost on a block, extrapolated linearly from small blocks; at least 0.
+
+        Args:
+            size: Size of the block. Numbers that `small` lacks are 0.
+        """
         moments = (self.forward_moments, self.backward_moments, self.backward_moments_alone)
-        more = np.array([1, *(actual - smallest for actual, smallest in zip(size, self.small, strict=True))])
+        more = np.array([1, *(actual - smallest for actual, smallest in zip(size, self.small, strict=False))])
         numbers = *(self.counts @ more), *((each @ more).max() for each in moments)
         return BlockCost._make([*(max(0, int(number)) for number in numbers), self.keeps_sources])
 
@@ -313,7 +319,7 @@ class SmallBlock:
     """Minimal view for a PyG convolution: rows, and edges between the first sources.
 
     Args:
-        size: Size of the block, as in `BlockSize`.
+        size: Size of the block, as in `BlockSize`; of two numbers, the block has no edges.
         num_edge_features: Number of edge features.
         weighted: True if edges have weights.
         dtype: Type of the features and weights.
@@ -323,7 +329,7 @@ class SmallBlock:
 
     def __init__(
         self,
-        size: tuple[int, int, int, int],
+        size: tuple[int, ...],
         num_edge_features: int,
         *,
         weighted: bool,

@@ -24,9 +24,9 @@ class BlockSize(NamedTuple):
     """Number of source vertices."""
     targets: int
     """Number of target vertices."""
-    edges: int
+    edges: int = 0
     """Number of edges."""
-    loops: int
+    loops: int = 0
     """Number of self-loops among the edges."""
 
     @classmethod

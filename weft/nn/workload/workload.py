@@ -17,7 +17,7 @@ from weft.nn.layers.pyg_conv import PyGConv
 from weft.nn.layers.relation_convs import RelationConv
 from weft.nn.layers.typed_conv import CalledTypes, TypedConv
 from weft.nn.layers.typed_input import shared_parameters
-from weft.nn.workload.flops import SMALL_SIZE, BlockCostModel, DenseFlops, SmallBlock
+from weft.nn.workload.flops import SMALL_SIZE, SMALL_SIZE_WITHOUT_EDGES, BlockCostModel, DenseFlops, SmallBlock
 from weft.nn.workload.layer_sizes import LayerSizes
 from weft.nn.workload.operation import GraphOperation
 from weft.nn.workload.outline import outline
@@ -247,6 +247,7 @@ class Workload:
         *,
         target_width: int | None = None,
         types: CalledTypes | None = None,
+        has_edges: bool = True,
         training: bool,
         gradient: bool,
     ) -> BlockCostModel:
@@ -257,10 +258,11 @@ class Workload:
             width: Number of columns of its input rows.
             target_width: Number of columns of the rows of its targets, if they are not the first sources.
             types: Types and relations of a `TypedConv`.
+            has_edges: False for blocks without edges; ignored with `types`.
             training: True for a training step, False for an evaluation.
             gradient: True if the input rows need a gradient.
         """
-        key = name, width, target_width, types, training, gradient
+        key = name, width, target_width, types, has_edges, training, gradient
         if key not in self._block_costs:
             conv, stats = cast(PyGConv, self.model.get_submodule(name)), self.stats
             make_block, small = (
@@ -274,7 +276,7 @@ class Workload:
                         target_width=target_width,
                         gradient=gradient,
                     ),
-                    SMALL_SIZE,
+                    SMALL_SIZE if has_edges else SMALL_SIZE_WITHOUT_EDGES,
                 )
             )
             self._block_costs[key] = BlockCostModel.of(
