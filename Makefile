@@ -1,5 +1,6 @@
 # make demo   sets everything up and trains on two ranks; make test   sets the same up and runs the tests.
-# make test-all   runs every case, which takes most of an hour; make coverage   prints which lines of weft the quick tests run.
+# make test-all   runs every case, which takes one to three hours; SLICE=2/4 runs the second of four parts.
+# make coverage   prints which lines of weft the quick tests run.
 # make test-docs   runs what the documentation and the notebooks show, which make test leaves out.
 # make docs   builds the documentation's site into site/; broken links and anchors fail it.
 # make browser   installs Debian's chromium and playwright, and runs the tests of pages, which make test leaves out.
@@ -29,8 +30,9 @@ test-optimized: $(VENV)/ready
 	PYTHONOPTIMIZE=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 # All cases, without a limit of time: the full product of the matrix, the campaign's seeds, docs and notebooks.
+SLICE ?= 1/1
 test-all: $(VENV)/ready
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m ""
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "" --slice $(SLICE)
 
 # Lines of each file of weft that the quick tests run, ranks included.
 coverage: $(VENV)/ready

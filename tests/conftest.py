@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import zlib
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,11 @@ SERVER = "fork_server"
 settings.register_profile("dev", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --slice, so that the thousands of slow tests can run in several sessions or on several machines."""
+    parser.addoption("--slice", default="1/1", metavar="K/N", help="run only the K-th of N slices of the tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -60,8 +66,10 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput[SERVER] = fork_server.start()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run folders whose tests take long first, so that no long test is left for one worker at the end."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Select the slice, and run folders whose tests take long first, so that no long test is left for the end."""
+    number, count = map(int, config.getoption("slice").split("/"))
+    items[:] = [item for item in items if zlib.crc32(item.nodeid.encode()) % count == number % count]
     items.sort(key=lambda item: not any(f"tests/{folder}/" in item.nodeid for folder in LONG))
 
 
