@@ -77,6 +77,7 @@ def test_curves_equal_the_records(folder: Path, lines: list[Line]) -> None:
         ("val", row["epoch"] + 1, row["val_loss"]) for row in epochs if "val_loss" in row
     ]  # people count epochs from 1
     assert len(losses) == 4 + 2  # 2 of 4 epochs are evaluated
+    assert [row["seconds"] for row in figures["epoch-seconds"]] == [row["seconds"] for row in epochs]
     scores = {(row["epoch"], row["split"]): row["value"] for row in figures["scores-0"]}
     assert scores == {
         (row["epoch"] + 1, split): row[f"{split}_accuracy"]

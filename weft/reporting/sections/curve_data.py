@@ -33,10 +33,16 @@ def loss_data(runs: Runs) -> Data:
     return Data(name="epochs", groups=groups, shows_all=len(settings) == 1 and len(groups) > 1)
 
 
-def rate_data(runs: Runs) -> Data:
-    """Return the learning rate of each epoch."""
-    curves = [_curves_of(setting, {}, "lr", "lr") for setting in settings_of(runs)]
-    return Data(name="rates", groups=_with_labels(_over_seeds([seeds for seeds in curves if seeds], "lr"), "lr"))
+def epoch_data(runs: Runs, field: str) -> Data:
+    """Return a number that every epoch has, such as `lr` or `seconds`.
+
+    Args:
+        runs: Records of the runs.
+        field: Name of the number in the records.
+    """
+    curves = [_curves_of(setting, {}, field, field) for setting in settings_of(runs)]
+    groups = _with_labels(_over_seeds([seeds for seeds in curves if seeds], field), field)
+    return Data(name=f"epoch-{field}", groups=groups)
 
 
 def score_data(runs: Runs) -> dict[str, Data]:

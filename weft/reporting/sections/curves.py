@@ -21,7 +21,7 @@ from weft.reporting.page_parts import (
 from weft.reporting.records import RunRecords, rank_summaries, score_names
 from weft.reporting.rerun import changed_fields, rerun_command
 from weft.reporting.run_table import EXCHANGES
-from weft.reporting.sections.curve_data import coinciding, describe, loss_data, rate_data, score_data
+from weft.reporting.sections.curve_data import coinciding, describe, epoch_data, loss_data, score_data
 from weft.utils.errors import InputError
 from weft.utils.optional_packages import import_extra
 from weft.utils.units import format_bytes
@@ -100,7 +100,8 @@ def curves(runs: Runs) -> Section:
     parts = []
     if shown:
         data = loss_data(shown)
-        note = [LOSS_NOTE, f"Split {data.default_split}."] if "val" in data.splits else []
+        split = [] if data.shows_all else [f"Split {data.default_split}."]
+        note = [LOSS_NOTE, *split] if "val" in data.splits else []
         parts.append(
             Figure(
                 name="loss",
@@ -124,7 +125,7 @@ def curves(runs: Runs) -> Section:
             )
         )
     if any(len({line.get("lr") for line in run.epochs}) > 1 for run in shown):
-        data = rate_data(shown)
+        data = epoch_data(shown, "lr")
         chart = figures.curves(data, "lr", "learning rate")
         caption = "Learning rate of the steps of each epoch."
         parts.append(Figure(name="lr", title="Learning rate", caption=caption, data=data, chart=chart, zoom="epoch"))

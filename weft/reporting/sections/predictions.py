@@ -66,7 +66,8 @@ def _by_class(run: RunRecords, number: int) -> Iterator[Figure]:
         )
     totals = labels | {split: _positives(matrix) for split, matrix in matrices.items()}
     if totals:
-        data = Data(name=f"by-class-{number}", groups=[_class_scores(*of, names) for of in totals.items()])
+        groups = [_class_scores(split, positives, names) for split, positives in totals.items()]
+        data = Data(name=f"by-class-{number}", groups=groups)
         yield Figure(
             name=data.name,
             title=f"Scores by class: {run.name}",
@@ -106,7 +107,7 @@ def _describe_matrix(data: Data, rows: str) -> str:
     """Return the share of correct rows in words, and the most frequent mistake, for the split that is shown first."""
     cells = [cell for cell in data.rows() if cell["split"] == data.default_split]
     mistakes = [cell for cell in cells if cell["true"] != cell["predicted"]]
-    total, wrong = (sum(cell["count"] for cell in of) for of in (cells, mistakes))
+    total, wrong = (sum(cell["count"] for cell in summed) for summed in (cells, mistakes))
     text = f"Split {data.default_split}: {total - wrong:,} of {total:,} {rows} are predicted correctly (the diagonal)."
     if mistakes:
         worst = max(mistakes, key=lambda cell: cell["count"])
@@ -120,7 +121,7 @@ def _positives(matrix: Sequence[Sequence[int]]) -> list[list[int]]:
     predicted = [sum(column) for column in zip(*matrix, strict=True)]
     return [
         right,
-        [all_of - hits for all_of, hits in zip(predicted, right, strict=True)],
+        [count - hits for count, hits in zip(predicted, right, strict=True)],
         [sum(row) - hits for row, hits in zip(matrix, right, strict=True)],
     ]
 
