@@ -189,6 +189,7 @@ def test_a_checkpoint_is_read_whole(name: str) -> None:
     assert state["config"].pop("probe") == read.config.machine == ""
     assert state["config"].items() <= asdict(read.config).items()
     assert state["progress"].items() <= asdict(read.progress).items()
+    assert read.progress.best_details == {}
     assert (read.fingerprint, read.updates) == (state["fingerprint"], state["updates"])
     assert state["record"].items() <= asdict(read.record).items()
 

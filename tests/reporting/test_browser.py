@@ -41,7 +41,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a report of two runs: one with a timeline, one whose name contains HTML."""
     folder = tmp_path_factory.mktemp("runs")
     graph = "sbm:vertices=300,degree=6,classes=3,features=8"
-    train(graph, workers=2, strategy="communicated", epochs=4, timeline=1, out=folder / "divided")
+    options = {"epochs": 4, "timeline": 1, "metrics": "accuracy,roc_auc"}
+    train(graph, workers=2, strategy="communicated", out=folder / "divided", **options)
     make_run(folder / EVIL, ranks=3, graph="</script><script>alert(2)</script>")
     write_report(read_runs([folder / "divided", folder / EVIL]), folder / "report.html")
     return folder / "report.html"
@@ -73,7 +74,10 @@ def test_every_figure_is_drawn(browser: Any, report: Path, width: int, scheme: s
     recorded = RecordedPage(browser, width=width, scheme=scheme)
     page = recorded.show(report.as_uri())
     figures = page.query_selector_all("figure")
-    assert len(figures) >= 12
+    assert len(figures) >= 16
+    assert {f"figure-{name}" for name in ("confusion-0", "by-class-0", "roc", "precision-recall")} <= {
+        figure.get_attribute("id") for figure in figures
+    }
     for figure in figures:
         assert figure.evaluate(MARKS) > 0, figure.get_attribute("id")
         box = figure.query_selector("svg").bounding_box()
@@ -116,8 +120,8 @@ def test_buttons_zoom_and_tables_open(browser: Any, report: Path) -> None:
     page.click("#figure-loss-table summary")
     page.wait_for_selector("#figure-loss-table tbody tr")  # the page fills a table when it is opened
     rows = page.query_selector_all("#figure-loss-table tbody tr")
-    assert len(rows) == 7
-    assert rows[0].inner_text().split("\t")[:2] == ["divided", "1"]
+    assert len(rows) == 4 + 4 + 3  # training and validation losses of the first run, training losses of the second
+    assert rows[0].inner_text().split("\t")[:3] == ["divided", "train", "1"]
     assert recorded.messages == []
     recorded.context.close()
 
@@ -125,11 +129,16 @@ def test_buttons_zoom_and_tables_open(browser: Any, report: Path) -> None:
 def test_switches_change_a_figure(browser: Any, report: Path) -> None:
     recorded = RecordedPage(browser)
     page = recorded.show(report.as_uri())
-    for figure, switch in (("loss", "input[type=checkbox]"), ("score-0", "select")):
+    for figure, switch in (
+        ("loss", "input[type=checkbox]"),
+        ("score-0", "select"),
+        ("confusion-0", "select"),
+        ("roc", "select"),
+    ):
         drawn = f"document.querySelector('#figure-{figure} svg').outerHTML"
         before = page.evaluate(drawn)
         control = page.query_selector(f"#figure-{figure} {switch}")
-        control.check() if switch != "select" else control.select_option("train")
+        control.check() if switch != "select" else control.select_option("train" if figure == "score-0" else "test")
         page.wait_for_function(f"before => {drawn} !== before", arg=before)
         assert page.query_selector(f"#figure-{figure}").evaluate(MARKS) > 0
     assert recorded.messages == []
@@ -142,7 +151,7 @@ def test_buttons_save_a_figure(browser: Any, report: Path) -> None:
     for form, begin in {
         "svg": b"<svg",
         "png": b"\x89PNG",
-        "csv": b"run,epoch,loss,lr,seconds,best\ndivided,1,",
+        "csv": b"run,split,epoch,loss,best\ndivided,train,1,",
     }.items():
         with page.expect_download() as saved:
             page.click(f"#figure-loss-{form}")

@@ -56,7 +56,7 @@ def test_a_plot_has_the_history(run: weft.Run, tmp_path: Path) -> None:
     pytest.importorskip("altair")
     plot = run.plot()
     loss, score = plot.chart.to_dict()["vconcat"]
-    for name in ("epoch", "loss", "accuracy", run.folder.name, "val"):
+    for name in ("epoch", "loss", "accuracy", "train", "val"):
         assert f">{name}</text>" in plot._repr_svg_(), "a notebook shows the figure"
     assert [row["loss"] for row in loss["data"]["values"]] == [line["loss"] for line in run.history]
     assert [row["value"] for row in score["data"]["values"]] == [line["val_accuracy"] for line in run.history]
@@ -83,4 +83,4 @@ def test_every_field_is_documented(tmp_path: Path) -> None:
                     line["kind"],
                     name,
                 )
-    assert kinds == documented.keys() == {"config", "epoch", "rank", "event", "summary"}
+    assert kinds == documented.keys() == {"config", "epoch", "rank", "event", "best", "summary"}

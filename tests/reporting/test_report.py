@@ -72,9 +72,12 @@ def page_of(*folders: Path) -> str:
 
 def test_curves_equal_the_records(folder: Path, lines: list[Line]) -> None:
     figures, epochs = tables(page_of(folder)), [line for line in lines if line["kind"] == "epoch"]
-    assert [(row["epoch"], row["loss"], row["lr"], row["seconds"]) for row in figures["epochs"]] == [
-        (row["epoch"] + 1, row["loss"], row["lr"], row["seconds"]) for row in epochs
+    losses = [(row["split"], row["epoch"], row["loss"]) for row in figures["epochs"]]
+    assert losses == [("train", row["epoch"] + 1, row["loss"]) for row in epochs] + [
+        ("val", row["epoch"] + 1, row["val_loss"]) for row in epochs if "val_loss" in row
     ]  # people count epochs from 1
+    assert len(losses) == 4 + 2  # 2 of 4 epochs are evaluated
+    assert [row["seconds"] for row in figures["epoch-seconds"]] == [row["seconds"] for row in epochs]
     scores = {(row["epoch"], row["split"]): row["value"] for row in figures["scores-0"]}
     assert scores == {
         (row["epoch"] + 1, split): row[f"{split}_accuracy"]
@@ -270,6 +273,96 @@ def test_a_report_shows_validation_first(folder: Path) -> None:
     assert select["bind"]["options"] == ["val", "train", "test", "all"]
 
 
+def test_losses_of_a_run_are_solid_and_dashed(folder: Path) -> None:
+    page = page_of(folder)
+    svg = chart_of(page, "loss")
+    assert [dashes for _, dashes in strokes(svg)] == ["1,0", "7,4"]
+    assert re.findall(">(train|val)<", svg) == ["train", "val"]
+    assert "divided, val: " in text(page)
+
+
+def test_the_confusion_matrix_equals_the_record(folder: Path, lines: list[Line]) -> None:
+    page, best = page_of(folder), next(line for line in lines if line["kind"] == "best")
+    assert best["epoch"] == lines[-1]["best_epoch"]
+    figures, classes = tables(page), ["0", "1", "2"]
+    for split in ("val", "test"):
+        matrix = torch.tensor(best["splits"][split]["by_class"])
+        cells = {(row["true"], row["predicted"]): row for row in figures["confusion-0"] if row["split"] == split}
+        assert {pair: row["count"] for pair, row in cells.items()} == {
+            (true, predicted): int(matrix[int(true), int(predicted)])
+            for true in classes
+            for predicted in classes
+            if matrix[int(true), int(predicted)]
+        }
+        right, shown, true = matrix.diag(), matrix.sum(0), matrix.sum(1)
+        assert right.sum() / matrix.sum() == pytest.approx(lines[-1][f"{split}_accuracy"])
+        rows = {row["label"]: row for row in figures["by-class-0"] if row["split"] == split}
+        for number, name in enumerate(classes):
+            assert rows[name]["count"] == true[number]
+            assert rows[name]["recall"] == pytest.approx(float(right[number] / true[number]), abs=1e-6)
+            f1 = float(2 * right[number] / (shown[number] + true[number]))
+            assert rows[name]["f1"] == pytest.approx(f1, abs=1e-6)
+    assert "ROC and precision-recall curves need --metrics roc_auc or average_precision" in text(page)
+
+
+BEST = {
+    "by_class": [[40, 3], [2, 5]],
+    "by_threshold": [{"class": None, "true_positives": [3, 5, 7], "false_positives": [0, 3, 43]}],
+}
+"""Counts of a split of two classes, with 43 and 7 rows."""
+
+
+def make_ended_run(folder: Path, splits: dict[str, Any], *, class_names: list[str] | None = None) -> Path:
+    """Write a run folder with counts of the best epoch."""
+    recorder = Recorder(make_run(folder, ended=False) / "metrics.jsonl")
+    schema = {"schema": {"class_names": class_names}} if class_names else {}
+    begun = {"epoch": 3, "config": {}, "graph": schema, "num_parameters": 20, "ranks": 1, "placement": [{}]}
+    recorder.write("config", **begun)
+    recorder.write("best", epoch=2, splits=splits)
+    recorder.write("summary", epochs=3, best_epoch=2, loss=0.3, ranks=[])
+    recorder.close()
+    return folder
+
+
+def test_curves_over_thresholds(tmp_path: Path) -> None:
+    run = make_ended_run(tmp_path / "fraud", {"val": BEST, "test": BEST}, class_names=["<b>fine</b>", "fraud"])
+    page = page_of(run)
+    assert [row["predicted"] for row in tables(page)["confusion-0"][:2]] == ["<b>fine</b>", "fraud"]
+    assert "Split val: 45 of 50 vertices are predicted correctly (the diagonal)." in text(page)
+    assert "The most frequent mistake is fraud instead of &lt;b&gt;fine&lt;/b&gt; (3)." in text(page)
+    points = [row for row in tables(page)["thresholds"] if row["split"] == "val"]
+    assert [row["recall"] for row in points] == [0, 0.428571, 0.714286, 1]
+    assert [row["false_positive_rate"] for row in points] == [0, 0, 0.069767, 1]
+    assert [row["precision"] for row in points] == [1, 1, 0.625, 0.14]
+    assert "Best recall at a false positive rate of at most 10 %: fraud 0.714." in text(page)
+    assert "Best precision at a recall of at least 50 %: fraud 0.625." in text(page)
+    assert len(strokes(chart_of(page, "roc"))) == 2, "the curve, and random scores"
+    assert len(strokes(chart_of(page, "precision-recall"))) == 1
+    assert not re.search("ROC and precision-recall curves need", text(page))
+
+
+def test_labels_have_scores_and_a_curve_each(tmp_path: Path) -> None:
+    curves = [{**BEST["by_threshold"][0], "class": number} for number in range(3)]
+    counts = {"by_label": [[4, 0, 2], [1, 0, 2], [0, 0, 4]], "by_threshold": curves}
+    page = page_of(make_ended_run(tmp_path / "run", {"test": counts}))
+    figures = tables(page)
+    assert "confusion-0" not in figures
+    assert [(row["precision"], row["recall"], row["f1"], row["count"]) for row in figures["by-class-0"]] == [
+        (0.8, 1, 0.888889, 4),
+        (None, None, None, 0),
+        (0.5, 0.333333, 0.4, 6),
+    ]
+    assert len(strokes(chart_of(page, "roc"))) == 3 + 1
+    assert {row["curve"] for row in figures["thresholds"]} == {"0", "1", "2"}
+
+
+def test_many_runs_have_no_confusion_matrices(tmp_path: Path) -> None:
+    page = page_of(*(make_ended_run(tmp_path / f"run{number}", {"val": BEST}) for number in range(5)))
+    assert "Predictions of the best epoch: only for up to 4 runs" in text(page)
+    page = page_of(*(tmp_path / f"run{number}" for number in range(2)))
+    assert {row["curve"] for row in tables(page)["thresholds"]} == {"run0", "run1"}
+
+
 @pytest.fixture
 def sweep(tmp_path: Path) -> Path:
     """Write the runs of a sweep over two learning rates and two seeds, and a fifth run."""
@@ -299,7 +392,7 @@ def test_seeds_are_shown_as_mean_and_band(sweep: Path) -> None:
 
 def test_a_sweep_shows_the_best_setting_and_the_influence_of_options(sweep: Path) -> None:
     visible = text(page_of(sweep))
-    settings = visible[visible.index("Settings by val accuracy") : visible.index("Training loss")]
+    settings = visible[visible.index("Settings by val accuracy") :]
     assert "The best run is lr=0.3,seed=0 (0.9500)" in settings
     ranks = [settings.index(name) for name in ("lr=0.3,seed=0 1 ", "lr=0.2 2 ", "lr=0.1 2 ")]
     assert ranks == sorted(ranks), "the best first"

@@ -39,7 +39,7 @@ WIDTH = 6
 PLACEMENT = Given(machine=MACHINE)
 IN_CHUNKS = Given(chunks=3)
 METRICS = ("auc", "mrr", "hits@3", "ndcg@4")
-SCORES = [f"{split}_{metric}" for split in ("val", "test") for metric in METRICS]
+SCORES = [f"{split}_{metric}" for split in ("val", "test") for metric in METRICS] + ["val_loss"]
 
 
 @dataclass(frozen=True, kw_only=True)

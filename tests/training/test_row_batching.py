@@ -113,7 +113,8 @@ def test_link_prediction(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
         task = LinkTask(case.config, case.config.seed, Links.of(graph), model.decoder, slice(0, len(z)), Group(), empty)
         rows = like(z)
         loss, grad = task.loss(rows, Step(epoch=3, training=True))
-        return loss.item(), grad, torch.zeros(0) if weight is None else weight.grad.clone(), task.counts(rows, STEP)
+        scores = task.scores([task.counts(rows, STEP)])
+        return loss.item(), grad, torch.zeros(0) if weight is None else weight.grad.clone(), scores
 
     with monkeypatch.context() as whole:
         whole.setattr(link_prediction, "MAX_PAIRS", 1 << 16)

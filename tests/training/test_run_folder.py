@@ -209,6 +209,7 @@ MANIPULATED: dict[str, tuple[str, Callable[[dict[str, Any], dict[str, torch.Tens
     "list for state": (DAMAGED, lambda s, _: s.update(progress=[])),
     "best score": (DAMAGED, lambda s, _: s["progress"].update(best_score="x")),
     "best scores": (DAMAGED, lambda s, _: s["progress"].update(best_scores=[1])),
+    "best details": (DAMAGED, lambda s, _: s["progress"].update(best_details={"val": 1})),
     "best epoch": (DAMAGED, lambda s, _: s["progress"].update(best_epoch=1.5)),
     "negative": (DAMAGED, lambda s, _: s["progress"].update(waited=-1)),
     "unknown progress": (DAMAGED, lambda s, _: s["progress"].update(more=1)),

@@ -1,4 +1,4 @@
-"""Metrics over ranks equal scikit-learn's on all rows; custom metrics select the best weights and end runs."""
+"""Metrics and report counts over ranks equal scikit-learn's on all rows; custom metrics select the best weights."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import weft
+from tests.lib.cases import EXACT
 from tests.lib.ranks import on_ranks
 from tests.lib.running import train
 from weft.comm import Group
@@ -21,6 +22,13 @@ from weft.training.custom_functions import OwnFunctions
 from weft.training.tasks import scores
 from weft.training.tasks.losses import make_loss
 from weft.training.tasks.metrics import NodeTask
+from weft.training.tasks.report_metrics import (
+    MAX_POINTS,
+    counts_by_class,
+    curve_points,
+    report_metrics,
+    threshold_curves,
+)
 from weft.training.tasks.scores import make_metrics
 from weft.utils.errors import InputError
 
@@ -85,8 +93,8 @@ def half_right(logits: Tensor, y: Tensor) -> float:
     return float((logits[:, 0] * order).sum() / (1 + y.double().view(len(y), -1)[:, 0].abs().sum()))
 
 
-def scored(group: Group, kind: str, batched: bool) -> dict[str, float | None]:
-    """Return the scores over all ranks, each of which has a shard of the rows.
+def scored(group: Group, kind: str, batched: bool) -> tuple[dict[str, float | None], dict[str, dict[str, Any]]]:
+    """Return the scores and the counts for a report over all ranks, each of which has a shard of the rows.
 
     With `batched`, the step evaluates some vertices only.
     """
@@ -95,11 +103,33 @@ def scored(group: Group, kind: str, batched: bool) -> dict[str, float | None]:
     functions = OwnFunctions(metrics={"half_right": half_right})
     config = Config(metrics=f"{names},half_right", loss="bce" if kind == "one logit" else "")
     rows = torch.arange(NUM_VERTICES)[group.rank :: group.size]
-    task = NodeTask(graph, rows, group, loss=make_loss(config, graph), metrics=make_metrics(config, graph, functions))
+    loss, metrics = make_loss(config, graph), make_metrics(config, graph, functions)
+    metrics += report_metrics(graph.label_kind, graph.num_classes, loss, metrics)
+    task = NodeTask(graph, rows, group, loss=loss, metrics=metrics)
     vertices = rows[(rows % 3 != 2)] if batched else None
     step = Step(epoch=0, training=False, vertices=vertices)
-    counts = task.counts(logits[rows if vertices is None else vertices], step)
-    return task.scores([report["counts"] for report in group.all_gather_object({"counts": counts})])
+    counts = group.all_gather_object(task.counts(logits[rows if vertices is None else vertices], step))
+    return task.scores(counts), task.details(counts)
+
+
+def counted(logits: Tensor, y: Tensor, kind: str) -> dict[str, Any]:
+    """Return the counts by class, as scikit-learn computes them."""
+    if kind == "labels":
+        matrices = sklearn.multilabel_confusion_matrix(y, logits > 0)  # [C, 2, 2] by truth and prediction
+        return {"by_label": [matrices[:, 1, 1].tolist(), matrices[:, 0, 1].tolist(), matrices[:, 1, 0].tolist()]}
+    predicted = logits > 0 if logits.shape[1] == 1 else logits.argmax(1)
+    return {"by_class": sklearn.confusion_matrix(y, predicted).tolist()}
+
+
+def check_curves(curves: list[dict[str, Any]], result: dict[str, float | None]) -> None:
+    """Check that the areas below the recorded curves are the validation scores."""
+    areas, precisions = [], []
+    for curve in curves:
+        right, wrong = (torch.tensor([0, *curve[f"{name}_positives"]]).double() for name in ("true", "false"))
+        areas.append(float(torch.trapezoid(right / right[-1], wrong / wrong[-1])))
+        precisions.append(float((right[1:] / (right + wrong)[1:] * right.diff() / right[-1]).sum()))
+    assert sum(areas) / len(areas) == pytest.approx(result["val_roc_auc"], abs=1e-9)
+    assert sum(precisions) / len(precisions) == pytest.approx(result["val_average_precision"], abs=1e-9)
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -107,7 +137,7 @@ def scored(group: Group, kind: str, batched: bool) -> dict[str, float | None]:
 def test_metrics_are_scikit_learns(kind: str, size: int) -> None:
     graph, logits = labelled(kind), random_rows(NUM_VERTICES, KINDS[kind][0])
     for batched in (False, True):
-        for result in on_ranks(size, scored, kind, batched):
+        for result, details in on_ranks(size, scored, kind, batched):
             for split in ("train", "val"):
                 mask, y = getattr(graph, f"{split}_mask"), graph.y
                 assert y is not None
@@ -116,6 +146,41 @@ def test_metrics_are_scikit_learns(kind: str, size: int) -> None:
                     assert result[f"{split}_{name}"] == pytest.approx(wanted, abs=1e-9), (split, name)
                 assert result[f"{split}_half_right"] == pytest.approx(half_right(logits[mask], y[mask]), abs=1e-9)
             assert {result[name] for name in result if name.startswith("test")} == {None}
+            val_mask, y = labelled(kind).labelled("val"), labels(kind)
+            loss = make_loss(Config(loss="bce" if kind == "one logit" else ""), graph)
+            losses = loss(logits[val_mask], y[val_mask].double() if y.is_floating_point() else y[val_mask])
+            assert result["val_loss"] == pytest.approx(float(losses.mean()), abs=1e-12)
+            curves = details.get("val", {}).pop("by_threshold", [])
+            assert details == (
+                {} if kind.startswith("value") else {"val": counted(logits[val_mask], y[val_mask], kind)}
+            )
+            assert bool(curves) == bool(details)
+            if curves:
+                assert len(curves) == {"five": 5, "labels": 4}.get(kind, 1)
+                check_curves(curves, result)
+
+
+@pytest.mark.parametrize("num_positive", [50, 2500])
+def test_long_curves_are_thinned_out(num_positive: int) -> None:
+    """A curve of many thresholds keeps its ends and, also with few positives, its area."""
+    true = torch.arange(5000) < num_positive
+    values = random_rows(5000, 1)[:, 0] + random_rows(5000, 1, seed=1)[:, 0] / 9 + true
+    curve = curve_points(values, true)
+    assert curve is not None
+    right, wrong = (torch.tensor([0, *curve[f"{name}_positives"]]).double() for name in ("true", "false"))
+    assert 400 < len(right) <= MAX_POINTS + 1
+    assert (right[-1], wrong[-1]) == (num_positive, 5000 - num_positive)
+    area = float(torch.trapezoid(right / right[-1], wrong / wrong[-1]))
+    assert area == pytest.approx(sklearn.roc_auc_score(true, values), abs=2e-3)
+
+
+def test_many_classes_have_one_curve_and_no_matrix() -> None:
+    y, logits = torch.arange(200) % 65, random_rows(200, 65)
+    (curve,) = threshold_curves(logits, y) or []
+    assert curve["class"] == "all"
+    assert (curve["true_positives"][-1], curve["false_positives"][-1]) == (200, 200 * 64)
+    assert counts_by_class(logits, y, "classes", 65).numel() == 0
+    assert counts_by_class(logits[:, :64], y % 64, "classes", 64).sum() == 200
 
 
 def scored_locally(group: Group, kind: str) -> dict[str, float | None]:
@@ -123,7 +188,7 @@ def scored_locally(group: Group, kind: str) -> dict[str, float | None]:
     alone = Group()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(group, "all_reduce", alone.all_reduce)
-        return scored(group, kind, False)
+        return scored(group, kind, False)[0]
 
 
 def test_scores_of_one_ranks_rows_are_detected() -> None:
@@ -181,8 +246,34 @@ def test_the_first_metric_chooses_the_best_weights(
     assert (again.summary[name], again.summary["best_epoch"]) == (run.summary[name], run.summary["best_epoch"])
 
 
+def report_of(name: str, size: int, out: Path) -> tuple[list[float], dict[str, Any]]:
+    """Train, and return the validation losses and the counts of the best epoch."""
+    options = {**OPTIONS, "epochs": 4, "eval_every": 2, "metrics": "accuracy,roc_auc", "chunks": 2}
+    if name != "offload":
+        del options["chunks"]
+    run = train("sbm:vertices=90,degree=5,classes=3,features=6", workers=size, strategy=name, out=out, **options)
+    (best,) = (line for line in run.records if line["kind"] == "best")
+    assert best["epoch"] == run.summary["best_epoch"]
+    return [line["val_loss"] for line in run.history if "val_loss" in line], best["splits"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "size"), [*((name, 1) for name in EXACT), ("tensor", 3), ("hybrid", 2)])
+def test_reports_are_equal_under_all_strategies(name: str, size: int, tmp_path: Path) -> None:
+    losses, splits = report_of("single", 1, tmp_path / "single")
+    assert len(losses) == 2
+    assert splits.keys() == {"val", "test"}
+    others, other_splits = report_of(name, size, tmp_path / name)
+    assert others == pytest.approx(losses, abs=1e-9)
+    assert other_splits == splits
+
+
 def accuracy(logits: Tensor, y: Tensor) -> float:
     return float((logits.argmax(1) == y).double().mean())
+
+
+def loss(*_: Tensor) -> float:
+    return 0.0
 
 
 def broken(*_: Tensor) -> float:
@@ -197,6 +288,7 @@ def broken(*_: Tensor) -> float:
         ({"metrics": "mrr"}, "unknown --metrics 'mrr'"),
         ({"metrics": "accuracy,accuracy"}, "--metrics accuracy,accuracy: give different names"),
         ({"metrics": accuracy}, "metrics: weft has a built-in named accuracy"),
+        ({"metrics": loss}, "metrics: weft has a built-in named loss"),
         ({"metrics": [lambda *_: 0.0]}, "metrics: <lambda> is not a valid and unique name for a score"),
         ({"metrics": broken}, "metric broken raised an exception .KeyError"),
         ({"metrics": "macro_f1", "until": "val_accuracy=0.5"}, "the validation score is val_macro_f1"),

@@ -14,18 +14,21 @@ COLOURS = {
         "text": "#1b1f24",
         "soft": "#57606a",
         "grid": "#e3e7eb",
+        "shares": ["#f3f7fb", "#7db4e3"],
         "marks": ["#0b62a8", "#b84a00", "#007a53", "#a0327f", "#6f5b00", "#5746c9", "#7a4a2b", "#4a5560"],
     },
     "dark": {
         "text": "#e6e9ee",
         "soft": "#a9b3be",
         "grid": "#2c333c",
+        "shares": ["#1b222b", "#1c5f9c"],
         "marks": ["#62b0f5", "#ff9a57", "#3fc79a", "#ec8fce", "#d9c24a", "#a99cff", "#cf9f80", "#b4bec9"],
     },
 }
 """Colors of both schemes.
 
-Marks have a contrast of at least 3 to 1 with the background, and can be told apart without seeing red or green.
+Marks have a contrast of at least 3 to 1 with the background, and can be told apart without seeing red or green. Shares
+are colored between two colors, from 0 to 1, on which text has a contrast of at least 4.5 to 1.
 """
 PNG_SCALE = 2
 """Pixels of a PNG for each pixel of the figure on a page."""
@@ -76,7 +79,7 @@ def theme(name: str) -> dict[str, Any]:
         "background": "transparent",
         "font": FONT,
         "view": {"stroke": None},
-        "range": {"category": colours["marks"]},
+        "range": {"category": colours["marks"], "heatmap": colours["shares"]},
         "axis": {
             "labelColor": text,
             "titleColor": text,
@@ -89,4 +92,5 @@ def theme(name: str) -> dict[str, Any]:
         | {"labelFontSize": 12, "symbolStrokeWidth": 2},
         "mark": {"color": colours["marks"][0]},
         "rule": {"color": text},
+        "text": {"color": text},
     }

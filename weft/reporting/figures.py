@@ -28,6 +28,12 @@ DASHES = ([1, 0], [7, 4], [2, 3], [9, 3, 2, 3])
 """Lengths of the dashes and gaps of lines."""
 SECONDS = "abs(datum.value) < 1 ? format(datum.value * 1000, ',.4~g') + ' ms' : format(datum.value, ',.4~g') + ' s'"
 """Expression of Vega that formats an axis in seconds."""
+IS_SHOWN = "shown === 'all' || datum.split === shown"
+"""Expression of Vega that selects the rows of the split that a reader has selected; see `_split_switch`."""
+MAX_NUMBERED = 8
+"""Most classes of a confusion matrix that has numbers in its cells."""
+CELL_PIXELS = {True: 30, False: 12}
+"""Height of a cell of a confusion matrix, with and without a number."""
 BYTES = "datum.value == 0 ? '0' : format(datum.value, '.3~s') + 'B'"
 """Expression of Vega that formats an axis in bytes."""
 
@@ -55,6 +61,8 @@ class Data:
     """Name that is unique in a report."""
     groups: Sequence[FigureGroup]
     """Rows, in groups."""
+    shows_all: bool = False
+    """True if a figure first shows all splits. Otherwise it first shows validation, if there is any."""
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of all groups."""
@@ -80,15 +88,15 @@ class Data:
 
     @property
     def default_split(self) -> str:
-        """Split that is shown first: validation, if there is one. Empty: the curves have no splits."""
-        return (self.splits or [""])[0]
+        """Split that is shown first, or 'all': validation, if there is one. Empty: the data has no splits."""
+        return "all" if self.shows_all else (self.splits or [""])[0]
 
 
 def curves(data: Data, field: str, title: str, *, unit: str = "", log: bool = False, inline: bool = False) -> Any:
     """Return a chart with lines over the epochs, with labels at their ends.
 
-    Several runs have a line each, for the split that the reader selects, first validation. A single run has a line for
-    the selected split, or for each. Lines have their own colors and dashes, so that coinciding ones can be told apart.
+    Several runs have a line each, for the split that the reader selects. A single run has a line for the selected
+    split, or for each. Lines have their own colors and dashes, so that coinciding ones can be told apart.
     A diamond marks the best epoch. A band is drawn where the data has its ends.
 
     Args:
@@ -103,7 +111,7 @@ def curves(data: Data, field: str, title: str, *, unit: str = "", log: bool = Fa
     alt = import_extra("altair", "a chart")
     runs, splits = data.values("run"), data.splits
     few = max((len(group.columns["epoch"]) for group in data.groups), default=0) <= LINE_POINTS
-    by, names = ("split", splits) if splits and len(runs) == 1 else ("run", runs)
+    by, names = ("split", data.values("split")) if splits and len(runs) == 1 else ("run", runs)
     params = []
     banded = any(f"{field}_low" in group.columns for group in data.groups)
     heights = {"height": f"datum.{field}"}
@@ -117,7 +125,6 @@ def curves(data: Data, field: str, title: str, *, unit: str = "", log: bool = Fa
         }
         shift = f"logarithmic ? {shift}_log : {shift}"
         axis = alt.Axis(labelExpr="logarithmic ? format(pow(10, datum.value), '.2~g') : datum.label", tickCount=5)
-    scale = alt.Scale(domain=names, range=[DASHES[number % len(DASHES)] for number in range(len(names))])
     base = (
         _chart(alt, data, inline=inline)
         .transform_calculate(**heights)
@@ -130,11 +137,10 @@ def curves(data: Data, field: str, title: str, *, unit: str = "", log: bool = Fa
     )
     if len(splits) > 1 and not inline:
         choices = [*splits, *(["all"] if by == "split" else [])]
-        select = alt.binding_select(options=choices, name="Split: ")
-        params.append(alt.param(name="shown", value=data.default_split, bind=select))
-        base = base.transform_filter("shown === 'all' || datum.split === shown")
+        params.append(_split_switch(alt, data, choices))
+        base = base.transform_filter(IS_SHOWN)
     lines = base.mark_line(point={"size": 18} if few else False, strokeWidth=2).encode(
-        strokeDash=alt.StrokeDash(f"{by}:N", scale=scale, legend=None)
+        strokeDash=_dashes(alt, by, names)
     )
     # Only if there is a best epoch: an empty layer has no range on the axis.
     best = [
@@ -268,6 +274,64 @@ def columns(data: Data, x: str, x_title: str, y: str, y_title: str, *, by: str) 
     )
 
 
+def confusion(data: Data, classes: Sequence[str]) -> Any:
+    """Return a confusion matrix, colored by the share of the true class, with numbers if there are few classes.
+
+    Args:
+        data: Data with the fields split, true, predicted, count and share, without cells that are 0.
+        classes: Names of the classes, in order.
+    """
+    alt = import_extra("altair", "a chart")
+    scale, few = alt.Scale(domain=list(classes)), len(classes) <= MAX_NUMBERED
+    axis: dict[str, Any] = {"labelLimit": 90, "labelOverlap": True, "ticks": False, "domain": False}
+    base = (
+        _chart(alt, data)
+        .transform_filter(IS_SHOWN)
+        .encode(
+            x=alt.X("predicted:N", title="predicted class", scale=scale, axis=alt.Axis(labelAngle=-45, **axis)),
+            y=alt.Y("true:N", title="true class", scale=scale, axis=alt.Axis(**axis)),
+            tooltip=["split:N", "true:N", "predicted:N", "count:Q", alt.Tooltip("share:Q", format=".1%")],
+        )
+    )
+    shares = alt.Color("share:Q", title="share of the true class", scale=alt.Scale(domain=[0, 1]))
+    cells = base.mark_rect().encode(color=shares.legend(format="%", tickCount=5))
+    numbers = [base.mark_text().encode(text=alt.Text("count:Q", format=".3~s")) for _ in range(few)]
+    return alt.layer(cells.add_params(_split_switch(alt, data, data.splits)), *numbers).properties(
+        height=CELL_PIXELS[few] * len(classes)
+    )
+
+
+def threshold_curves(data: Data, x: str, y: str, *, steps: bool = False) -> Any:
+    """Return a chart with a line for each curve, over falling thresholds; both axes are from 0 to 1.
+
+    Args:
+        data: Data with the fields split, curve (its name), place (position along the curve), `x` and `y`.
+        x: Field of the horizontal axis.
+        y: Field of the vertical axis.
+        steps: True: `y` belongs to the interval of `x` that ends at its point. False: straight lines, and a dashed one
+            for random scores.
+    """
+    alt = import_extra("altair", "a chart")
+    names, scale = data.values("curve"), alt.Scale(domain=[0, 1])
+    lines = (
+        _chart(alt, data)
+        .transform_filter(IS_SHOWN)
+        .mark_line(strokeWidth=2, interpolate="step-before" if steps else "linear")
+        .encode(
+            x=alt.X(f"{x}:Q", title=x.replace("_", " "), scale=scale),
+            y=alt.Y(f"{y}:Q", title=y.replace("_", " "), scale=scale),
+            color=_hue(alt, "curve", names),
+            strokeDash=_dashes(alt, "curve", names),
+            order="place:Q",
+            tooltip=["curve:N", "split:N", f"{x}:Q", f"{y}:Q"],
+        )
+        .add_params(_split_switch(alt, data, data.splits))
+    )
+    ends = alt.Data(values=[{"x": 0, "y": 0}, {"x": 1, "y": 1}])
+    random = [alt.Chart(ends).mark_line(strokeDash=[4, 3], strokeWidth=1).encode(x="x:Q", y="y:Q")] * (not steps)
+    return alt.layer(lines, *random).properties(height=CURVE_PIXELS)
+
+
 def timeline(data: Data) -> Any:
     """Return a chart with a row for each lane of the data, and a bar from start to stop, in milliseconds."""
     alt = import_extra("altair", "a chart")
@@ -298,6 +362,18 @@ def _zoom(alt: Any) -> Any:
     """
     moving, zooming = "[mousedown, window:mouseup] > window:mousemove!", "wheel![event.shiftKey]"
     return alt.selection_interval(name="zoom", encodings=["x"], bind="scales", translate=moving, zoom=zooming)
+
+
+def _split_switch(alt: Any, data: Data, splits: Sequence[str]) -> Any:
+    """Return the parameter of the split to show, which the reader selects if there are several."""
+    select = alt.binding_select(options=list(splits), name="Split: ") if len(splits) > 1 else alt.Undefined
+    return alt.param(name="shown", value=data.default_split, bind=select)
+
+
+def _dashes(alt: Any, field: str, names: Sequence[str]) -> Any:
+    """Return dashes by a field, so that lines which coincide can be told apart."""
+    dashes = [DASHES[number % len(DASHES)] for number in range(len(names))]
+    return alt.StrokeDash(f"{field}:N", scale=alt.Scale(domain=list(names), range=dashes), legend=None)
 
 
 def _hue(alt: Any, field: str, names: Sequence[str], *, legend: bool = True) -> Any:

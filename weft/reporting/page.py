@@ -14,6 +14,7 @@ from weft.reporting.page_parts import Code, Figure, PageTable, Runs, Section
 from weft.reporting.records import RunRecords
 from weft.reporting.sections.curves import configuration, curves, origin, overview
 from weft.reporting.sections.inputs import graph, partition
+from weft.reporting.sections.predictions import predictions
 from weft.reporting.sections.settings import settings
 from weft.reporting.sections.time_costs import balance, seconds, timelines
 from weft.reporting.sections.volumes import memory, traffic
@@ -24,6 +25,7 @@ SECTIONS: tuple[Callable[[Runs], Section], ...] = (
     overview,
     settings,
     curves,
+    predictions,
     seconds,
     timelines,
     balance,

@@ -33,10 +33,11 @@ REQUIRED_FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
         **dict.fromkeys(("collectives", "bytes_sent", "bytes_received"), dict),
     },
     "event": {"event": str, "epoch": int},
+    "best": {"epoch": int, "splits": dict},
     "summary": {"epochs": int, "best_epoch": int, "loss": NUMBER, "ranks": list},
 }
 """Fields that a line must have, and their types, by the kind of the line."""
-NOT_SCORES = ("kind", "version", "epoch", "loss", "lr", "seconds")
+NOT_SCORES = ("kind", "version", "epoch", "loss", "val_loss", "lr", "seconds")
 """Fields of an epoch's line that are not scores."""
 
 
@@ -94,6 +95,12 @@ class RunRecords:
         """Last line of a finished run; empty for others."""
         last = (self.lines or [{"kind": ""}])[-1]
         return last if last["kind"] == "summary" else {}
+
+    @property
+    def best_splits(self) -> dict[str, RecordLine]:
+        """Counts of the best epoch of a finished run, by split and kind; empty if none were recorded."""
+        splits: dict[str, RecordLine] = (self.of_kind("best") or [{"splits": {}}])[-1]["splits"]
+        return splits
 
     @property
     def rank_lines(self) -> list[RecordLine]:

@@ -10,8 +10,8 @@ from typing import Any
 
 from weft.reporting.figures import CURVE_PIXELS, Data, FigureGroup
 from weft.reporting.page_parts import Runs
-from weft.reporting.records import RecordLine, RunRecords, score_names
-from weft.reporting.settings import settings_of
+from weft.reporting.records import score_names
+from weft.reporting.settings import Setting, settings_of
 
 LABEL_PIXELS = 14
 """Smallest distance between the labels of two curves."""
@@ -19,14 +19,30 @@ COINCIDING_SHARE = 0.01
 """Largest difference of two curves that look like one, as a share of the range of all curves."""
 
 
+LOSSES = {"train": "loss", "val": "val_loss"}
+"""Name of the loss in the records, by split."""
+
+
 def loss_data(runs: Runs) -> Data:
-    """Return loss, learning rate and seconds of each epoch."""
-    fields = ("loss", "lr", "seconds")
+    """Return the training loss of each epoch, and the validation loss of those that were evaluated, by split."""
+    settings = settings_of(runs)
     curves = [
-        [_curve({"run": setting.name}, run, run.epochs, {name: name for name in fields}) for run in setting.runs]
-        for setting in settings_of(runs)
+        _curves_of(setting, {"split": split}, "loss", name) for setting in settings for split, name in LOSSES.items()
     ]
-    return Data(name="epochs", groups=_with_labels(_over_seeds(curves, fields), fields))
+    groups = _with_labels(_over_seeds([seeds for seeds in curves if seeds], "loss"), "loss")
+    return Data(name="epochs", groups=groups, shows_all=len(settings) == 1 and len(groups) > 1)
+
+
+def epoch_data(runs: Runs, field: str) -> Data:
+    """Return a number that every epoch has, such as `lr` or `seconds`.
+
+    Args:
+        runs: Records of the runs.
+        field: Name of the number in the records.
+    """
+    curves = [_curves_of(setting, {}, field, field) for setting in settings_of(runs)]
+    groups = _with_labels(_over_seeds([seeds for seeds in curves if seeds], field), field)
+    return Data(name=f"epoch-{field}", groups=groups)
 
 
 def score_data(runs: Runs) -> dict[str, Data]:
@@ -35,27 +51,47 @@ def score_data(runs: Runs) -> dict[str, Data]:
     for setting in settings_of(runs):
         for name in dict.fromkeys(name for run in setting.runs for name in score_names(run.epochs)):
             split, _, kind = name.partition("_")
-            shared, seeds = {"run": setting.name, "split": split}, []
-            for run in setting.runs:
-                if lines := [line for line in run.epochs if isinstance(line.get(name), int | float)]:
-                    seeds.append(_curve(shared, run, lines, {"value": name}))
-            if kind and seeds:
+            if kind and (seeds := _curves_of(setting, {"split": split}, "value", name)):
                 curves.setdefault(kind, []).append(seeds)
     return {
-        kind: Data(name=f"scores-{number}", groups=_with_labels(_over_seeds(of_kind, ["value"]), ["value"]))
+        kind: Data(name=f"scores-{number}", groups=_with_labels(_over_seeds(of_kind, "value"), "value"))
         for number, (kind, of_kind) in enumerate(curves.items())
     }
 
 
-def _over_seeds(curves: Sequence[Sequence[FigureGroup]], fields: Sequence[str]) -> list[FigureGroup]:
+def _curves_of(setting: Setting, shared: dict[str, Any], field: str, name: str) -> list[FigureGroup]:
+    """Return the curve of each seed of a setting, in the epochs that have the number.
+
+    Epochs count from 1. `best` is true in the best epoch of a finished run.
+
+    Args:
+        setting: The setting.
+        shared: Fields that name the curve, next to the run.
+        field: Field of the curve.
+        name: Name of the number in the records.
+    """
+    groups = []
+    for run in setting.runs:
+        if lines := [line for line in run.epochs if isinstance(line.get(name), int | float)]:
+            epochs, best = [line["epoch"] for line in lines], run.summary.get("best_epoch")
+            columns: dict[str, list[Any]] = {
+                "epoch": [epoch + 1 for epoch in epochs],
+                field: [finite(line[name]) for line in lines],
+                "best": [epoch == best for epoch in epochs],
+            }
+            groups.append(FigureGroup(shared={"run": setting.name, **shared}, columns=columns))
+    return groups
+
+
+def _over_seeds(curves: Sequence[Sequence[FigureGroup]], field: str) -> list[FigureGroup]:
     """Return the mean over the seeds of each setting, in the epochs that all its seeds have.
 
-    If a setting has several seeds, all curves get the ends of a band for each field, such as `loss_low` and
-    `loss_high`: the mean minus and plus the standard deviation, or None for a single seed.
+    If a setting has several seeds, all curves get the ends of a band, such as `loss_low` and `loss_high`: the mean
+    minus and plus the standard deviation, or None for a single seed.
 
     Args:
         curves: Curves of each setting, one for each seed.
-        fields: Fields of the curves.
+        field: Field of the curves.
     """
     if all(len(seeds) == 1 for seeds in curves):
         return [seeds[0] for seeds in curves]
@@ -63,21 +99,19 @@ def _over_seeds(curves: Sequence[Sequence[FigureGroup]], fields: Sequence[str]) 
     for seeds in curves:
         rows = [{row["epoch"]: row for row in seed.rows()} for seed in seeds]
         epochs = sorted(set.intersection(*(set(by_epoch) for by_epoch in rows)))
+        values = [[by_epoch[epoch][field] for by_epoch in rows] for epoch in epochs]
+        means = [None if None in numbers else statistics.fmean(numbers) for numbers in values]
+        spreads = [
+            None if mean is None or len(numbers) == 1 else statistics.stdev(numbers)
+            for mean, numbers in zip(means, values, strict=True)
+        ]
         best = [len(rows) == 1 and rows[0][epoch]["best"] for epoch in epochs]
-        columns: dict[str, list[Any]] = {"epoch": epochs, "best": best}
-        for field in fields:
-            values = [[by_epoch[epoch][field] for by_epoch in rows] for epoch in epochs]
-            means = [None if None in numbers else statistics.fmean(numbers) for numbers in values]
-            spreads = [
-                None if mean is None or len(numbers) == 1 else statistics.stdev(numbers)
-                for mean, numbers in zip(means, values, strict=True)
+        columns: dict[str, list[Any]] = {"epoch": epochs, "best": best, field: means}
+        for name, sign in ((f"{field}_low", -1), (f"{field}_high", 1)):
+            columns[name] = [
+                None if mean is None or spread is None else mean + sign * spread
+                for mean, spread in zip(means, spreads, strict=True)
             ]
-            columns[field] = means
-            for name, sign in ((f"{field}_low", -1), (f"{field}_high", 1)):
-                columns[name] = [
-                    None if mean is None or spread is None else mean + sign * spread
-                    for mean, spread in zip(means, spreads, strict=True)
-                ]
         groups.append(FigureGroup(shared=seeds[0].shared, columns=columns))
     return [group for group in groups if group.columns["epoch"]]
 
@@ -97,31 +131,18 @@ def describe(data: Data, field: str, text: Callable[[float], str] = lambda value
             for epoch, value in zip(group.columns["epoch"], group.columns[field], strict=True)
             if value is not None
         ]
-        if points and group.shared.get("split", "") == data.default_split:
+        split = group.shared.get("split", "")
+        if points and data.default_split in ("all", split):
             (first, begin), (last, end) = points[0], points[-1]
-            sentences.append(f"{group.shared['run']}: {text(begin)} in epoch {first}, {text(end)} in epoch {last}.")
+            name = f"{group.shared['run']}, {split}" if data.shows_all else group.shared["run"]
+            sentences.append(f"{name}: {text(begin)} in epoch {first}, {text(end)} in epoch {last}.")
     if any(f"{field}_low" in group.columns for group in data.groups):
         sentences.append("Lines of several seeds are their mean, with a band of one standard deviation.")
     return " ".join(sentences)
 
 
-def _curve(shared: dict[str, Any], run: RunRecords, lines: Sequence[RecordLine], names: dict[str, str]) -> FigureGroup:
-    """Return a curve with epochs from 1, and with `best`, which is true in the best epoch of a finished run.
-
-    Args:
-        shared: Fields that name the curve.
-        run: Records of the run.
-        lines: Lines of the epochs to show.
-        names: Names in the records of the curve's fields.
-    """
-    columns = {field: [finite(line.get(name)) for line in lines] for field, name in names.items()}
-    epochs, best = [line["epoch"] for line in lines], run.summary.get("best_epoch")
-    columns = {"epoch": [epoch + 1 for epoch in epochs], **columns, "best": [epoch == best for epoch in epochs]}
-    return FigureGroup(shared=shared, columns=columns)
-
-
-def _with_labels(groups: Sequence[FigureGroup], fields: Sequence[str]) -> list[FigureGroup]:
-    """Return curves with the fields that place their labels: `_last`, the last epoch, and the shift of each field.
+def _with_labels(groups: Sequence[FigureGroup], field: str) -> list[FigureGroup]:
+    """Return curves with the fields that place their labels: `_last`, the last epoch, and the shift of the label.
 
     Shifts are in pixels upwards, `_loss` on a linear and `_loss_log` on a logarithmic axis. Curves of several runs are
     only shown together with those of the same split.
@@ -132,11 +153,10 @@ def _with_labels(groups: Sequence[FigureGroup], fields: Sequence[str]) -> list[F
         together.setdefault(group.shared.get("split", "") if several else "", []).append(group)
     shifts = {id(group): {"_last": group.columns["epoch"][-1]} for group in groups}
     for shown in together.values():
-        for field in fields:
-            for name, scale in ((f"_{field}", float), (f"_{field}_log", _log)):
-                values = [[scale(value) for value in group.columns[field] if value is not None] for group in shown]
-                for group, pixels in zip(shown, _spread(values), strict=True):
-                    shifts[id(group)][name] = pixels
+        for name, scale in ((f"_{field}", float), (f"_{field}_log", _log)):
+            values = [[scale(value) for value in group.columns[field] if value is not None] for group in shown]
+            for group, pixels in zip(shown, _spread(values), strict=True):
+                shifts[id(group)][name] = pixels
     return [FigureGroup(shared=group.shared | shifts[id(group)], columns=group.columns) for group in groups]
 
 

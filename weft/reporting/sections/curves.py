@@ -21,7 +21,7 @@ from weft.reporting.page_parts import (
 from weft.reporting.records import RunRecords, rank_summaries, score_names
 from weft.reporting.rerun import changed_fields, rerun_command
 from weft.reporting.run_table import EXCHANGES
-from weft.reporting.sections.curve_data import coinciding, describe, loss_data, score_data
+from weft.reporting.sections.curve_data import coinciding, describe, epoch_data, loss_data, score_data
 from weft.utils.errors import InputError
 from weft.utils.optional_packages import import_extra
 from weft.utils.units import format_bytes
@@ -52,7 +52,8 @@ VERSIONS = {"weft": "weft", "torch": "PyTorch", "python": "Python"}
 def run_facts(run: RunRecords) -> dict[str, str]:
     """Return the state, scores, time and bytes of a run as texts, by their names."""
     newest = run.summary or (run.epochs or [{}])[-1]
-    scores = [name for name in score_names(run.epochs) if isinstance(newest.get(name), int | float)]
+    names = [*score_names(run.epochs), "val_loss"]
+    scores = [name for name in names if isinstance(newest.get(name), int | float)]
     ranks, suffix = rank_summaries(run.rank_lines), "" if run.summary else ", newest"
     seconds = [line["seconds"] for line in run.epochs]
     facts = {
@@ -99,11 +100,13 @@ def curves(runs: Runs) -> Section:
     parts = []
     if shown:
         data = loss_data(shown)
+        split = [] if data.shows_all else [f"Split {data.default_split}."]
+        note = [LOSS_NOTE, *split] if "val" in data.splits else []
         parts.append(
             Figure(
                 name="loss",
-                title="Training loss",
-                caption=" ".join([describe(data, "loss"), *coinciding(data, "loss")]),
+                title="Loss",
+                caption=" ".join([*note, describe(data, "loss"), *coinciding(data, "loss")]),
                 data=data,
                 chart=figures.curves(data, "loss", "loss", log=True),
                 zoom="epoch",
@@ -122,11 +125,18 @@ def curves(runs: Runs) -> Section:
             )
         )
     if any(len({line.get("lr") for line in run.epochs}) > 1 for run in shown):
-        data = loss_data(shown)
+        data = epoch_data(shown, "lr")
         chart = figures.curves(data, "lr", "learning rate")
         caption = "Learning rate of the steps of each epoch."
         parts.append(Figure(name="lr", title="Learning rate", caption=caption, data=data, chart=chart, zoom="epoch"))
     return Section(name="curves", title="Loss and scores", parts=parts, missing=missing)
+
+
+LOSS_NOTE = (
+    "The training loss is that of the epoch's steps, with dropout; the validation loss is computed after the epoch, "
+    "without dropout."
+)
+"""Text above the figure of losses, if there are validation losses."""
 
 
 def plot(run: RunRecords) -> Plot:

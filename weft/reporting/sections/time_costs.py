@@ -20,7 +20,7 @@ from weft.reporting.page_parts import (
 )
 from weft.reporting.records import RecordColumns, RecordLine, RunRecords, rank_summaries
 from weft.reporting.run_table import STAGES
-from weft.reporting.sections.curve_data import describe, finite, loss_data
+from weft.reporting.sections.curve_data import describe, epoch_data, finite
 from weft.reporting.sections.timeline_rows import TimelineSpan, read_spans, span_totals
 from weft.utils.units import format_bytes
 
@@ -37,7 +37,7 @@ def seconds(runs: Runs) -> Section:
     shown, missing = runs_with_ranks(runs)
     parts: list[Figure | PageTable | Code] = []
     if shown:
-        data = loss_data(shown)
+        data = epoch_data(shown, "seconds")
         parts.append(
             Figure(
                 name="epoch-seconds",

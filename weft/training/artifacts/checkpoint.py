@@ -48,6 +48,8 @@ class Progress:
     """Epoch of the best validation score; -1: none yet."""
     best_scores: dict[str, float | None] | None = None
     """All scores of that epoch, by name."""
+    best_details: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Counts of that epoch for the report, by split and name; see `Task.details`."""
     waited: int = 0
     """Number of epochs from the best to the last evaluation."""
 

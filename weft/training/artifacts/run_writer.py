@@ -128,7 +128,7 @@ class RunWriter:
         self.recorder.write("event", event="stopped", epoch=epoch, signal=signal)
 
     def finish(self, progress: Progress, best: dict[str, Tensor], estimate: Estimate | None = None) -> dict[str, Any]:
-        """Write the best weights, the model card, and the summary as the last record.
+        """Write the best weights, the model card, and as the last records the counts of the best epoch and the summary.
 
         Args:
             progress: Progress at the end of the run.
@@ -145,6 +145,7 @@ class RunWriter:
         with replaced(self.folder.card, "the card") as draft:
             card = make_card(self.description, self.idle, progress.best_scores or {}, summary)
             draft.write_text(card, encoding="utf-8")
+        self.recorder.write("best", epoch=progress.best_epoch, splits=progress.best_details)
         self.recorder.write("summary", **summary)
         return summary
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -168,3 +169,7 @@ class EdgeTask:
     def scores(self, counts: list[MetricCounts]) -> dict[str, float | None]:
         """Return the score of each metric and split; see `NodeTask.scores`."""
         return self.of_edges.scores(counts)
+
+    def details(self, counts: list[MetricCounts]) -> dict[str, dict[str, Any]]:
+        """Return the results for a report; see `Task.details`."""
+        return self.of_edges.details(counts)

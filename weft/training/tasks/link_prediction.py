@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from weft.nn import Decoder
 from weft.strategies import CandidateLinks, Step
 from weft.training.tasks.link_losses import make_link_loss
 from weft.training.tasks.ranking import auc, filtered_ranks, rank_scores, ranking_operations, sampled_ranks
+from weft.training.tasks.report_metrics import threshold_curves
 from weft.training.tasks.row_batching import add_rows, fill_zeros, take_rows
 from weft.training.tasks.scores import compares_ranks, values_of_k
 from weft.training.tasks.top_targets import TOP_METRICS, top_operations, top_scores, top_targets
@@ -468,8 +469,8 @@ class LinkTask:
         yield from top_targets(z, self.links, queries, k, self.row_of_vertex, self.decoder, self.group)
 
     @torch.no_grad()
-    def counts(self, z: Tensor, step: Step) -> dict[str, float | None]:
-        """Return the scores of an evaluation by name. All ranks get all scores.
+    def counts(self, z: Tensor, step: Step) -> dict[str, Any]:
+        """Return `scores` of an evaluation by name and `details` of a report by split. All ranks get all scores.
 
         Args:
             z: Output rows of the model, [n, D].
@@ -486,10 +487,15 @@ class LinkTask:
         sizes = [len(links) for links in splits] * 2 + [len(queries) * num_samples for queries in sources]
         by_split = self.group.all_reduce(scores, tag="scores").cpu().split(sizes)
         results: dict[str, float | None] = {}
+        details: dict[str, dict[str, Any]] = {}
         for number, split in enumerate(("val", "test")):
             if not len(splits[number]):
                 continue
-            results[f"{split}_auc"] = auc(by_split[number], by_split[2 + number])
+            pairs = torch.stack([by_split[number], by_split[2 + number]])  # each link, and a negative sample of it
+            results[f"{split}_auc"] = auc(*pairs)
+            if self.group.rank == 0:  # it writes the record
+                is_link = torch.tensor([True, False])[:, None].expand_as(pairs)
+                details[split] = {"by_threshold": threshold_curves(pairs.reshape(-1, 1), is_link.reshape(-1))}
             if self.ranked:
                 if num_samples:
                     samples = by_split[4 + number].view(num_samples, -1).t()
@@ -502,8 +508,15 @@ class LinkTask:
                 queries = self.links.queries(self.links.directed(splits[number]))
                 scores_at = top_scores(self.top(z, queries, self.top_at[-1]), self.links, splits[number], self.top_at)
                 results |= {f"{split}_{name}": score for name, score in scores_at.items()}
-        return results
+        if len(self.links.val):
+            pairs = torch.stack([by_split[0], by_split[2]]).double()
+            results["val_loss"] = float(self.sum_losses(pairs) / len(self.links.val))
+        return {"scores": results, "details": details}
 
-    def scores(self, counts: list[dict[str, float | None]]) -> dict[str, float | None]:
-        """Return the scores of an evaluation, which the counts of each rank already are."""
-        return counts[0]
+    def scores(self, counts: list[dict[str, Any]]) -> dict[str, float | None]:
+        """Return the scores of an evaluation, which each rank has."""
+        return dict(counts[0]["scores"])
+
+    def details(self, counts: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Return the curves of an evaluation; see `Task.details`."""
+        return dict(counts[0]["details"])

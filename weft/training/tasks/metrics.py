@@ -20,9 +20,8 @@ from weft.strategies import Step
 from weft.training.custom_functions import RowLoss
 from weft.training.tasks.losses import make_loss
 from weft.training.tasks.row_batching import row_blocks
-from weft.training.tasks.scores import Metric, make_metrics
+from weft.training.tasks.scores import SPLITS, Metric, make_metrics
 
-SPLITS = ("train", "val", "test")
 MetricCounts = dict[str, dict[str, Any]]
 """Results of an evaluation by split and metric: sums over a rank's rows, or the score over all ranks' rows."""
 
@@ -52,6 +51,14 @@ class Task(Protocol):
 
     def scores(self, counts: list[dict[str, Any]]) -> dict[str, float | None]:
         """Return the scores by name, given the results of all ranks."""
+        ...
+
+    def details(self, counts: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Return what a report shows next to the scores, as JSON values by split and name; see `report_metrics`.
+
+        Args:
+            counts: Results of all ranks.
+        """
         ...
 
 
@@ -141,6 +148,7 @@ class NodeTask:
             total += loss.detach()
         return total, grad
 
+    @torch.no_grad()
     def counts(self, logits: Tensor, step: Step) -> MetricCounts:
         """Return the results of each split and metric: sums over this rank's rows, or the score over all rows.
 
@@ -167,7 +175,7 @@ class NodeTask:
             for (split, row_ids), part in zip(row_ids_of.items(), parts, strict=True):
                 block_logits = logits[block].index_select(0, row_ids[part] - block.start)
                 for metric in self.metrics:
-                    if metric.sums is not None:
+                    if metric.sums is not None and split in metric.splits:
                         sums = metric.sums(block_logits, cast_labels(y[row_ids[part]], block_logits)).double().cpu()
                         results[split][metric.name] = results[split].get(metric.name, 0) + sums
                 if gathers:
@@ -181,8 +189,10 @@ class NodeTask:
             split: {name: to_json(value) for name, value in of_split.items()} for split, of_split in results.items()
         }
 
-    def _of_all(self, split: str, scored: Tensor) -> dict[str, float | None]:
+    def _of_all(self, split: str, scored: Tensor) -> dict[str, Any]:
         """Return the scores over all rows of a split, for metrics that need all rows. All ranks must call it.
+
+        Only rank 0 computes what is for a report, since it writes the record.
 
         Args:
             split: The split.
@@ -190,30 +200,45 @@ class NodeTask:
         """
         logits = self.group.all_reduce(scored.to(self.group.device), tag="scores")
         y = cast_labels(self.all_y[self.labelled[split]].to(logits.device), logits)
-        metrics = [metric for metric in self.metrics if metric.sums is None]
+        metrics = [
+            metric
+            for metric in self.metrics
+            if metric.sums is None and split in metric.splits and not (metric.for_report and self.group.rank)
+        ]
         return {metric.name: metric.score(logits, y) if len(y) else None for metric in metrics}
 
     def scores(self, counts: list[MetricCounts]) -> dict[str, float | None]:
         """Return the score of each metric and split. None: unknown, for instance for an empty split."""
         scores = {}
         for metric in self.metrics:
-            for split in SPLITS:
-                parts = [rank[split][metric.name] for rank in counts if metric.name in rank.get(split, {})]
-                score = combined(metric, parts) if self.num_labelled.get(split) else None
-                scores[f"{split}_{metric.name}"] = score if score is not None and math.isfinite(score) else None
+            for split in metric.splits if not metric.for_report else ():
+                score = self._score(metric, split, counts)
+                scores[f"{split}_{metric.name}"] = float(score) if score is not None and math.isfinite(score) else None
         return scores
 
+    def details(self, counts: list[MetricCounts]) -> dict[str, dict[str, Any]]:
+        """Return the results for a report by split and metric; see `Task.details`."""
+        details: dict[str, dict[str, Any]] = {}
+        for metric in self.metrics:
+            for split in metric.splits if metric.for_report else ():
+                if (result := self._score(metric, split, counts)) is not None:
+                    details.setdefault(split, {})[metric.name] = result
+        return details
 
-def combined(metric: Metric, parts: list[Any]) -> float | None:
-    """Return the score of a metric over a split.
+    def _score(self, metric: Metric, split: str, counts: list[MetricCounts]) -> Any:
+        """Return the score of a metric over a split. None: unknown.
 
-    Args:
-        metric: The metric.
-        parts: Results of the ranks: sums, or the same score from each.
-    """
-    if metric.sums is None:
-        return None if parts[0] is None else float(parts[0])
-    return metric.score(torch.stack([torch.tensor(part, dtype=torch.float64) for part in parts]).sum(0))
+        Args:
+            metric: The metric.
+            split: The split.
+            counts: Results of all ranks: sums, or the same score from each.
+        """
+        parts = [rank[split][metric.name] for rank in counts if metric.name in rank.get(split, {})]
+        if not self.num_labelled.get(split):
+            return None
+        if metric.sums is None:
+            return parts[0]
+        return metric.score(torch.stack([torch.tensor(part, dtype=torch.float64) for part in parts]).sum(0))
 
 
 def cast_labels(y: Tensor, logits: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from weft.training.tasks.losses import output_kind, values_of
 from weft.training.tasks.ranking import auc
 from weft.utils.errors import InputError, unknown
 
+SPLITS = ("train", "val", "test")
 LINK_METRICS = ("auc", "mrr", "hits@10", "recall@20", "ndcg@20", "hit_rate@20")
 """Metrics of link prediction, with an example of those that have a number; the first is the default."""
 AT_K = re.compile(r"(hits|recall|ndcg|hit_rate)@([1-9][0-9]{0,3})")
@@ -34,12 +36,16 @@ class Metric:
     sums: Callable[[Tensor, Tensor], Tensor] | None
     """Returns float64 sums over rows, given logits [k, C] and labels; ranks and blocks add them. None: all rows are
     needed at once."""
-    score: Callable[..., float | None]
-    """Returns the score, given the sums over all rows, or all logits and labels if `sums` is None."""
+    score: Callable[..., Any]
+    """Returns the score, or None, given the sums over all rows, or all logits and labels if `sums` is None."""
     lower_is_better: bool = False
     """True if a lower score is better."""
     upper_bound: float = math.inf
     """Largest possible score."""
+    splits: tuple[str, ...] = SPLITS
+    """Splits to score."""
+    for_report: bool = False
+    """True if `score` returns no number, but JSON values for the report of the best epoch."""
 
 
 def predicted(logits: Tensor, kind: str) -> Tensor:
@@ -153,25 +159,33 @@ def r2(outputs: Tensor, y: Tensor) -> float | None:
     return float((1 - (true - outputs).square().sum(0) / spread).mean()) if spread.all() else None
 
 
-def over_classes(binary_score: Callable[[Tensor, Tensor], float | None]) -> Callable[[Tensor, Tensor], float | None]:
-    """Extend a score of binary classifiers to logits [k, C].
+def binary_classifiers(logits: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Return scores [k] and truth values, bool [k], of each binary classifier that logits contain.
 
-    Two classes are scored as one binary classifier. Otherwise, each class (by its softmax) or each label is scored as a
-    binary classifier of its own, and the score is the mean over all that occur in some but not all rows.
+    Two classes are one classifier. Otherwise, each class (by its softmax) or each label is a classifier of its own.
+
+    Args:
+        logits: Logits, [k, C].
+        y: Classes [k], or labels [k, C].
+    """
+    logits = logits.double()
+    if y.dim() == 1 and logits.shape[1] <= 2:
+        return [(logits[:, -1] - logits[:, 0] if logits.shape[1] == 2 else logits[:, 0], y > 0)]
+    columns = logits if y.dim() == 2 else logits.softmax(1)
+    return list(zip(columns.t(), one_hot(y, logits.shape[1]).t(), strict=True))
+
+
+def over_classes(binary_score: Callable[[Tensor, Tensor], float | None]) -> Callable[[Tensor, Tensor], float | None]:
+    """Extend a score of binary classifiers to logits [k, C], by its mean over the classifiers that have one.
 
     Args:
         binary_score: Returns a score, or None, given scores [k] and truth values [k].
     """
 
     def score(logits: Tensor, y: Tensor) -> float | None:
-        logits = logits.double()
-        if y.dim() == 1 and logits.shape[1] <= 2:
-            return binary_score(logits[:, -1] - logits[:, 0] if logits.shape[1] == 2 else logits[:, 0], y > 0)
-        columns = logits if y.dim() == 2 else logits.softmax(1)
-        true = one_hot(y, logits.shape[1])
         class_scores = [
             class_score
-            for column, is_class in zip(columns.t(), true.t(), strict=True)
+            for column, is_class in binary_classifiers(logits, y)
             if (class_score := binary_score(column, is_class)) is not None
         ]
         return sum(class_scores) / len(class_scores) if class_scores else None
@@ -192,10 +206,26 @@ def binary_auc(scores: Tensor, true: Tensor) -> float | None:
     return auc(scores[true], scores[~true]) if true.any() and not true.all() else None
 
 
-def binary_average_precision(scores: Tensor, true: Tensor) -> float | None:
-    """Return the sum of precision times increase of recall over falling thresholds.
+def counts_by_threshold(scores: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the numbers of true and of false positives for each threshold, from the highest, int64 [t].
 
     Scores that are equal in float32 share a threshold, so that rounding does not break ties.
+
+    Args:
+        scores: Score of each row, [k].
+        true: Truth value of each row, bool [k].
+    """
+    # Sort by falling score. The counts at a threshold are those up to the last of its tied scores.
+    scores = scores.float()
+    order = scores.argsort(descending=True, stable=True)
+    is_last_tie = torch.ones(len(order), dtype=torch.bool, device=scores.device)
+    is_last_tie[:-1] = scores[order].diff() != 0
+    true_positives = true[order].cumsum(0)[is_last_tie]
+    return true_positives, is_last_tie.nonzero().view(-1) + 1 - true_positives
+
+
+def binary_average_precision(scores: Tensor, true: Tensor) -> float | None:
+    """Return the sum of precision times increase of recall over falling thresholds; see `counts_by_threshold`.
 
     Args:
         scores: Score of each row, [k].
@@ -206,18 +236,10 @@ def binary_average_precision(scores: Tensor, true: Tensor) -> float | None:
     """
     if not true.any() or true.all():
         return None
-    # Sort by falling score. For each threshold (the last of tied scores): precision = true positives / rows so far.
-    # Add precision * (increase of true positives), and divide by all positives.
-    scores = scores.float()
-    order = scores.argsort(descending=True, stable=True)
-    true_positives, is_last_tie = (
-        true[order].double().cumsum(0),
-        torch.ones(len(order), dtype=torch.bool, device=scores.device),
-    )
-    is_last_tie[:-1] = scores[order].diff() != 0
-    true_positives, num_rows = true_positives[is_last_tie], (is_last_tie.nonzero().view(-1) + 1).double()
+    true_positives, false_positives = (counts.double() for counts in counts_by_threshold(scores, true))
+    precision = true_positives / (true_positives + false_positives)
     gained = true_positives.diff(prepend=true_positives.new_zeros(1))
-    return float((true_positives / num_rows * gained).sum() / true_positives[-1])
+    return float((precision * gained).sum() / true_positives[-1])
 
 
 def metrics_of(kind: str) -> dict[str, Metric]:
@@ -244,7 +266,9 @@ def metrics_of(kind: str) -> dict[str, Metric]:
     return {metric.name: metric for metric in metrics}
 
 
-ALL_METRICS = dict.fromkeys((*metrics_of("classes"), *metrics_of("values"), *LINK_METRICS))
+REPORT_METRICS = ("loss", "by_class", "by_label", "by_threshold")
+"""Names of metrics that runs compute without `--metrics`; see `report_metrics`."""
+ALL_METRICS = dict.fromkeys((*metrics_of("classes"), *metrics_of("values"), *LINK_METRICS, *REPORT_METRICS))
 """Names of all built-in metrics."""
 
 

@@ -41,8 +41,9 @@ from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions
 from weft.training.launch.torchrun import is_main_process
 from weft.training.tasks.edge_prediction import EdgeTask
 from weft.training.tasks.link_prediction import LinkTask
-from weft.training.tasks.losses import make_loss, num_logits
+from weft.training.tasks.losses import make_loss, num_logits, output_kind
 from weft.training.tasks.metrics import NodeTask, Task
+from weft.training.tasks.report_metrics import report_metrics
 from weft.training.tasks.scores import make_metrics, metric_names
 from weft.utils.errors import InputError, refusing_exit
 from weft.utils.random import key
@@ -252,6 +253,7 @@ def make_task(config: Config, strategy: Placed, functions: OwnFunctions = NO_FUN
         return LinkTask(config, config.seed, strategy.links, model.decoder, strategy.rows, group, strategy.empty_rows)
     labels = graph.labels(config.task)
     loss, metrics = make_loss(config, labels, functions), make_metrics(config, labels, functions)
+    metrics += report_metrics(output_kind(config, labels), labels.num_classes, loss, metrics)
     if not isinstance(labels, EdgeLabels):
         return NodeTask(labels, strategy.rows, group, strategy.empty_rows, strategy.rows_device, loss, metrics)
     assert isinstance(model, LinkModel)

@@ -22,7 +22,7 @@ VERSIONS = {
     "options": 2,  # config.toml, and any file for --config or of a sweep; 2: no optimisation "intra", no option "probe"
     "choices": 1,  # choices.json
     "record": 1,  # each line of metrics.jsonl
-    "checkpoint": 3,  # state.json of a checkpoint; 2: digests of the graph's data; 3: no lines of the record
+    "checkpoint": 4,  # state.json of a checkpoint; 2: digests of the graph's data; 3: no lines of the record; 4: counts
     "model": 1,  # metadata of model.safetensors
     "timeline": 1,  # timeline.json
     "profile": 1,  # machine.json of weft probe
@@ -163,7 +163,8 @@ def checkpoint(state: dict[str, Any], path: Path) -> dict[str, Any]:
 
     Args:
         state: Content of state.json. Version 0 has only tensors of the optimizer, since it was always Adam. Before
-            version 3, `record` has the lines of all epochs, since epochs.jsonl did not exist.
+            version 3, `record` has the lines of all epochs, since epochs.jsonl did not exist. Before version 4,
+            `progress` has no counts of the best epoch.
         path: The file, for messages.
     """
     version = _version("checkpoint", state, path)
@@ -171,6 +172,8 @@ def checkpoint(state: dict[str, Any], path: Path) -> dict[str, Any]:
         state = _with(state, updates={"groups": [], "values": {}})
     if version < 3:
         state = state | {"record": _with(state["record"], epochs_size=0, epochs_sha256=hashlib.sha256().hexdigest())}
+    if version < 4:
+        state = state | {"progress": _with(state["progress"], best_details={})}
     state = state | {"config": config(state["config"], path)}
     return state if version > 1 else _with(state, data={})
 
