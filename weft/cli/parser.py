@@ -27,6 +27,7 @@ COMMAND_FLAGS = (
     "--overwrite",
     "--quiet",
     "--json",
+    "--log-file",
     "--undirected",
     "--serve",
     "--port",

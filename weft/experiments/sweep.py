@@ -20,7 +20,7 @@ from weft.training.launch.torchrun import under_torchrun
 from weft.training.run import Run, run
 from weft.utils.errors import InputError, RunError, Stopped
 from weft.utils.files.jsonl import Recorder
-from weft.utils.terminal import print_message
+from weft.utils.log import LOGGER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ def sweep_as(values: Mapping[str, Any], out: Path, *, quiet: bool = False) -> li
                 run(config, None, None, out=folder.path, resume=resume, quiet=quiet, name=shown, in_subprocess=True)
             runs.append(SweepRun(varied=varied, folder=folder.path, summary=folder.summary()))
         except (InputError, RunError) as error:
-            print_message(f"{name}: {error}")
+            LOGGER.info(f"{name}: {error}")
             runs.append(SweepRun(varied=varied, folder=folder.path, summary={}, error=str(error)))
         except Stopped as stop:
             raise Stopped(

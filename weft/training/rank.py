@@ -42,11 +42,11 @@ from weft.training.progress import ProgressShow, waiting
 from weft.training.tasks.losses import num_logits
 from weft.training.tasks.task import make_task
 from weft.utils.errors import InputError, refusing_exit
-from weft.utils.terminal import print_message
+from weft.utils.log import LOGGER
 from weft.utils.units import format_bytes
 
 SHARED_GPU_WARNING = (
-    "warning: ranks share a GPU, which NCCL does not support: they exchange data through host memory and gloo, "
+    "ranks share a GPU, which NCCL does not support: they exchange data through host memory and gloo, "
     "which is meant for tests: use fewer --workers"
 )
 
@@ -159,7 +159,7 @@ def check_memory(plan: Plan, *, predicts: bool = False) -> None:
             f"{format_bytes(limit)} are available: give {', '.join(options[:-1])}, or {options[-1]}"
         )
     if needed > FRAGMENTED_SHARE * limit and map_large_arrays():
-        print_message(
+        LOGGER.info(
             "the run needs most of the memory, so this process returns large arrays to the system when they are freed, "
             "which takes time: weft train has an allocator that need not"
         )
@@ -224,7 +224,7 @@ def _run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, stop: StopR
     use_local_gpu(config)
     choices = use_kernels_of_rank_zero(job.choices, group)
     if group.shares_gpu and group.rank == 0:
-        print_message(SHARED_GPU_WARNING)
+        LOGGER.warning(SHARED_GPU_WARNING)
     measured: tuple[str, ...] = ()
     measure_seconds = 0.0
     if config.measure and group.size > 1:

@@ -25,7 +25,7 @@ from weft.utils.files import jsonl
 from weft.utils.files.file_writing import is_draft, refuse_link, remove_drafts, write_text
 from weft.utils.files.jsonl import FilePosition
 from weft.utils.files.migrate import NewerFile
-from weft.utils.terminal import print_message
+from weft.utils.log import LOGGER
 
 FRAME = ("kind", "version")
 """Keys that begin every line of a record."""
@@ -204,13 +204,13 @@ class RunFolder:
             resumed_from: The checkpoint; None: the run starts again from the beginning.
         """
         if resumed_from and not resumed_from.data:
-            print_message(NO_DIGESTS.format(self.path))
+            LOGGER.info(NO_DIGESTS.format(self.path))
         with self._usable():
             # Checkpoints first: a later one whose part of the record is gone could not be resumed.
             checkpoint.drop_after(self.checkpoints, resumed_from.progress.epoch if resumed_from else 0)
             damaged_copy = jsonl.restore(self.metrics, resumed_from.record if resumed_from else FilePosition())
         if damaged_copy:
-            print_message(
+            LOGGER.info(
                 f"{self.metrics} is damaged: its epochs are restored from {jsonl.EPOCHS}, and the damaged file is kept "
                 f"as {damaged_copy.name}"
             )
