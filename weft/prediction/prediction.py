@@ -75,7 +75,7 @@ from weft.training.tasks.task import graph_for_task, make_task
 from weft.utils.errors import InputError, RunError, Stopped
 from weft.utils.log import LOGGER
 
-TRAINING_FIELDS = ("patience", "until", "timeline")
+TRAINING_FIELDS = ("patience", "until", "timeline", "tensorboard")
 """Fields of a configuration that affect only training, whatever its strategy."""
 
 

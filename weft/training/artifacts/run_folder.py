@@ -1,7 +1,8 @@
 """Folder of a run.
 
-It contains config.toml, choices.json, metrics.jsonl, epochs.jsonl, checkpoints/, and if requested timeline.json; after
-the end of the run also model.safetensors and card.md; and while it lives, a lock. Only rank 0 reads or writes it.
+It contains config.toml, choices.json, metrics.jsonl, epochs.jsonl, checkpoints/, and if requested timeline.json and
+tensorboard/; after the end of the run also model.safetensors and card.md; and while it lives, a lock. Only rank 0 reads
+or writes it.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class RunFolder:
         self.epochs = path / jsonl.EPOCHS
         self.choices = path / CHOICES
         self.timeline = path / "timeline.json"
+        self.tensorboard = path / "tensorboard"
         self.checkpoints = path / "checkpoints"
         self.model = path / "model.safetensors"
         self.card = path / "card.md"
