@@ -61,6 +61,7 @@ the command to continue a sweep that was stopped.
 
 examples:
   weft sweep sweep.toml
+  weft sweep sweep.toml --random 20
   weft sweep sweep.toml --config run.toml --epochs 200 --out runs/widths --json"""
 PLAN_EXAMPLES = """examples:
   weft plan graphs/mine --workers 4
@@ -291,6 +292,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument(
         "sweep", type=Path, metavar="FILE", help="file of options, each of which may be a list of values"
+    )
+    command.add_argument(
+        "--random",
+        type=integer,
+        metavar="N",
+        help='draw N combinations at random, by --seed, also from ranges such as lr = "1e-4..1e-1" (default: train '
+        "with all combinations)",
     )
     _add_config(command)
     add_options(command)
@@ -620,7 +628,7 @@ def _sweep(options: argparse.Namespace) -> int:
     _require_graph(values.get("graph"))
     _require_named(options, values.get("model", ""))
     with _named_by_files(options):
-        runs = sweep_as(values, out, quiet=options.quiet)
+        runs = sweep_as(values, out, random=options.random, quiet=options.quiet)
     points = over_seeds(runs)
     result = {"folder": str(out), "points": points}
     _print_result(options, [reporting.sweep_table(points)], f"records in {out}/sweep.jsonl", result)

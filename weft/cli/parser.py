@@ -28,6 +28,7 @@ COMMAND_FLAGS = (
     "--quiet",
     "--json",
     "--log-file",
+    "--random",
     "--undirected",
     "--serve",
     "--port",
