@@ -47,6 +47,8 @@ def test_a_sweep_is_a_table(tmp_path: Path) -> None:
         runs.best("val_acuracy")
     again = weft.runs(tmp_path)
     assert again.keys() == runs.keys()
+    drawn = weft.sweep(GRAPH, lr="1e-3..1e-1", random=2, epochs=1, out=tmp_path / "drawn", quiet=True)
+    assert sorted(drawn.columns["lr"]) == sorted(run.config.lr for run in drawn.values())
     with pytest.raises(weft.InputError, match=r"weft.sweep: unknown option 'learning_rate': use lr"):
         weft.sweep(GRAPH, learning_rate=[0.1], out=tmp_path)
 

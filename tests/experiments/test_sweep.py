@@ -1,9 +1,10 @@
-"""Sweeps: each combination runs once, stopped runs resume, and failures are reported."""
+"""Sweeps: each combination, or each one drawn, runs once; stopped runs resume, and failures are reported."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from tests.lib.running import losses
 from weft.cli.main import main
 from weft.config.config import Config
+from weft.config.value_range import as_range
 from weft.experiments import sweep
 from weft.training.run import Run, run
 
@@ -79,7 +81,9 @@ def test_runs_once_and_resumes(file: Path, ran: list[str], tmp_path: Path, capsy
     capsys.readouterr()
     assert main(["sweep", str(file), "--out", str(out), "--lr", "0.5"]) == 2
     assert "--lr differs from the run in" in capsys.readouterr().err
-    assert main(["sweep", str(file), "--out", str(out), "--epochs", "4", "--hidden", "4"]) == 0
+    assert main(["sweep", str(file), "--out", str(out), "--hidden", "4"]) == 2
+    assert f"--out {out} contains the run hidden=4,seed=0, which is not part of this sweep" in capsys.readouterr().err
+    assert main(["sweep", str(file), "--out", str(tmp_path / "other"), "--hidden", "4"]) == 0
     assert ran == ["seed=0", "seed=1"]
 
 
@@ -115,6 +119,39 @@ def test_a_run_that_fails_is_reported_and_tried_again(
     assert ran == ["lr=1e+30,seed=0", "lr=1e+30,seed=1"]
 
 
+def test_random_search(file: Path, ran: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A larger number adds runs, and repeats none. Each combination has all seeds. Other draws are refused."""
+    file.write_text(FILE.replace("epochs = 3", 'epochs = 1\nlr = "1e-4..1e-1"'))
+    command = ["sweep", str(file), "--out", str(tmp_path / "out"), "--quiet", "--random"]
+    assert main([*command, "2"]) == 0
+    assert [name.rpartition(",")[2] for name in ran] == ["seed=0", "seed=1"] * 2
+    few, ran[:] = [*ran], []
+    assert main([*command, "3"]) == 0
+    assert (len(ran), set(ran) & set(few)) == (2, set())
+    assert main([*command, "2"]) == 2
+    assert "which is not part of this sweep: choose another folder" in capsys.readouterr().err
+    for name in (*few, *ran):
+        config = Config.read(tmp_path / "out" / name / "config.toml")
+        assert 1e-4 <= config.lr <= 1e-1
+        assert config.hidden in (4, 8)
+        assert name == f"hidden={config.hidden},lr={config.lr},seed={config.seed}"
+
+
+def test_draws_fill_their_ranges() -> None:
+    """Values are uniform, or log-uniform in a range from 1 to 10 or more; drawn anew with another seed."""
+    values: dict[str, Any] = {"graph": "digits", "dropout": "0..0.5", "lr": "1e-4..1", "layers": "1..4"}
+    specs = {spec.name: spec for spec in fields(Config)}
+    values = {name: as_range(specs[name], value) for name, value in values.items()}
+    points = [varied for _, varied in sweep.combinations(values, 400).values()]
+    assert len(points) == 400
+    for name, median in (("dropout", 0.25), ("lr", 0.01), ("layers", 2.5)):
+        assert 0.4 < sum(point[name] < median for point in points) / len(points) < 0.6
+    assert {point["layers"] for point in points} == {1, 2, 3, 4}
+    assert sweep.combinations(values, 3).items() <= sweep.combinations(values, 400).items()
+    assert not sweep.combinations(values, 3).keys() & sweep.combinations({**values, "seed": 1}, 3).keys()
+    assert len(sweep.combinations({"graph": "digits", "heads": [2, 4], "model": "gat"}, 50)) == 2
+
+
 @pytest.mark.parametrize(
     ("added", "flags", "line"),
     [
@@ -126,6 +163,12 @@ def test_a_run_that_fails_is_reported_and_tried_again(
         ("[strategy]\nworkers = [1, 0]", [], "FILE: [strategy] workers 0: give at least 1"),
         ("", ["--heads", "2"], "--heads has no effect under model gcn: leave it out, or give --model gat or gatv2"),
         ('[task]\nmetrics = ["a/b", "a:b"]', [], "two runs would have the folder hidden=4,seed=0,metrics=a-b"),
+        ('timeout = "9..99"', [], "FILE: [run] timeout 9.0..99.0: a range needs --random, the number of runs to draw"),
+        ('timeout = "99..9"', [], "FILE: [run] timeout 99..9: give the smaller number first"),
+        ('timeout = "9..x"', [], "FILE: [run] timeout 9..x: give a range of type float, such as 1..8"),
+        ('[strategy]\nworkers = "0..4"', [], "FILE: [strategy] workers 0: give at least 1"),
+        ("", ["--random", "0"], "--random 0: give at least 1"),
+        ("", ["--random", "3", "--hidden", "4"], "--random 3 has no effect without a list or a range of values"),
     ],
 )
 def test_errors_before_the_first_run(

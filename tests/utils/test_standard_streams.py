@@ -11,8 +11,9 @@ import pytest
 from rich.console import Console
 
 from weft.training.progress import ProgressShow
+from weft.utils.log import LOGGER
 from weft.utils.standard_streams import LossyStream, lossy
-from weft.utils.terminal import is_terminal, print_line, print_message
+from weft.utils.terminal import is_terminal, print_line
 
 FULL = Path("/dev/full")
 """Device without space for a single byte (Linux)."""
@@ -45,7 +46,7 @@ def test_what_cannot_be_written_is_discarded(kind: str, monkeypatch: pytest.Monk
         patch.setattr(sys, "stdout", stream)
         patch.setattr(sys, "stderr", stream)
         print_line("text")
-        print_message("text")
+        LOGGER.info("text")
         assert not is_terminal(sys.stderr)
         with ProgressShow(0, 1, quiet=False) as show:
             show.say("text")
@@ -64,7 +65,7 @@ def test_nothing_goes_to_standard_output_instead(
 ) -> None:
     """`print` would write to standard output where there is no standard error."""
     monkeypatch.setattr(sys, "stderr", None)
-    print_message("text")
+    LOGGER.info("text")
     with ProgressShow(0, 1, quiet=False) as show:
         show.epoch(0, 0.5, {}, 10)
     assert capsys.readouterr().out == ""

@@ -7,13 +7,14 @@ import pty
 
 import pytest
 
-from weft.utils.terminal import is_terminal, print_line, print_message
+from weft.utils.log import LOGGER
+from weft.utils.terminal import is_terminal, print_line
 
 
 def test_control_characters_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     foreign = "a\x1b[31m\nb\u202ec\udc80é"
     print_line(foreign)
-    print_message(foreign)
+    LOGGER.info(foreign)
     shown = r"a\x1b[31m\nb\u202ec\udc80é"
     assert capsys.readouterr() == (f"{shown}\n", f"weft: {shown}\n")
 

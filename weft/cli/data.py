@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from weft.cli.parser import add_options, given_fields, real
 from weft.config.config import Config
 from weft.utils.errors import InputError, readable
-from weft.utils.terminal import print_line, print_message
+from weft.utils.log import LOGGER
+from weft.utils.terminal import print_line
 from weft.utils.user_folders import expand_user
 
 if TYPE_CHECKING:
@@ -318,7 +319,7 @@ def throttled_printer() -> Callable[[str], None]:
         nonlocal last_time
         if time.monotonic() - last_time >= SECONDS_BETWEEN_LINES:
             last_time = time.monotonic()
-            print_message(text)
+            LOGGER.info(text)
 
     return say
 

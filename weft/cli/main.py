@@ -31,8 +31,9 @@ from weft.runtime.processes.stop_request import SIGNALS, handle_signals
 from weft.runtime.processes.temporary_folder import use_process_folder
 from weft.utils.error_line import explain_error, print_error
 from weft.utils.errors import InputError, RunError, Stopped, refusing_exit
+from weft.utils.log import LOGGER, close_log, open_log
 from weft.utils.standard_streams import STDERR, LossyStream, guard_standard_streams
-from weft.utils.terminal import print_line, print_message
+from weft.utils.terminal import print_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -60,6 +61,7 @@ the command to continue a sweep that was stopped.
 
 examples:
   weft sweep sweep.toml
+  weft sweep sweep.toml --random 20
   weft sweep sweep.toml --config run.toml --epochs 200 --out runs/widths --json"""
 PLAN_EXAMPLES = """examples:
   weft plan graphs/mine --workers 4
@@ -89,8 +91,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Stopped as stop:  # a signal that arrives while `_main` returns
         if arguments is None:
             handle_signals(signal.SIG_IGN)
-        print_message(str(stop))
+        LOGGER.info(str(stop))
         return 128 + stop.signal
+    finally:
+        close_log()
 
 
 def _main(arguments: Sequence[str] | None) -> int:
@@ -99,9 +103,11 @@ def _main(arguments: Sequence[str] | None) -> int:
         if arguments is None:
             guard_standard_streams()
             _handle_signals()
-            _warn_in_a_line()
+            _print_in_a_line()
         _require_encodable(sys.argv[1:] if arguments is None else arguments)
         options = _parser().parse_args(arguments)
+        if path := getattr(options, "log_file", None):
+            open_log(path)
         _require_ranks(options)
         if arguments is None and (code_of_child := _prepare_process(options)) is not None:
             return code_of_child
@@ -114,7 +120,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     except RunError as error:
         code, text = 1, str(error)
     except Stopped as stop:
-        print_message(str(stop))
+        LOGGER.info(str(stop))
         return 128 + stop.signal
     except Exception as error:
         code, text = 1, explain_error(error, MEMORY_REMEDY)
@@ -169,7 +175,7 @@ def _report_lost_output(options: argparse.Namespace) -> int:
     if error is None:
         return 0
     if error.errno != errno.EPIPE:
-        print_message(f"warning: standard output could not be written ({error.strerror}), and is incomplete")
+        LOGGER.warning(f"standard output could not be written ({error.strerror}), and is incomplete")
     return int(options.command not in WRITING_FILES)
 
 
@@ -196,10 +202,14 @@ def _handle_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # see run_in_child
 
 
-def _warn_in_a_line() -> None:
-    """Print each warning in one line, and ignore warnings of arithmetic, which do not help users."""
+def _print_in_a_line() -> None:
+    """Print each message and each warning in one line, whatever imported modules do with logging.
+
+    Warnings of arithmetic do not help users, and are ignored.
+    """
+    LOGGER.propagate = False
     warnings.simplefilter("ignore", RuntimeWarning)
-    warnings.showwarning = lambda text, *_: print_message(f"warning: {text}")
+    warnings.showwarning = lambda text, *_: LOGGER.warning(str(text))
 
 
 def _prepare_process(options: argparse.Namespace) -> int | None:
@@ -283,6 +293,13 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "sweep", type=Path, metavar="FILE", help="file of options, each of which may be a list of values"
     )
+    command.add_argument(
+        "--random",
+        type=integer,
+        metavar="N",
+        help='draw N combinations at random, by --seed, also from ranges such as lr = "1e-4..1e-1" (default: train '
+        "with all combinations)",
+    )
     _add_config(command)
     add_options(command)
     command.add_argument("--out", type=Path, help="folder of the runs; a sweep in it is continued (default: runs/FILE)")
@@ -322,6 +339,7 @@ def _parser() -> argparse.ArgumentParser:
         "--memory", action="store_true", help="estimate only memory and traffic, which needs no profile of the machine"
     )
     command.add_argument("--json", action="store_true", help="print one JSON object, for weft train --plan")
+    _add_log(command)
     command.set_defaults(command=_plan)
 
     command = commands.add_parser("probe", help="measure this machine, or under torchrun the network, for weft plan")
@@ -336,6 +354,7 @@ def _parser() -> argparse.ArgumentParser:
         "--quick", action="store_true", help="take half a minute, for estimates with a larger error (not under torchrun)"
     )
     command.add_argument("--out", type=Path, help="file of the profile (default: ~/.cache/weft/machine.json)")
+    _add_log(command)
     command.set_defaults(command=_probe)
 
     command = commands.add_parser("doctor", help="check what this machine has, what will not work, and why")
@@ -388,6 +407,7 @@ def _parser() -> argparse.ArgumentParser:
         help=".npy, .safetensors, .parquet or .csv file to write; for --top and --pairs .parquet or .csv",
     )
     command.add_argument("--overwrite", action="store_true", help="replace an existing file")
+    _add_log(command)
     command.set_defaults(command=_predict)
 
     command = commands.add_parser("report", help="show runs: write a page, follow runs that train, or write figures")
@@ -415,6 +435,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_options(command, PartitionOptions)
     command.add_argument("--out", type=Path, help="partition file (book) to write (default: one in books/)")
+    _add_log(command)
     command.set_defaults(command=_partition)
 
     commands = commands.add_parser("data", help="import graphs, or show what they contain").add_subparsers(
@@ -438,8 +459,15 @@ def _add_config(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_log(command: argparse.ArgumentParser) -> None:
+    """Add --log-file to a command."""
+    text = "append messages to FILE, each in a line with date, level and rank"
+    command.add_argument("--log-file", type=Path, metavar="FILE", help=text)
+
+
 def _add_output(command: argparse.ArgumentParser) -> None:
-    """Add --quiet and --json to a command."""
+    """Add --quiet, --json and --log-file to a command."""
+    _add_log(command)
     command.add_argument("--quiet", action="store_true", help="print nothing but warnings, errors and the last line")
     command.add_argument("--json", action="store_true", help="print the result as one JSON object, and no table")
 
@@ -603,7 +631,7 @@ def _sweep(options: argparse.Namespace) -> int:
     _require_graph(values.get("graph"))
     _require_named(options, values.get("model", ""))
     with _named_by_files(options):
-        runs = sweep_as(values, out, quiet=options.quiet)
+        runs = sweep_as(values, out, random=options.random, quiet=options.quiet)
     points = over_seeds(runs)
     result = {"folder": str(out), "points": points}
     _print_result(options, [reporting.sweep_table(points)], f"records in {out}/sweep.jsonl", result)

@@ -27,6 +27,8 @@ COMMAND_FLAGS = (
     "--overwrite",
     "--quiet",
     "--json",
+    "--log-file",
+    "--random",
     "--undirected",
     "--serve",
     "--port",

@@ -267,6 +267,7 @@ class RunOptions:
         least=0,
         most=100,
     )
+    tensorboard: bool = run_option(False, "also write loss and scores for TensorBoard, to the run's folder")
     timeout: float = run_option(300.0, "seconds without an answer after which a peer counts as lost", least=1)
     checkpoint_every: int = run_option(
         10, "epochs between two checkpoints (0: only at the end, or if stopped)", least=0

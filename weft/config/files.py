@@ -14,6 +14,7 @@ from typing import Any
 import tomli_w
 
 from weft.config.option import checked, help_text, unknown_option
+from weft.config.value_range import ValueRange, as_range
 from weft.utils.errors import InputError, readable, unknown
 from weft.utils.files import migrate
 from weft.utils.files.file_reading import MAX_OPTIONS_BYTES, read_text
@@ -44,7 +45,7 @@ def read_options(path: Path, schema: type, *, several: bool = False) -> dict[str
     Args:
         path: The file.
         schema: Dataclass whose fields are the options.
-        several: True if an option may be a list of values, not empty and without duplicates.
+        several: True if an option may be a list of values, not empty and without duplicates, or a `ValueRange`.
 
     Raises:
         InputError: The file cannot be read; a section or an option does not exist, or is in another section; or a value
@@ -79,11 +80,13 @@ def _entries(path: Path, tables: dict[str, Any], sections: set[str]) -> Iterator
 
 
 def _value(spec: dataclasses.Field[Any], value: Any, *, several: bool) -> Any:
-    """Return a checked value of an option, or a list of values.
+    """Return a checked value of an option, a list of values, or a range.
 
     Raises:
         InputError: A value is not valid.
     """
+    if several and isinstance(value_range := as_range(spec, value), ValueRange):
+        return value_range
     if not several or not isinstance(value, list):
         return checked(spec, value)
     values = [checked(spec, item) for item in value]

@@ -73,9 +73,9 @@ from weft.training.tasks.losses import num_logits, output_kind
 from weft.training.tasks.row_batching import row_blocks
 from weft.training.tasks.task import graph_for_task, make_task
 from weft.utils.errors import InputError, RunError, Stopped
-from weft.utils.terminal import print_message
+from weft.utils.log import LOGGER
 
-TRAINING_FIELDS = ("patience", "until", "timeline")
+TRAINING_FIELDS = ("patience", "until", "timeline", "tensorboard")
 """Fields of a configuration that affect only training, whatever its strategy."""
 
 
@@ -525,7 +525,7 @@ def find_graph(saved: SavedModel, config: Config, graph: Graph | str | Path | No
     if graph is None:
         recorded = description.graph.get("data")
         if recorded is None and is_main_process():
-            print_message(NO_DIGESTS.format(path))
+            LOGGER.info(NO_DIGESTS.format(path))
         if recorded is not None and (changed := changed_data(loaded, recorded)):
             raise InputError(
                 f"{config.graph} has changed since {path} was trained ({', '.join(changed)}). To predict on the new "

@@ -103,6 +103,7 @@ class PlanArguments(StepArguments, total=False):
     until: str
     measure: bool
     timeline: int
+    tensorboard: bool
     checkpoint_every: int
     callbacks: Sequence[Callback]
 

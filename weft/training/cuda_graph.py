@@ -21,8 +21,8 @@ from weft.strategies import Placed, Step
 from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions
 from weft.training.tasks.metrics import Task
 from weft.training.tasks.row_batching import block_bytes
+from weft.utils.log import LOGGER
 from weft.utils.random import KeyTable
-from weft.utils.terminal import print_message
 
 MAX_EDGES = 5_000_000
 """Largest number of edges of a graph whose pass is captured. A captured pass keeps its memory; on an H100, launches no
@@ -120,7 +120,7 @@ class CapturedPass(TrainingPass):
             captured, loss = capture(lambda: super(CapturedPass, self).__call__(replace(step, masks=self._masks)))
         except RuntimeError as error:
             line = str(error).splitlines()[0]
-            print_message(f"warning: could not capture the step as a CUDA graph; it runs without ({line})")
+            LOGGER.warning(f"could not capture the step as a CUDA graph; it runs without ({line})")
             for parameter in self.parameters:
                 parameter.grad = None
             return

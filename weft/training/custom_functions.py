@@ -26,7 +26,7 @@ MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 MakeScheduler = Callable[[torch.optim.Optimizer], LRScheduler]
 """Function that returns a learning-rate scheduler for an optimizer."""
 Callback = Callable[[dict[str, Any]], Any]
-"""Function that is called with the record of each epoch."""
+"""Function that is called with the record of each epoch. If it returns True, the run ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +145,8 @@ def errors_from(name: str, kind: type[InputError | RunError] = InputError) -> It
 def combined_callbacks(callbacks: Sequence[Callback]) -> Iterator[Callback]:
     """Yield one function that calls all callbacks with a record. Afterwards, call `close` of those that have it.
 
+    The function returns True if a callback has returned True.
+
     Args:
         callbacks: The functions to call, in this order.
 
@@ -152,10 +154,12 @@ def combined_callbacks(callbacks: Sequence[Callback]) -> Iterator[Callback]:
         RunError: A callback raised an exception. The message names the callback.
     """
 
-    def call(record: dict[str, Any]) -> None:
+    def call(record: dict[str, Any]) -> bool:
+        ends = False
         for callback in callbacks:
             with errors_from(f"callback {name_of(callback)}", RunError):
-                callback(dict(record))
+                ends |= callback(dict(record)) is True
+        return ends
 
     try:
         yield call

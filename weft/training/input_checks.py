@@ -36,6 +36,7 @@ from weft.training.tasks.scores import compares_ranks, make_metrics
 from weft.training.tasks.task import validation_score
 from weft.utils.dtypes import is_low_precision
 from weft.utils.errors import InputError, cause
+from weft.utils.optional_packages import check_extra
 
 
 def check(
@@ -68,6 +69,8 @@ def check(
             what = {"node": "vertices", "link": "links", "edge": "labelled edges"}[config.task]
             raise InputError(f"{flag} {value}: {graph.name} has no validation {what}; leave it out")
     check_functions(config, work, functions, validation)
+    if config.tensorboard:
+        check_extra("tensorboard", "--tensorboard")
     if launched:
         functions.require_sendable()
     if config.goal and config.goal[0] != validation:

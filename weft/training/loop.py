@@ -109,13 +109,16 @@ class Trainer:
             updates=plain_state(self.optimizer, self.scheduler),
         )
 
-    def run(self, stop: StopRequest, writer: RunWriter | None, call: Callback | None = None) -> int:
-        """Train until the last epoch, the end of patience, or a signal to any rank.
+    def run(
+        self, stop: StopRequest, writer: RunWriter | None, call: Callback | None = None, *, may_end: bool = False
+    ) -> int:
+        """Train until the last epoch, the end of patience, a callback that returns True, or a signal to any rank.
 
         Args:
             stop: The stop request of this rank.
             writer: On rank 0, writes records and checkpoints and shows progress.
-            call: On rank 0, a function that is called with each epoch's record.
+            call: On rank 0, a function that is called with each epoch's record, and returns True to end the run.
+            may_end: True on all ranks if rank 0 has such a function that may return True.
 
         Returns:
             The number of the signal that stopped the run, or 0.
@@ -127,7 +130,8 @@ class Trainer:
             self._timeline_until = self.progress.epoch + self.config.timeline
             self.meter.begin_timeline()
         counts: list[Any] = [None]
-        while not self.progress.is_over(self.config):
+        is_over = self.progress.is_over(self.config)
+        while not is_over:
             epoch = self.progress.epoch
             reports = self._epoch(epoch, stop)
             loss = sum(report["loss"] for report in reports)
@@ -141,14 +145,16 @@ class Trainer:
             score = scores[self.validation] if due and self.validation else None
             advance(self.scheduler, loss, score, lower_is_better=self.progress.lower_is_better)
             self.progress.epoch += 1
-            signal = 0 if self.progress.is_over(self.config) else max(report["stop"] for report in reports)
-            if writer:
-                record = writer.epoch(epoch, loss, lr, scores, reports)
-                if call:
-                    with self.meter.during("record", f"epoch {epoch + 1}, callbacks"):
-                        call(record)
+            is_over = self.progress.is_over(self.config)
+            record = writer.epoch(epoch, loss, lr, scores, reports) if writer else {}
+            if call or may_end:
+                with self.meter.during("record", f"epoch {epoch + 1}, callbacks"):
+                    ends = call(record) if call else False
+                    if may_end:
+                        is_over |= self.group.all_gather_object({"ends": ends})[0]["ends"]
+            signal = 0 if is_over else max(report["stop"] for report in reports)
             interval = self.config.checkpoint_every
-            if signal or self.progress.is_over(self.config) or (interval and (epoch + 1) % interval == 0):
+            if signal or is_over or (interval and (epoch + 1) % interval == 0):
                 self._checkpoint(writer)
             if signal:
                 return int(signal)

@@ -22,7 +22,7 @@ from weft.training.launch.torchrun import on_one_host, under_torchrun
 from weft.training.planning.probe_command import load_profile
 from weft.utils.errors import InputError
 from weft.utils.files import migrate
-from weft.utils.terminal import print_message
+from weft.utils.log import LOGGER
 
 
 def local_cluster(options: PlacementOptions) -> Cluster | None:
@@ -147,7 +147,7 @@ def kernels_for_run(options: PlacementOptions, resumed: RunFolder | None = None)
     if options.device == "cuda" and not triton_backend():
         available = available.replaced("sum", "triton", "torch_sparse")
     if available != requested and begun:
-        print_message(f"{begun.path} used kernels that this machine lacks: results may differ by rounding")
+        LOGGER.info(f"{begun.path} used kernels that this machine lacks: results may differ by rounding")
     return available
 
 
@@ -166,7 +166,7 @@ def recorded_kernels(folder: RunFolder) -> KernelSelection:
     except migrate.NewerFile:
         raise
     except InputError:
-        print_message(f"{folder.choices} is damaged: using the default kernels")
+        LOGGER.info(f"{folder.choices} is damaged: using the default kernels")
         return DEFAULT
 
 

@@ -33,7 +33,8 @@ from weft.utils.errors import InputError
 
 LOOP_FIELDS = (
     *("epochs", "optimizer", "lr", "weight_decay", "momentum", "clip_norm", "scheduler", "scheduler_epochs"),
-    *("lr_factor", "warmup_epochs", "eval_every", "patience", "until", "timeline", "checkpoint_every", "measure"),
+    *("lr_factor", "warmup_epochs", "eval_every", "patience", "until", "timeline", "tensorboard"),
+    *("checkpoint_every", "measure"),
 )
 """Fields of Config that the user's loop decides instead."""
 

@@ -20,8 +20,9 @@ from rich.table import Table
 from rich.text import Text
 
 from weft.utils.errors import printable
+from weft.utils.log import LIVE, LOGGER, PROGRESS, is_configured
 from weft.utils.standard_streams import lossy
-from weft.utils.terminal import is_terminal, print_line, print_message
+from weft.utils.terminal import is_terminal
 from weft.utils.units import format_bytes
 
 SECONDS_BETWEEN_LINES = 2.0
@@ -64,11 +65,9 @@ class ProgressShow:
             self._live.stop()
 
     def say(self, text: str) -> None:
-        """Print one line above the progress."""
-        if self._live:
-            self._live.console.print(Text(f"weft: {printable(text)}"))
-        elif not self._quiet:
-            print_message(text)
+        """Print a line, on a terminal above the progress."""
+        if not self._quiet:
+            LOGGER.info(text)
 
     def epoch(self, epoch: int, loss: float, scores: dict[str, float | None], memory_bytes: int) -> None:
         """Show that an epoch has ended.
@@ -81,11 +80,10 @@ class ProgressShow:
         """
         line = self._line
         line.advance(epoch + 1, loss, scores, memory_bytes)
-        if not self._live and not self._quiet:
-            now = time.monotonic()
-            if now - self._last_line >= SECONDS_BETWEEN_LINES or line.done == line.epochs:
-                self._last_line = now
-                print_line("  ".join([line.head, *line.parts()]), lossy(sys.stderr))
+        now = time.monotonic()
+        if not self._quiet and (now - self._last_line >= SECONDS_BETWEEN_LINES or line.done == line.epochs):
+            self._last_line = now
+            PROGRESS.info("  ".join([line.head, *line.parts()]), extra=LIVE if self._live else None)
 
 
 class EpochLine:
@@ -182,10 +180,9 @@ def waiting(text: str, *, quiet: bool, until: Callable[[], bool] = bool) -> Iter
             if is_shown or time.monotonic() - start < (SECONDS_BEFORE_WAITING if shown else SECONDS_BETWEEN_LINES):
                 continue
             is_shown = True
+            LOGGER.info(text, extra=LIVE if shown else None)
             if shown:
                 shown.start()
-            else:
-                print_message(text)
         if shown:
             shown.stop()
 
@@ -199,13 +196,13 @@ def waiting(text: str, *, quiet: bool, until: Callable[[], bool] = bool) -> Iter
 
 
 def live_display(line: EpochLine | WaitLine, *, transient: bool = False) -> Live | None:
-    """Return a display that redraws a line on the terminal, or None if standard error is no capable terminal.
+    """Return a display that redraws a line on the terminal, or None if messages do not go to one.
 
     Args:
         line: The line to show.
         transient: Remove the line at the end.
     """
-    if not is_terminal(sys.stderr):
+    if is_configured() or not is_terminal(sys.stderr):
         return None
     console = Console(file=lossy(sys.stderr))
     if not console.is_terminal or console.is_dumb_terminal:

@@ -31,7 +31,8 @@ from weft.training.artifacts.origin import command_line, run_origin
 from weft.training.artifacts.run_folder import RunFolder
 from weft.training.artifacts.run_writer import RunWriter
 from weft.training.artifacts.saved_model import Description
-from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, combined_callbacks
+from weft.training.artifacts.tensorboard import TensorBoard
+from weft.training.custom_functions import NO_FUNCTIONS, Callback, OwnFunctions, combined_callbacks
 from weft.training.flag_checks import make_options
 from weft.training.launch.torchrun import under_torchrun
 from weft.training.launch.watchdog import Watchdog
@@ -42,11 +43,11 @@ from weft.training.progress import ProgressShow, waiting
 from weft.training.tasks.losses import num_logits
 from weft.training.tasks.task import make_task
 from weft.utils.errors import InputError, refusing_exit
-from weft.utils.terminal import print_message
+from weft.utils.log import LOGGER
 from weft.utils.units import format_bytes
 
 SHARED_GPU_WARNING = (
-    "warning: ranks share a GPU, which NCCL does not support: they exchange data through host memory and gloo, "
+    "ranks share a GPU, which NCCL does not support: they exchange data through host memory and gloo, "
     "which is meant for tests: use fewer --workers"
 )
 
@@ -159,7 +160,7 @@ def check_memory(plan: Plan, *, predicts: bool = False) -> None:
             f"{format_bytes(limit)} are available: give {', '.join(options[:-1])}, or {options[-1]}"
         )
     if needed > FRAGMENTED_SHARE * limit and map_large_arrays():
-        print_message(
+        LOGGER.info(
             "the run needs most of the memory, so this process returns large arrays to the system when they are freed, "
             "which takes time: weft train has an allocator that need not"
         )
@@ -224,7 +225,7 @@ def _run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, stop: StopR
     use_local_gpu(config)
     choices = use_kernels_of_rank_zero(job.choices, group)
     if group.shares_gpu and group.rank == 0:
-        print_message(SHARED_GPU_WARNING)
+        LOGGER.warning(SHARED_GPU_WARNING)
     measured: tuple[str, ...] = ()
     measure_seconds = 0.0
     if config.measure and group.size > 1:
@@ -240,12 +241,15 @@ def _run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, stop: StopR
         restored = checkpoint.broadcast_newest(folder.checkpoints, group) if job.resume else None
         if restored:
             trainer.restore(*restored)
-        placed = group.all_gather_object(strategy.describe())
+        reports = group.all_gather_object(
+            {"placement": strategy.describe(), "has_callbacks": bool(job.functions.callbacks)}
+        )
+        may_end = reports[0]["has_callbacks"]
     if group.rank:
-        stopped_by, summary, best = _follow(trainer, stop)
+        stopped_by, summary, best = _follow(trainer, stop, may_end=may_end)
     else:
         facts = {
-            "placement": placed,
+            "placement": [report["placement"] for report in reports],
             "machine": asdict(plan.machine) if plan.machine else None,
             "measured": measured,
             "measure_seconds": measure_seconds,
@@ -274,9 +278,9 @@ Led = tuple[int, dict[str, Any], dict[str, Tensor]]
 """Number of the signal that stopped a run, or 0; its summary; and its best weights."""
 
 
-def _follow(trainer: Trainer, stop: StopRequest) -> Led:
+def _follow(trainer: Trainer, stop: StopRequest, *, may_end: bool) -> Led:
     """Train on a rank other than 0."""
-    stopped_by = trainer.run(stop, None)
+    stopped_by = trainer.run(stop, None, may_end=may_end)
     return stopped_by, {}, {} if stopped_by else trainer.whole_best()
 
 
@@ -296,9 +300,12 @@ def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest, **pl
     description = Description.of(
         config, trainer.strategy.work, own_model=job.own_model, own_graph=job.own_graph, data=trainer.data
     )
+    callbacks: list[Callback] = [*job.functions.callbacks]
+    if config.tensorboard:
+        callbacks.append(TensorBoard(folder.tensorboard))
     with (
         closing(RunWriter(folder, description, show, job.idle)) as writer,
-        combined_callbacks(job.functions.callbacks) as call,
+        combined_callbacks(callbacks) as call,
     ):
         with show:
             writer.begin(
@@ -310,7 +317,7 @@ def _lead(job: Job, folder: RunFolder, trainer: Trainer, stop: StopRequest, **pl
                 degrees=degree_counts(trainer.strategy.work.graph),
                 **placed,
             )
-            stopped_by = trainer.run(stop, writer, call if job.functions.callbacks else None)
+            stopped_by = trainer.run(stop, writer, call if callbacks else None, may_end=bool(job.functions.callbacks))
         if stopped_by:
             writer.stopped(trainer.progress.epoch - 1, stopped_by)
             return stopped_by, {}, {}

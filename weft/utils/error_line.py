@@ -11,7 +11,7 @@ import traceback
 from contextlib import suppress
 
 from weft.utils.errors import cause, printable
-from weft.utils.terminal import print_message
+from weft.utils.log import LOGGER
 from weft.utils.units import format_bytes
 
 OUT_OF_MEMORY = re.compile(
@@ -38,7 +38,7 @@ def print_error(text: str, *, shared: bool) -> None:
     if shared and os.environ.get("LOCAL_RANK", "0") != "0":
         time.sleep(SECONDS_BEHIND)
         return
-    print_message(f"error: {text}")
+    LOGGER.error(text)
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         line = f"weft: error: {printable(text)}"
         summary = {"message": line, "extraInfo": {"py_callstack": line, "timestamp": str(int(time.time()))}}

@@ -13,6 +13,7 @@ EXTRAS = {
     "altair": "report",
     "pandas": "tables",
     "pyarrow": "tables",
+    "tensorboard": "tensorboard",
     "torch_geometric": "pyg",
     "vl_convert": "report",
 }

@@ -22,11 +22,6 @@ def print_line(text: str, stream: TextIO | None = None) -> None:
     print(printable(text), file=lossy(stream or sys.stdout), flush=True)
 
 
-def print_message(text: str) -> None:
-    """Print a message in one line to standard error, after `weft: `."""
-    print_line(f"weft: {text}", lossy(sys.stderr))
-
-
 def is_terminal(stream: TextIO | None) -> bool:
     """Return True if a stream writes to a terminal, where lines can change and have colours.
 

@@ -8,7 +8,7 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-from weft.utils.terminal import print_message
+from weft.utils.log import LOGGER
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -2, -3, -4
 """Options of mallopt, from malloc.h of glibc."""
@@ -90,7 +90,7 @@ def warn_without_heap() -> None:
         reason = f"{heap} contains a blank or a colon: install weft in another folder"
     else:
         reason = "the system ignores LD_PRELOAD: use a Python without file capabilities"
-    print_message(f"warning: runs without weft's allocator, and needs more time and memory ({reason})")
+    LOGGER.warning(f"runs without weft's allocator, and needs more time and memory ({reason})")
 
 
 def _heap_file() -> Path | None:

@@ -18,7 +18,7 @@ from weft.runtime.processes.stop_request import SIGNALS
 from weft.runtime.processes.temporary_folder import use_process_folder
 from weft.utils.error_line import killed_by
 from weft.utils.errors import RunError
-from weft.utils.terminal import print_message
+from weft.utils.log import LOGGER
 
 if TYPE_CHECKING:
     from weft.runtime.meter import Meter
@@ -55,7 +55,7 @@ def run_in_child(memory_remedy: str) -> int | None:
         child = subprocess.Popen([sys.executable, *sys.orig_argv[1:]], env=environment)
     except OSError as error:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        print_message(f"warning: no process can be started ({error.strerror}): the run stays in this process")
+        LOGGER.warning(f"no process can be started ({error.strerror}): the run stays in this process")
         return None
     while child.poll() is None:
         received = signal.sigwaitinfo(waited)

@@ -10,6 +10,7 @@ import signal
 from weft.runtime.memory.heap import warn_without_heap
 from weft.runtime.processes.forkserver import remove_launchers_folder, serve_launcher, signal_at_end_of
 from weft.runtime.processes.stop_request import SIGNALS
+from weft.utils.log import LOGGER
 
 _server, _launcher = os.getpid(), serve_launcher()
 
@@ -30,4 +31,5 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles Ctrl-C
 signal.signal(signal.SIGTERM, _end_without_launcher)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # see start_forkserver
 signal_at_end_of(_launcher, signal.SIGTERM)
+LOGGER.propagate = False  # as in the command
 warn_without_heap()

@@ -1,7 +1,8 @@
 """Folder of a run.
 
-It contains config.toml, choices.json, metrics.jsonl, epochs.jsonl, checkpoints/, and if requested timeline.json; after
-the end of the run also model.safetensors and card.md; and while it lives, a lock. Only rank 0 reads or writes it.
+It contains config.toml, choices.json, metrics.jsonl, epochs.jsonl, checkpoints/, and if requested timeline.json and
+tensorboard/; after the end of the run also model.safetensors and card.md; and while it lives, a lock. Only rank 0 reads
+or writes it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from weft.utils.files import jsonl
 from weft.utils.files.file_writing import is_draft, refuse_link, remove_drafts, write_text
 from weft.utils.files.jsonl import FilePosition
 from weft.utils.files.migrate import NewerFile
-from weft.utils.terminal import print_message
+from weft.utils.log import LOGGER
 
 FRAME = ("kind", "version")
 """Keys that begin every line of a record."""
@@ -51,6 +52,7 @@ class RunFolder:
         self.epochs = path / jsonl.EPOCHS
         self.choices = path / CHOICES
         self.timeline = path / "timeline.json"
+        self.tensorboard = path / "tensorboard"
         self.checkpoints = path / "checkpoints"
         self.model = path / "model.safetensors"
         self.card = path / "card.md"
@@ -204,13 +206,13 @@ class RunFolder:
             resumed_from: The checkpoint; None: the run starts again from the beginning.
         """
         if resumed_from and not resumed_from.data:
-            print_message(NO_DIGESTS.format(self.path))
+            LOGGER.info(NO_DIGESTS.format(self.path))
         with self._usable():
             # Checkpoints first: a later one whose part of the record is gone could not be resumed.
             checkpoint.drop_after(self.checkpoints, resumed_from.progress.epoch if resumed_from else 0)
             damaged_copy = jsonl.restore(self.metrics, resumed_from.record if resumed_from else FilePosition())
         if damaged_copy:
-            print_message(
+            LOGGER.info(
                 f"{self.metrics} is damaged: its epochs are restored from {jsonl.EPOCHS}, and the damaged file is kept "
                 f"as {damaged_copy.name}"
             )

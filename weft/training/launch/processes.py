@@ -28,6 +28,7 @@ from weft.runtime.processes.stop_request import SIGNALS, blocked_signals, handle
 from weft.training.launch.payload import Received, Sent
 from weft.utils.error_line import explain_error, killed_by
 from weft.utils.errors import InputError, RunError
+from weft.utils.log import open_log_of_launcher
 from weft.utils.standard_streams import STDERR, guard_standard_streams
 
 RANK = "weft rank"
@@ -290,6 +291,7 @@ def _run_rank(
     # Ranks of one host accept no connections from others. NCCL would listen on an interface of the network.
     os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
     try:
+        open_log_of_launcher()
         entry(*arguments.open(), meeting)
     except Exception as error:
         message = str(error) if isinstance(error, InputError | RunError) else explain_error(error, MEMORY_REMEDY)

@@ -7,7 +7,7 @@ import threading
 import time
 
 from weft.runtime.meter import Meter
-from weft.utils.terminal import print_message
+from weft.utils.log import LOGGER
 
 
 class Watchdog:
@@ -39,7 +39,7 @@ class Watchdog:
             operation, since = self._meter.status
             if since != reported and time.monotonic() - since > self._seconds:
                 reported = since
-                print_message(
+                LOGGER.info(
                     f"rank {self._rank} has been in {operation} for {self._seconds:.0f} s; "
                     f"kill -USR1 {os.getpid()} prints its stack trace"
                 )

@@ -16,7 +16,7 @@ from weft.training.machine_context import local_cluster
 from weft.training.planning.calibration import Correction, Epoch, Estimate
 from weft.training.planning.plan_file import as_planned
 from weft.training.planning.search import check_can_estimate, choose_config
-from weft.utils.terminal import print_message
+from weft.utils.log import LOGGER
 
 MIN_EPOCHS = 100
 """Fewest epochs of a run that is estimated only for its summary: an estimate costs at most a few epochs."""
@@ -42,7 +42,7 @@ def resolve_strategy(config: Config, work: Workload, path: Path | None) -> tuple
         best, estimate, message = as_planned(config, work, path) if path else choose_config(config, work)
         estimates.append(estimate)
         if message:
-            print_message(message)
+            LOGGER.info(message)
         names = [spec.name for spec in dataclasses.fields(config)]
         return {name: getattr(best, name) for name in names if getattr(best, name) != getattr(config, name)}
 

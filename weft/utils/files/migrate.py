@@ -16,7 +16,7 @@ from typing import Any
 
 from weft.utils.errors import InputError
 from weft.utils.files.file_reading import MAX_JSON_BYTES, read_text
-from weft.utils.terminal import print_message
+from weft.utils.log import LOGGER
 
 VERSIONS = {
     "options": 2,  # config.toml, and any file for --config or of a sweep; 2: no optimisation "intra", no option "probe"
@@ -124,7 +124,7 @@ def _is_profile(path: Any) -> bool:
 def _print_once(text: str) -> None:
     """Print a line to standard error, of torchrun's ranks on rank 0 alone, unless this process has printed it."""
     if os.environ.get("RANK", "0") == "0":
-        print_message(text)
+        LOGGER.info(text)
 
 
 def _optimisations(value: Any) -> Any:
