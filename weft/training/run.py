@@ -23,7 +23,7 @@ from weft.training.arguments import TrainArguments
 from weft.training.artifacts.checkpoint import Checkpoint
 from weft.training.artifacts.run_folder import RunFolder, new_folder
 from weft.training.artifacts.saved_model import load_model, no_run
-from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, extract_functions, with_registered
+from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, extract_functions
 from weft.training.flag_checks import (
     fields_unused_by_functions,
     fields_unused_by_module,
@@ -41,7 +41,8 @@ from weft.training.planning.search import AUTO
 from weft.training.progress import waiting
 from weft.training.rank import Ended, Job, make_plan, make_workload, prepare_process, run_rank
 from weft.training.signature import listing
-from weft.training.tasks.task import graph_for_task, requested_model, task_model
+from weft.training.tasks.scores import with_registered
+from weft.training.tasks.task import graph_for_task, is_custom, requested_model, task_model
 from weft.utils.dtypes import dtype_name
 from weft.utils.errors import InputError, RunError, Stopped, printable, unknown
 from weft.utils.files import jsonl
@@ -384,7 +385,7 @@ def custom_class(config: Config, model: nn.Module | None = None) -> str:
     """
     if model is not None:
         return f"{type(model).__module__}.{type(model).__qualname__}"
-    if is_imported(config.model):
+    if is_custom(config.model):
         return config.model
     check_model_name(config.model)
     return ""
