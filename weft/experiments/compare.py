@@ -226,9 +226,8 @@ def run_all(
     runs = Runs()
     for name, job in jobs.items():
         prepare_process(job.config)
-        runs[name] = run_checked(
-            replace(job, out=out / name), *prepared.pop(name), launched=launched, last=not prepared
-        )
+        finished = run_checked(replace(job, out=out / name), *prepared.pop(name), launched=launched, last=not prepared)
+        runs[name] = replace(finished, module=model)
     if not is_main_process():
         return runs
     recorder = Recorder(out / "compare.jsonl")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import signal
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -63,6 +64,8 @@ class Run:
     """Folder of the run."""
     summary: dict[str, Any]
     """Last line of the record: scores, seconds, and what each rank did. Empty if the run has not ended."""
+    module: nn.Module | None = field(default=None, repr=False, compare=False)
+    """Custom module that `weft.train` received. None: the run was opened, or its model was named."""
 
     def __repr__(self) -> str:
         test_scores = {
@@ -137,12 +140,12 @@ class Run:
 
     @property
     def model(self) -> nn.Module:
-        """Built-in model with its best weights; for a custom module, use `weft.load_model`.
+        """Model with its best weights, in evaluation mode; of a custom module, a copy.
 
         Raises:
-            InputError: The model is a custom module.
+            InputError: The run was opened, and its model is a custom module: use `weft.load_model`.
         """
-        return load_model(self.folder)
+        return load_model(self.folder, copy.deepcopy(self.module))
 
 
 @listing(TrainArguments)
@@ -284,7 +287,7 @@ def run(
     launched = (in_subprocess or config.workers > 1) and not under_torchrun()
     work = work or load_workload(config, graph, model, quiet=quiet)
     check(config, work, functions, launched=launched, own_model=bool(job.own_model))
-    return run_checked(job, work, launched=launched)
+    return replace(run_checked(job, work, launched=launched), module=model)
 
 
 def load_workload(config: Config, graph: Graph | None, model: nn.Module | None, *, quiet: bool) -> Workload:
