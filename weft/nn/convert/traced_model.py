@@ -295,7 +295,12 @@ def _gradients_of(step: TracedStep) -> torch.set_grad_enabled:
 
 
 def has_views(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Return True if a model is called with views, as by strategies, not with the arguments of a PyG model."""
+    """Return True if a model is called with views, as by strategies, not with the arguments of a PyG model.
+
+    Args:
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
+    """
     return isinstance(args[0] if args else kwargs.get("views"), Sequence)
 
 
