@@ -26,6 +26,7 @@ from weft.utils.errors import InputError
 OTHER = {
     "partition": "metis",
     "batch_size": "all",
+    "accumulate_grad_batches": 2,
     "fanout": "15,10",
     "sampling": "labor",
     "batch_dependency": 4,

@@ -29,6 +29,7 @@ from weft.nn import (
 from weft.nn.layers.decoder import Dot
 from weft.nn.layers.phases import Boundary, PhasedModel
 from weft.strategies import ResidentPlaced, Step
+from weft.utils.errors import InputError
 
 
 def boundaries(case: Case, *, training: bool) -> list[Boundary]:
@@ -84,6 +85,18 @@ class Repeated(nn.Module):
 
     def forward(self, view: View, x: Tensor, steps: int = 1) -> Tensor:
         return view.propagate(x, steps=steps)
+
+
+class Widthless(nn.Module):
+    """A custom layer that does not state the width of its result."""
+
+    def forward(self, view: View, x: Tensor) -> Tensor:
+        return view.propagate(x)
+
+
+def test_a_layer_without_out_width_is_named() -> None:
+    with pytest.raises(InputError, match=r"^weft\.nn\.Stack: Widthless \(layer 2\) has no attribute out_width: set it"):
+        Stack([Repeated(), Widthless(), Repeated()])
 
 
 @pytest.mark.parametrize("num_updates", [1, 3])

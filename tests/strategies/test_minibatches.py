@@ -74,18 +74,19 @@ def train(group: Group, case: AnyCase, name: str, options: Given, num_steps: int
     logits, losses, gradients = list[Tensor](), list[float](), dict[str, Tensor]()
     meter.take("train")
     for epoch in range(EPOCHS):
-        steps = iter(placed.steps(epoch))
+        steps = enumerate(placed.steps(epoch))
         while len(losses) < num_steps:
             model.zero_grad()
             with meter.during("train"), Flops() if num_steps == STEPS else nullcontext() as flops:
-                if (step := next(steps, None)) is None:
+                if (numbered_step := next(steps, None)) is None:
                     break
+                number, step = numbered_step
                 rows = placed.forward(step)
                 loss, grad = task.loss(rows, step)
                 placed.backward(rows, grad)
             vertices, counts = placed.rows if step.vertices is None else step.vertices, meter.take("train")
             if step.vertices is not None:
-                trace = plan.trace(group.rank, training=True, epoch=epoch, number=step.number)
+                trace = plan.trace(group.rank, training=True, epoch=epoch, number=number)
                 if step.links:
                     trace = Trace(operations=(*trace.operations, *link_operations(step.links)))
                 check_counts(counts, trace, case)
@@ -239,6 +240,12 @@ def losses_of_two_epochs(group: Group, case: Case, options: Given) -> list[float
             placed.backward(rows, grad)
             losses.append(loss.item())
     return losses
+
+
+@pytest.mark.parametrize("name", [param(name, name=name, quick=name == "split") for name in ("split", "sampled")])
+def test_accumulated_batches(name: str) -> None:
+    """Each of the batches of an optimizer step has the results of one rank, and the counts of its trace."""
+    check(CASE, name, 2, Given(**PLAIN | {"accumulate_grad_batches": 2}))
 
 
 @pytest.mark.parametrize("size", [1, 2])

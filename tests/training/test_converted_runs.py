@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,65 @@ def test_trains_as_it_is_on_several_ranks(strategy: str, tmp_path: Path) -> None
     for name, value in model.state_dict().items():
         torch.testing.assert_close(saved[name], value, rtol=0, atol=0)
     assert not torch.equal(model.conv1.lin_l.weight, net().conv1.lin_l.weight)
+
+
+class Weighted(Net):
+    """Model with edge features, and an optional argument that only its author uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = pyg.GATConv(64, 8, heads=2, edge_dim=3)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, hidden_rows: bool = False) -> Any:
+        h = self.norm(self.conv1(x, edge_index, edge_attr)).relu()
+        y = self.conv2(self.dropout(h), edge_index)
+        return (y, h) if hidden_rows else y
+
+
+def test_a_trained_model_is_called_with_the_arguments_of_pyg(tmp_path: Path) -> None:
+    data = weft.load("digits").to_pyg()
+    data.edge_attr = torch.rand(data.num_edges, 3, generator=torch.Generator().manual_seed(0))
+    data = data.apply(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
+    graph = weft.Graph.from_pyg(data)
+    run = weft.train(graph, net(Weighted), out=tmp_path / "run", **OPTIONS)
+    logits = weft.predict(run, graph)
+    with torch.no_grad():
+        assert_equal(run.model(data.x, data.edge_index, data.edge_attr), logits)
+        y, h = run.model(data.x, data.edge_index, edge_attr=data.edge_attr, hidden_rows=True)
+        assert_equal(y, logits)
+        assert h.shape == (graph.num_vertices, 16)
+        loaded = weft.load_model(run.folder, net(Weighted))
+        assert_equal(loaded(data.x, data.edge_index, data.edge_attr), logits)
+        loaded.float()  # the original's batch norm keeps buffers in float64
+        assert loaded(data.x.float(), data.edge_index, data.edge_attr.float()).dtype == torch.float32
+        with pytest.raises(InputError, match=r"this copy .* has no original .*: call the model that weft\.nn\.convert"):
+            copy.deepcopy(loaded)(data.x, data.edge_index, data.edge_attr)
+
+
+def assert_equal(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_run_keeps_its_module(tmp_path: Path) -> None:
+    """Predictions use the trained module, with the best weights of the run even if it was trained again."""
+    module = net()
+    first = weft.train("digits", module, out=tmp_path / "first", **OPTIONS)
+    logits = weft.predict(first, model=net())
+    weft.train("digits", module, out=tmp_path / "second", **OPTIONS)
+    weights = copy.deepcopy(module.state_dict())
+    assert torch.equal(weft.predict(first), logits)
+    assert all(torch.equal(value, weights[name]) for name, value in module.state_dict().items())
+    with pytest.raises(InputError, match=r"is a .*Net, a custom class that weft does not import by itself"):
+        weft.predict(weft.Run.open(tmp_path / "first"))
+
+
+def test_an_unconverted_model_is_called_as_it_is(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="Noisy runs as it is"):
+        run = weft.train("digits", net(Noisy), out=tmp_path / "run", **OPTIONS)
+    with pytest.warns(UserWarning, match="Noisy runs as it is"):
+        model = run.model
+    data = weft.load("digits").to_pyg()
+    assert model(data.x.double(), data.edge_index).shape == (data.num_nodes, 10)
 
 
 class Jumping(Net):

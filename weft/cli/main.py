@@ -689,12 +689,11 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _completion(options: argparse.Namespace) -> int:
     """Run `weft completion`."""
-    from weft.nn.models.model_zoo import EMBEDDING_MODELS, MODELS, RELATIONAL
+    from weft.nn.models.model_zoo import MODEL_NAMES
     from weft.partition import METHODS
     from weft.strategies import STRATEGIES
 
-    models = [*MODELS, *RELATIONAL, *EMBEDDING_MODELS]
-    names = {"model": models, "strategy": [*STRATEGIES], "partition": [*METHODS], "method": [*METHODS]}
+    names = {"model": [*MODEL_NAMES], "strategy": [*STRATEGIES], "partition": [*METHODS], "method": [*METHODS]}
     print(completion_script(_parser(), options.shell, names), end="")
     return 0
 

@@ -21,6 +21,10 @@ SYNONYMS = {
     ("attention_dropout",): "attn_drop attn_dropout",
     ("norm",): "batch_norm layer_norm normalization",
     ("batch_size",): "train_batch_size per_device_train_batch_size minibatch_size",
+    ("accumulate_grad_batches",): (
+        "gradient_accumulation_steps gradient_accumulation grad_accumulation_steps grad_accum_steps grad_accum "
+        "accumulate accumulation_steps accumulate_steps accumulate_batches accum_steps"
+    ),
     ("fanout",): "num_neighbors fanouts neighbors sample_size",
     ("prefetch_batches",): "prefetch_factor",
     ("workers",): "num_workers num_processes nproc nproc_per_node world_size num_ranks ranks num_parts",

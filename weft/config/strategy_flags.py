@@ -26,6 +26,13 @@ class BatchFlags:
         "none: 1024",
         fixed=True,
     )
+    accumulate_grad_batches: int = strategy_option(
+        1,
+        "split, sampled: number of mini-batches whose gradients are added up for an optimizer step, which then equals "
+        "a step on a mini-batch as large as all of them",
+        least=1,
+        fixed=True,
+    )
     fanout: str = strategy_option(
         "10",
         "split, sampled: in-edges to sample for each vertex: a number for all layers, or one for each layer, "

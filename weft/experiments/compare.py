@@ -17,7 +17,7 @@ from weft.nn import Workload
 from weft.strategies import Plan, get_strategy
 from weft.training.arguments import CompareArguments
 from weft.training.artifacts.run_folder import new_folder
-from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, extract_functions, with_registered
+from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, extract_functions
 from weft.training.flag_checks import refuse_foreign_flags, strategy_flags, without_foreign_flags
 from weft.training.input_checks import check
 from weft.training.launch.joined_ranks import make_on_all_ranks
@@ -27,6 +27,7 @@ from weft.training.progress import waiting
 from weft.training.rank import make_plan, make_workload, prepare_process
 from weft.training.run import make_job, parse_call, prepared_graph, run_checked
 from weft.training.signature import listing
+from weft.training.tasks.scores import with_registered
 from weft.training.tasks.task import requested_model, task_model
 from weft.utils.errors import InputError
 from weft.utils.files.jsonl import Recorder
@@ -225,9 +226,8 @@ def run_all(
     runs = Runs()
     for name, job in jobs.items():
         prepare_process(job.config)
-        runs[name] = run_checked(
-            replace(job, out=out / name), *prepared.pop(name), launched=launched, last=not prepared
-        )
+        finished = run_checked(replace(job, out=out / name), *prepared.pop(name), launched=launched, last=not prepared)
+        runs[name] = replace(finished, module=model)
     if not is_main_process():
         return runs
     recorder = Recorder(out / "compare.jsonl")

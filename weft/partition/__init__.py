@@ -2,7 +2,7 @@
 
 from weft.config.config import PartitionOptions
 from weft.partition.assign import METHODS, metis
-from weft.partition.book import PartitionBook, array_book, custom_method, make_book
+from weft.partition.book import PartitionBook, array_book, custom_method, find_method, make_book
 from weft.partition.dependencies import Caching, Choice, Dependencies, Hop, make_dependencies, range_bounds, range_parts
 from weft.partition.quality import Quality
 from weft.partition.vertex_cover import Cover
@@ -19,6 +19,7 @@ __all__ = [
     "Quality",
     "array_book",
     "custom_method",
+    "find_method",
     "make_book",
     "make_dependencies",
     "metis",

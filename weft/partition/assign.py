@@ -114,7 +114,9 @@ def balanced(graph: Graph, num_parts: int, options: PartitionOptions) -> Tensor:
     return part
 
 
-METHODS: dict[str, Callable[[Graph, int, PartitionOptions], Tensor]] = {
+Method = Callable[[Graph, int, PartitionOptions], Tensor]
+"""Function that returns the part of each vertex, int32 [N], from a graph, the number of parts and options."""
+METHODS: dict[str, Method] = {
     "range": by_range,
     "random": at_random,
     "metis": by_metis,

@@ -16,8 +16,9 @@ from torch import Tensor
 from weft.config.config import PartitionOptions
 from weft.data import Graph
 from weft.data.store.npy import map_tensor
-from weft.partition.assign import METHODS
+from weft.partition.assign import METHODS, Method
 from weft.partition.quality import Quality
+from weft.utils.entry_points import load_entry_point
 from weft.utils.errors import InputError, readable, unknown
 from weft.utils.files import migrate
 from weft.utils.files.file_writing import new_file
@@ -160,7 +161,8 @@ def make_book(
     Raises:
         InputError: For an unknown method, fewer than one part, or more parts than vertices.
     """
-    if method not in METHODS:
+    partition = find_method(method)
+    if partition is None:
         raise unknown("method", method, METHODS)
     if not 1 <= num_parts <= graph.num_vertices:
         raise InputError(
@@ -168,7 +170,7 @@ def make_book(
         )
     options = options or PartitionOptions()
     start = time.perf_counter()
-    part = METHODS[method](graph, num_parts, options)
+    part = partition(graph, num_parts, options)
     return PartitionBook(
         part=part,
         num_parts=num_parts,
@@ -199,7 +201,14 @@ def array_book(path: Path, num_parts: int, graph: Graph) -> PartitionBook:
         raise InputError(f"{path}: {error}") from error
 
 
-def custom_method(function: Callable[[Graph, int], Any]) -> Callable[[Graph, int, PartitionOptions], Tensor]:
+def find_method(name: str) -> Method | None:
+    """Return a partition method of weft, or one that was registered or that an installed package declares, or None."""
+    if (function := load_entry_point("partition", name, METHODS)) is not None:
+        METHODS[name] = custom_method(function)
+    return METHODS.get(name)
+
+
+def custom_method(function: Callable[[Graph, int], Any]) -> Method:
     """Return a partition method, as in METHODS, that calls a user-defined function and checks its result.
 
     Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -167,7 +168,8 @@ def predict(
         pairs: With task="link": pairs to score, a table with the columns source, target and, if there are several
             relations, relation: a path, a DataFrame, a pyarrow.Table or arrays by name.
         model: The custom module, constructed as for the run, or where its class is defined ("package.module:Class").
-            Default: the run's configuration names a model of weft.
+            Default: a copy of the module that `weft.train` received for `run`, or the model of weft that the run's
+            configuration names.
         overwrite: Replace an existing file.
         **options: Fields of `weft.Config` that say where to compute (`weft.config.config.PLACEMENT_FIELDS`), such as
             strategy="offload" or device_memory="512MB". Default: as in the run.
@@ -189,6 +191,8 @@ def predict(
     for name in options:
         if name not in PLACEMENT_FIELDS:
             raise unknown_option(name, PLACEMENT_FIELDS, "option of a prediction")
+    if model is None and isinstance(run, Run):
+        model = copy.deepcopy(run.module)
     saved = SavedModel.read(RunFolder(run.folder if isinstance(run, Run) else Path(run)))
     graph = new_tables(saved, graph, vertices, edges)
     config = on_present_ranks(predicting_config(saved.description.config, options))

@@ -17,7 +17,8 @@ from weft.strategies.split.plan import SampledPlan, SplitPlan
 from weft.strategies.tensor.plan import TensorPlan
 from weft.strategies.vertex.plan import CachedPlan, CommunicatedPlan, HybridPlan
 from weft.strategies.vertex.stale import StalePlan
-from weft.utils.errors import unknown
+from weft.utils.entry_points import load_entry_point
+from weft.utils.errors import InputError, unknown
 
 STRATEGIES: dict[str, type[Plan]] = {
     plan.name: plan
@@ -46,15 +47,28 @@ def register(plan: type[Plan]) -> type[Plan]:
     return plan
 
 
+def find_strategy(name: str) -> type[Plan] | None:
+    """Return the plan class of a strategy, or None. Register one that an installed package declares.
+
+    Raises:
+        InputError: It cannot be imported, or is no plan class of this name.
+    """
+    if (plan := load_entry_point("strategy", name, STRATEGIES)) is not None:
+        if getattr(plan, "name", None) != name:
+            raise InputError(f"strategy {name}: {plan.__module__}.{plan.__name__}.name must be {name!r}: correct it")
+        register(plan)
+    return STRATEGIES.get(name)
+
+
 def get_strategy(name: str) -> type[Plan]:
     """Return the plan class of a strategy.
 
     Raises:
         InputError: There is no strategy of that name; the message suggests the nearest one.
     """
-    if name not in STRATEGIES:
+    if (plan := find_strategy(name)) is None:
         raise unknown("strategy", name, STRATEGIES)
-    return STRATEGIES[name]
+    return plan
 
 
 __all__ = [
@@ -74,6 +88,7 @@ __all__ = [
     "VertexLayout",
     "VertexOptions",
     "aggregate",
+    "find_strategy",
     "get_strategy",
     "register",
 ]

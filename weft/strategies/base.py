@@ -71,13 +71,18 @@ class Step:
     epoch: int
     """Number of the epoch."""
     number: int = 0
-    """Number of the step in its epoch."""
+    """Number of the optimizer step in its epoch. Mini-batches whose gradients are accumulated share it."""
+    updates: bool = True
+    """True if the optimizer's step follows; False if gradients of the next mini-batch are added first."""
     vertices: Tensor | None = None
     """Vertices that the rank is responsible for in this step, int64 [n], ascending; None: all vertices of its rows."""
     links: CandidateLinks | None = None
     """Links that the rank scores in this step, if the step is on a mini-batch of links."""
     batch_size: int = 0
-    """Number of vertices (or links) of all ranks in a mini-batch; 0: all labelled ones of the split."""
+    """Number of vertices (or links) of all ranks in the mini-batches of the optimizer step, which divides the loss.
+
+    0: all labelled ones of the split.
+    """
     training: bool
     """True if the step trains; then dropout is active and `backward` follows."""
     masks: KeyTable | None = None

@@ -70,6 +70,7 @@ class StepArguments(SharedPlacementArguments, total=False):
     refresh_every: int
     staleness: float
     batch_size: int | str
+    accumulate_grad_batches: int
     fanout: int | str
     sampling: Literal["uniform", "labor", "weighted"]
     batch_dependency: int

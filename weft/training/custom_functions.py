@@ -6,14 +6,13 @@ import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from weft.config.config import TaskOptions
 from weft.training.launch.payload import pickled, sending
 from weft.utils.errors import InputError, RunError, cause
 
@@ -62,19 +61,6 @@ class OwnFunctions:
 NO_FUNCTIONS = OwnFunctions()
 REGISTERED: dict[str, dict[str, Any]] = {"loss": {}, "metric": {}}
 """Functions that `weft.register` has registered, by kind and name."""
-
-
-def with_registered(functions: OwnFunctions, config: TaskOptions) -> OwnFunctions:
-    """Return the user-defined functions of a run, with the registered ones that its configuration names.
-
-    Args:
-        functions: Functions that the caller passed.
-        config: Options of the task.
-    """
-    loss = functions.loss or REGISTERED["loss"].get(config.loss)
-    names = [name for name in config.metrics.split(",") if name in REGISTERED["metric"]]
-    metrics = {name: REGISTERED["metric"][name] for name in names}
-    return replace(functions, loss=loss, metrics={**metrics, **functions.metrics})
 
 
 def extract_functions(options: Mapping[str, Any]) -> tuple[OwnFunctions, dict[str, Any]]:

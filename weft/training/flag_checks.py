@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from weft.config.config import Config
 from weft.data import Graph
-from weft.nn import EMBEDDING_MODELS, FAMILY_OPTIONS, MODELS, RELATIONAL, LinkModel, parameter_dtype, row_dtype
+from weft.nn import FAMILY_OPTIONS, MODEL_NAMES, MODELS, RELATIONAL, LinkModel, parameter_dtype, row_dtype
 from weft.nn.convert import is_pyg, unwrapped
-from weft.partition import METHODS, PartitionBook, array_book, make_book
-from weft.strategies import STRATEGIES, Options, Plan, VertexOptions, get_strategy
+from weft.partition import METHODS, PartitionBook, array_book, find_method, make_book
+from weft.strategies import STRATEGIES, Options, Plan, VertexOptions, find_strategy, get_strategy
 from weft.training.custom_functions import OwnFunctions
 from weft.training.optimizer import OPTIMIZER_FLAGS, OPTIMIZERS, SCHEDULER_FLAGS, SCHEDULERS
 from weft.utils.dtypes import dtype_name, is_low_precision
@@ -40,7 +40,7 @@ CHOICE_FLAGS = {
 they do not read themselves."""
 CHOICES: dict[str, Collection[str]] = {
     "task": ("node", "link", "edge"),
-    "model": (*MODELS, *RELATIONAL, *EMBEDDING_MODELS),
+    "model": MODEL_NAMES,
     "optimizer": OPTIMIZERS,
     "scheduler": SCHEDULERS,
 }
@@ -98,6 +98,7 @@ def foreign_flags(config: Config, strategy: str) -> dict[str, str]:
         For each such flag, the flag and values that would give it an effect, such as "--strategy split or sampled".
     """
     foreign: dict[str, str] = {}
+    find_strategy(strategy)  # registers one of an installed package, which then counts as an owner of its flags
     for spec in dataclasses.fields(config):
         flag, owners = "--" + spec.name.replace("_", "-"), strategies_with(spec.name)
         if getattr(config, spec.name) == spec.default:
@@ -277,7 +278,7 @@ def open_book(name: str, workers: int, graph: Graph) -> PartitionBook:
         InputError: The method is unknown, the file is for another graph or number of parts, or there are more workers
             than vertices.
     """
-    if name in METHODS:
+    if find_method(name):
         if workers > graph.num_vertices:
             raise InputError(
                 f"--workers {workers}: {graph.name} has {graph.num_vertices} vertices: give at most that many"

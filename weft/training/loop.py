@@ -24,6 +24,7 @@ from weft.training.artifacts.run_writer import RunWriter
 from weft.training.cuda_graph import make_pass
 from weft.training.custom_functions import NO_FUNCTIONS, Callback, OwnFunctions
 from weft.training.optimizer import (
+    added_to_gradients,
     advance,
     clip,
     load_updates,
@@ -202,11 +203,11 @@ class Trainer:
         """Train one epoch, evaluate if it is due, and return the reports of all ranks."""
         counts = None
         with self.meter.during("train", f"epoch {epoch + 1}, training"):
-            losses = [self._train(step) for step in self.strategy.steps(epoch)]
+            losses = [(self._train(step), step.updates) for step in self.strategy.steps(epoch)]
         if self._is_due(epoch) or epoch + 1 == self.config.epochs:
             counts = self._evaluate(epoch)
         report = {
-            "loss": sum(losses) / len(losses),
+            "loss": sum(loss for loss, _ in losses) / sum(updates for _, updates in losses),
             "counts": counts,
             "stop": stop.signal,
             "phases": {phase: self.meter.take(phase).plain() for phase in PHASES},
@@ -226,13 +227,15 @@ class Trainer:
                 return self.task.counts(rows, step)
 
     def _train(self, step: Step) -> float:
-        """Do one training step and return this rank's part of the loss."""
-        self.optimizer.zero_grad()
-        loss = self.train_pass(step)
-        with self.meter.timer("update"):
-            if self.config.clip_norm:
-                clip(self.parameters, self.sharded_parameters, self.group, self.config.clip_norm)
-            self.optimizer.step()
+        """Do one training step, with the optimizer's if it updates, and return this rank's part of the loss."""
+        with added_to_gradients(self.parameters):
+            loss = self.train_pass(step)
+        if step.updates:
+            with self.meter.timer("update"):
+                if self.config.clip_norm:
+                    clip(self.parameters, self.sharded_parameters, self.group, self.config.clip_norm)
+                self.optimizer.step()
+                self.model.zero_grad()
         return loss.item()
 
     def _scores(self, counts: list[Any]) -> dict[str, float | None]:

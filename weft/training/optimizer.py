@@ -7,7 +7,8 @@ import inspect
 import json
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -215,6 +216,30 @@ def advance(scheduler: LRScheduler | None, loss: float, score: float | None, *, 
             scheduler.step(value)
     elif scheduler is not None:
         scheduler.step()
+
+
+@contextmanager
+def added_to_gradients(parameters: Parameters) -> Iterator[None]:
+    """Add the gradients that the with block computes to those that the parameters have, unless it raises an error.
+
+    At the start of the block, no parameter has a gradient.
+
+    Args:
+        parameters: All parameters of the model.
+    """
+    previous = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        yield
+    except BaseException:
+        for parameter in parameters:
+            parameter.grad = None
+        raise
+    finally:
+        for parameter, previous_grad in zip(parameters, previous, strict=True):
+            if previous_grad is not None:
+                parameter.grad = previous_grad if parameter.grad is None else previous_grad.add_(parameter.grad)
 
 
 def clip(parameters: Parameters, sharded_parameters: set[nn.Parameter], group: Group, max_norm: float) -> float:

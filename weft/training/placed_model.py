@@ -24,6 +24,7 @@ from weft.training.flag_checks import refuse_foreign_flags
 from weft.training.input_checks import check
 from weft.training.launch.joined_ranks import closing_on_error, join_ranks, make_on_all_ranks, plan_with_kernels
 from weft.training.launch.torchrun import on_present_ranks, under_torchrun
+from weft.training.optimizer import added_to_gradients
 from weft.training.rank import use_kernels_of_rank_zero
 from weft.training.run import custom_class, parse_call, prepared_workload
 from weft.training.signature import listing
@@ -50,7 +51,10 @@ class Batch:
     vertices: Tensor
     """Original ids of the vertices of `rows`, int64 [k]."""
     size: int
-    """Number of training rows of the step on all ranks. Divide the sum of the losses by it."""
+    """Number of training rows of the optimizer step on all ranks. Divide the sum of the losses by it."""
+    updates: bool
+    """True if `optimizer.step()` should follow; False if accumulate_grad_batches adds the next batch's gradients first.
+    """
     step: Step
     """Step of the strategy, for `PlacedModel`."""
 
@@ -93,8 +97,10 @@ class PlacedModel:
         task = make_task(config, placed, functions)
         assert isinstance(task, NodeTask)
         self.task = task
-        self._outputs: tuple[Tensor, Tensor] | None = None
-        """Output of the last forward pass, and the detached logits that the user received."""
+        self._outputs: tuple[Tensor, Tensor, bool] | None = None
+        """Output of the last forward pass, the detached logits that the user received, and `Batch.updates`."""
+        self._accumulating = False
+        """True between two batches whose gradients are added up."""
         self._calls = 0
         """Number of forward passes so far."""
         self._active_call = 0
@@ -111,6 +117,8 @@ class PlacedModel:
     def batches(self, epoch: int) -> Iterator[Batch]:
         """Yield the steps of an epoch: one for the whole graph, or one for each mini-batch of `split` and `sampled`.
 
+        With accumulate_grad_batches, call `optimizer.step()` and `optimizer.zero_grad()` only if `batch.updates`.
+
         Warn if no parameter changes in three epochs with a `backward`, as with an optimizer of another model.
         """
         if self._versions == [parameter._version for parameter in self.model.parameters()]:
@@ -121,10 +129,12 @@ class PlacedModel:
                 "placed.model.parameters(), not with the model that you passed to weft.place",
                 stacklevel=2,
             )
+        self._accumulating = False
         for step in self.placed.steps(epoch):
             examples = self.task.examples(step)
             rows = self.vertices if step.vertices is None else self._original_ids(step.vertices)
-            yield Batch(**examples._asdict(), vertices=rows[examples.rows.cpu()], step=step)
+            vertices = rows[examples.rows.cpu()]
+            yield Batch(**examples._asdict(), updates=step.updates, vertices=vertices, step=step)
 
     def __call__(self, batch: Batch) -> Tensor:
         """Return the logits [n, C] of this rank in a step, to compute a loss from.
@@ -135,7 +145,7 @@ class PlacedModel:
         logits = outputs.detach().requires_grad_()
         self._calls += 1
         logits.register_hook(partial(self._check_active, self._calls))
-        self._outputs = outputs, logits
+        self._outputs = outputs, logits, batch.updates
         return logits
 
     def backward(self, loss: Tensor, penalty: Tensor | None = None) -> None:
@@ -154,39 +164,38 @@ class PlacedModel:
         """
         if self._outputs is None:
             raise InputError("backward: no logits were computed since the last call: call placed(batch) first")
-        (outputs, logits), self._outputs = self._outputs, None
+        (outputs, logits, updates), self._outputs = self._outputs, None
         # 1. Set the gradients aside, so that a direct dependency of the loss on parameters is noticed.
         # 2. Backpropagate from the loss to the logits, then let the strategy continue from there.
         # 3. Add the gradient of the penalty, and the gradients set aside.
         parameters = [*self.model.parameters()]
-        previous = [parameter.grad for parameter in parameters]
         self._versions = self._versions or [parameter._version for parameter in parameters]
-        try:
-            self.model.zero_grad(set_to_none=True)
-            if loss.requires_grad:
-                self._active_call = self._calls
-                loss.backward()
-            elif len(logits):
-                raise InputError("backward: the loss does not depend on the logits that placed(batch) returned")
-            if any(parameter.grad is not None for parameter in parameters):
-                raise InputError(
-                    "backward: the loss depends directly on parameters, and that term would count once for each rank: "
-                    "pass it as penalty: placed.backward(loss, penalty=...)"
-                )
-            grad = self.placed.empty_rows(outputs)
-            grad.zero_() if logits.grad is None else grad.copy_(logits.grad)
-            self.placed.backward(outputs, grad)
-            if penalty is not None:
-                self._active_call = PENALTY
-                penalty.backward()
-        except BaseException:
-            self.model.zero_grad(set_to_none=True)
-            raise
-        finally:
-            self._active_call = 0
-            for parameter, previous_grad in zip(parameters, previous, strict=True):
-                if previous_grad is not None:
-                    parameter.grad = previous_grad if parameter.grad is None else parameter.grad + previous_grad
+        if self._accumulating and all(parameter.grad is None for parameter in parameters):
+            raise InputError(
+                "backward: the gradients of the previous batch are gone, but accumulate_grad_batches adds those of "
+                "several batches: call optimizer.step() and optimizer.zero_grad() only if batch.updates"
+            )
+        with added_to_gradients(parameters):
+            try:
+                if loss.requires_grad:
+                    self._active_call = self._calls
+                    loss.backward()
+                elif len(logits):
+                    raise InputError("backward: the loss does not depend on the logits that placed(batch) returned")
+                if any(parameter.grad is not None for parameter in parameters):
+                    raise InputError(
+                        "backward: the loss depends directly on parameters, and that term would count once for each "
+                        "rank: pass it as penalty: placed.backward(loss, penalty=...)"
+                    )
+                grad = self.placed.empty_rows(outputs)
+                grad.zero_() if logits.grad is None else grad.copy_(logits.grad)
+                self.placed.backward(outputs, grad)
+                if penalty is not None:
+                    self._active_call = PENALTY
+                    penalty.backward()
+            finally:
+                self._active_call = 0
+        self._accumulating = not updates
 
     def _check_active(self, call: int, _: Tensor) -> None:
         """Raise InputError if a backward pass reaches logits from which no gradient continues to the parameters."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import signal
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -23,7 +24,7 @@ from weft.training.arguments import TrainArguments
 from weft.training.artifacts.checkpoint import Checkpoint
 from weft.training.artifacts.run_folder import RunFolder, new_folder
 from weft.training.artifacts.saved_model import load_model, no_run
-from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, extract_functions, with_registered
+from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, extract_functions
 from weft.training.flag_checks import (
     fields_unused_by_functions,
     fields_unused_by_module,
@@ -41,7 +42,8 @@ from weft.training.planning.search import AUTO
 from weft.training.progress import waiting
 from weft.training.rank import Ended, Job, make_plan, make_workload, prepare_process, run_rank
 from weft.training.signature import listing
-from weft.training.tasks.task import graph_for_task, requested_model, task_model
+from weft.training.tasks.scores import with_registered
+from weft.training.tasks.task import graph_for_task, is_custom, requested_model, task_model
 from weft.utils.dtypes import dtype_name
 from weft.utils.errors import InputError, RunError, Stopped, printable, unknown
 from weft.utils.files import jsonl
@@ -62,6 +64,8 @@ class Run:
     """Folder of the run."""
     summary: dict[str, Any]
     """Last line of the record: scores, seconds, and what each rank did. Empty if the run has not ended."""
+    module: nn.Module | None = field(default=None, repr=False, compare=False)
+    """Custom module that `weft.train` received. None: the run was opened, or its model was named."""
 
     def __repr__(self) -> str:
         test_scores = {
@@ -136,12 +140,12 @@ class Run:
 
     @property
     def model(self) -> nn.Module:
-        """Built-in model with its best weights; for a custom module, use `weft.load_model`.
+        """Model with its best weights, in evaluation mode; of a custom module, a copy.
 
         Raises:
-            InputError: The model is a custom module.
+            InputError: The run was opened, and its model is a custom module: use `weft.load_model`.
         """
-        return load_model(self.folder)
+        return load_model(self.folder, copy.deepcopy(self.module))
 
 
 @listing(TrainArguments)
@@ -283,7 +287,7 @@ def run(
     launched = (in_subprocess or config.workers > 1) and not under_torchrun()
     work = work or load_workload(config, graph, model, quiet=quiet)
     check(config, work, functions, launched=launched, own_model=bool(job.own_model))
-    return run_checked(job, work, launched=launched)
+    return replace(run_checked(job, work, launched=launched), module=model)
 
 
 def load_workload(config: Config, graph: Graph | None, model: nn.Module | None, *, quiet: bool) -> Workload:
@@ -384,7 +388,7 @@ def custom_class(config: Config, model: nn.Module | None = None) -> str:
     """
     if model is not None:
         return f"{type(model).__module__}.{type(model).__qualname__}"
-    if is_imported(config.model):
+    if is_custom(config.model):
         return config.model
     check_model_name(config.model)
     return ""

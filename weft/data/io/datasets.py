@@ -20,6 +20,7 @@ from weft.data.io.published.downloads import LOADERS, download
 from weft.data.store.manifest import is_store, require_not_set_aside
 from weft.data.tables import edge_list
 from weft.data.vertex_order import reorder
+from weft.utils.entry_points import load_entry_point
 from weft.utils.errors import InputError, readable, unknown
 from weft.utils.user_folders import expand_user, home_folder
 
@@ -158,6 +159,9 @@ def find(name: str, seed: int, root: str | Path | None, split: int, verify: bool
         return Graph.of(download(dataset, folder, seed=seed))
     if path.is_dir():
         return load_path(path, seed, split, verify)
+    if (make_graph := load_entry_point("dataset", name)) is not None:
+        graph: Graph = make_graph()
+        return replace(graph, name=name)
     require_not_set_aside(path)
     raise unknown(
         "dataset", name, {*BUILT_IN, *REGISTERED, *files, *LOADERS, *(f"{kind}:" for kind in generate.GENERATORS)}

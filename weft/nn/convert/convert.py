@@ -58,7 +58,8 @@ def convert(
             alternative but weft's layers.
 
     Returns:
-        A model that shares the parameters. It names them as before, so `state_dict` works in both directions.
+        A model that shares the parameters. It names them as before, so `state_dict` works in both directions. You can
+        call it as the original.
 
     Raises:
         InputError: The model cannot be converted, or computes other numbers than the original on a small random graph.
@@ -91,7 +92,7 @@ def convert(
         shadow.get_submodule(parent).add_module(name, part)
     if types is not None:
         shadow.add_module(INPUT, RowsByType(types.typed))
-    converted = Converted(shadow, training, evaluating).train(model.training)
+    converted = Converted(shadow, training, evaluating, model).train(model.training)
     if not unchecked:
         alternative = f"{LISTED}, or weft.nn.RGCN" if types else alternative
         make_graph = partial(RandomGraph.of, model, frozenset(edge_inputs), shape)

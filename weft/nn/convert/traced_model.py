@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from weft.nn.aggregate.aggregate import Request
 from weft.nn.aggregate.typed_block import Place, TypeOrder, side_by_side
@@ -44,16 +45,28 @@ class TypedShapes(NamedTuple):
 class Converted(PhasedModel):
     """Converted PyG model, with the parameters of the original under the same names.
 
-    Each aggregate over edges has a stage of its own.
+    Each aggregate over edges has a stage of its own. Strategies call it with views and rows. You can also call it with
+    the arguments of the original model, such as x and edge_index, for the original's result with the current weights.
 
     Args:
         model: Model whose modules, parameters and buffers it takes over.
         training: Program of the forward pass in training.
         evaluating: Program of the forward pass in evaluation.
+        original: The original PyG model. None: only strategies can call this model.
     """
 
-    def __init__(self, model: nn.Module, training: TracedProgram, evaluating: TracedProgram) -> None:
+    original: nn.Module | None
+    """The original PyG model, which is not sent to ranks."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        training: TracedProgram,
+        evaluating: TracedProgram,
+        original: nn.Module | None = None,
+    ) -> None:
         super().__init__()
+        self.__dict__["original"] = original  # its parameters are those of this model
         self.num_stages = training.num_stages
         self.programs = {True: training, False: evaluating}
         self.with_leading_dim: set[str] = set()
@@ -64,6 +77,22 @@ class Converted(PhasedModel):
             self.register_parameter(name, parameter)
         for name, buffer in model.named_buffers(recurse=False):
             self.register_buffer(name, buffer)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the logits for views and rows, or the original model's result for its arguments."""
+        if has_views(args, kwargs):
+            return super().__call__(*args, **kwargs)
+        if self.original is None:
+            raise InputError(
+                "this copy of a converted model has no original to call with PyG's arguments: call the model that "
+                "weft.nn.convert or weft.load_model returned"
+            )
+        tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        return functional_call(self.original.train(self.training), tensors, args, kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for copies and for ranks, which need no original and may not be able to import its class."""
+        return {**self.__dict__, "original": None}
 
     @property
     def output_types(self) -> tuple[str, ...]:
@@ -77,9 +106,8 @@ class Converted(PhasedModel):
 
     def up_to(self, layers: int) -> Converted:
         """Return a model that shares the parameters and returns the result of convolution `layers`, from 1."""
-        return Converted(self, *(self.programs[training].up_to(layers) for training in (True, False))).train(
-            self.training
-        )
+        training, evaluating = (self.programs[mode].up_to(layers) for mode in (True, False))
+        return Converted(self, training, evaluating).train(self.training)
 
     def begin(self, views: Sequence[View], x: Tensor) -> Boundary | Tensor:
         return self._advance(views, 0, None, {"x": x})
@@ -264,6 +292,16 @@ class Converted(PhasedModel):
 def _gradients_of(step: TracedStep) -> torch.set_grad_enabled:
     """Return a context without gradients if the step is under torch.no_grad."""
     return torch.set_grad_enabled(torch.is_grad_enabled() and not step.constant)
+
+
+def has_views(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Return True if a model is called with views, as by strategies, not with the arguments of a PyG model.
+
+    Args:
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
+    """
+    return isinstance(args[0] if args else kwargs.get("views"), Sequence)
 
 
 def _split(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.nn.aggregate.aggregate import Request, WholeLayer
+from weft.nn.convert.traced_model import has_views
 from weft.nn.convert.tracing import call_pyg
 from weft.nn.graph_view import GraphView
 from weft.nn.layers.phases import Boundary, BoundaryState, PhasedModel
@@ -38,6 +39,10 @@ class Unconverted(PhasedModel):
         self.layer.train(mode)
         self.training = mode
         return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the logits for views and rows, or the model's result for its arguments."""
+        return super().__call__(*args, **kwargs) if has_views(args, kwargs) else self.layer.model(*args, **kwargs)
 
     def begin(self, views: Any, x: Tensor) -> Boundary:
         del views

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from weft.nn.layers.norm import make_norm
 from weft.nn.layers.phases import Boundary, BoundaryState, PhasedModel, begin, begin_layer, phases_of, resume
 from weft.nn.layers.typed_input import TypedInput
 from weft.nn.view import View
+from weft.utils.errors import InputError
 
 Activation = Callable[[Tensor], Tensor]
 """Function that is applied to each element of a tensor."""
@@ -70,7 +71,7 @@ class Stack(PhasedModel):
         self.num_stages = len(layers)
         self.input = input
         self.layers = nn.ModuleList(layers)
-        self.norms = nn.ModuleList(make_norm(norm, cast(int, layer.out_width)) for layer in layers[:-1])
+        self.norms = nn.ModuleList(make_norm(norm, width_of(number, layer)) for number, layer in enumerate(layers[:-1]))
         self.dropout, self.input_dropout = dropout, input_dropout
         self.residual, self.activation = residual, activation
 
@@ -165,6 +166,24 @@ class Stack(PhasedModel):
         if self.activation is torch.relu:
             return view.dropout(y, p, relu=True)
         return view.dropout(self.activation(y), p)
+
+
+def width_of(number: int, layer: nn.Module) -> int:
+    """Return the number of columns of a layer's result.
+
+    Args:
+        number: Number of the layer in its stack, from 0.
+        layer: The layer.
+
+    Raises:
+        InputError: The layer does not state it.
+    """
+    if (width := getattr(layer, "out_width", None)) is None:
+        raise InputError(
+            f"weft.nn.Stack: {type(layer).__name__} (layer {number + 1}) has no attribute out_width: set it to the "
+            "number of columns of its result; for a convolution of PyG, use weft.nn.PyGConv"
+        )
+    return int(width)
 
 
 class Decoupled(PhasedModel):

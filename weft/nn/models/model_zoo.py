@@ -117,9 +117,8 @@ def make_model(
 
 def check_model_name(model: str) -> None:
     """Raise InputError if there is no model of this name."""
-    names = (*MODELS, *RELATIONAL, *EMBEDDING_MODELS)
-    if model not in names:
-        raise unknown("model", model, names)
+    if model not in MODEL_NAMES:
+        raise unknown("model", model, MODEL_NAMES)
 
 
 def check_family(
@@ -214,6 +213,8 @@ RELATIONAL = ("rgcn",)
 """Names of the models for graphs with typed edges."""
 EMBEDDING_MODELS = ("lightgcn",)
 """Names of the models that only train rows of vertices without features."""
+MODEL_NAMES = (*MODELS, *RELATIONAL, *EMBEDDING_MODELS)
+"""Names of all built-in models."""
 FAMILY_OPTIONS = (
     "decoupled",
     "layers",

@@ -92,12 +92,31 @@ class MiniBatchPlan(ResidentPlan):
             (self._check_no_repeated_attention if self.splits else self._check_recomputable)(operations)
         if any(isinstance(fanout, tuple) for fanout in fanouts) or self.options.sampling == "weighted":
             self._check_unbiased(operations)
+        if self.options.accumulate_grad_batches > 1:
+            self._check_accumulation(operations)
         if not self.one_rank_sampler.takes_all_edges and any(
             isinstance(op.op, ByRelation) and not op.op.mean for op in operations
         ):
             raise InputError(
                 f"--fanout {self.options.fanout}: the model sums the edges of each relation, which would be biased for "
                 "sampled edges: give --fanout all, or convolutions with aggr='mean'"
+            )
+
+    def _check_accumulation(self, operations: Sequence[GraphOperation]) -> None:
+        """Check that accumulated batches have an effect, and the results of one batch that joins them.
+
+        Raises:
+            InputError: An epoch has fewer batches, or the model has batch norm, which mixes the rows of a batch.
+        """
+        flag = f"--accumulate-grad-batches {self.options.accumulate_grad_batches}"
+        if self.options.accumulate_grad_batches > self.num_steps:
+            remedy = "leave it out, or give a smaller --batch-size" if self.num_steps == 1 else "give at most as many"
+            batches = "1 batch" if self.num_steps == 1 else f"{self.num_steps} batches"
+            raise InputError(f"{flag}: an epoch has {batches}: {remedy}")
+        if any(isinstance(op.op, Total) for op in operations):
+            raise InputError(
+                f"{flag}: batch norm would normalize over each batch, not over all that are accumulated: give another "
+                "--norm, or a larger --batch-size"
             )
 
     def make_layout(self) -> VertexLayout:
@@ -202,6 +221,7 @@ class MiniBatchPlan(ResidentPlan):
             fanouts=check_fanouts(parse_fanouts(options.fanout), self.layout.num_hops, len(graph.relations)),
             batch_size=batch_size_of(options.batch_size),
             method=options.sampling,
+            accumulate=options.accumulate_grad_batches,
             dependency=options.batch_dependency,
             seed=options.seed,
             pairs=pairs,
@@ -285,7 +305,7 @@ class MiniBatchPlan(ResidentPlan):
 
     @property
     def num_steps(self) -> int:
-        """Number of steps of an epoch."""
+        """Number of steps of an epoch, one for each batch."""
         sampler = self.one_rank_sampler
         return -(-len(sampler.examples) // (sampler.batch_size or len(sampler.examples)))
 
@@ -325,14 +345,15 @@ class MiniBatchPlan(ResidentPlan):
         ]
 
     def extra_memory(self, rank: int) -> int:
-        """Return the bytes of a rank's feature cache.
+        """Return the bytes of a rank's feature cache, and of accumulated gradients.
 
         Args:
             rank: The rank.
         """
         row_bytes = int(feature_bytes(self.work.graph, self.work.itemsize)[self.cached_vertices(rank)].sum())
         position_bytes = PLACE_BYTES * self.work.stats.num_vertices if self.options.cache_bytes is not None else 0
-        return row_bytes + position_bytes
+        gradient_bytes = self.work.num_shared * self.work.dtype.itemsize  # set aside while the next batch is computed
+        return row_bytes + position_bytes + (gradient_bytes if self.options.accumulate_grad_batches > 1 else 0)
 
     @property
     def step_rows(self) -> tuple[int, int]:
@@ -427,7 +448,9 @@ class PlacedBatches(PlacedVertices):
         work = self.plan.batch_work
         stage_hops = work.stage_hops(RECOMPUTING)
         backward_hops = {hop for op in work.outline(RECOMPUTING, training=True) if op.backward for hop in op.hops}
-        for number, examples in enumerate(sampler.batches(epoch)):
+        batches, accumulate = sampler.batches(epoch), sampler.accumulate
+        for number, examples in enumerate(batches):
+            joined = batches[number - number % accumulate :][:accumulate]
             group.meter = Meter()
             group.meter.activity = f"epoch {epoch + 1}, sampling batch {number}"
             sampled = exchange_requests(sampler.sample(examples, group.rank, epoch, number), group)
@@ -436,11 +459,12 @@ class PlacedBatches(PlacedVertices):
             batch = BatchBlocks(sampled, num_rows, stage_hops, backward_hops, positions, self, inputs)
             step = BatchStep(
                 epoch=epoch,
-                number=number,
+                number=number // accumulate,
+                updates=examples is joined[-1],
                 training=True,
                 vertices=sampled.owned,
                 links=sampled.links,
-                batch_size=len(examples),
+                batch_size=sum(map(len, joined)),
                 batch=batch,
             )
             group.meter.counts.sampled.update(sampled.counts)

@@ -127,6 +127,11 @@ class BatchSampler:
     """Method by which edges are sampled."""
     seed: int
     """Seed of all samples."""
+    accumulate: int = 1
+    """Number of consecutive batches of an optimizer step.
+
+    They share random keys, so a vertex has the same sampled edges as in one batch that joins them.
+    """
     dependency: int = 1
     """Number of batches over which the samples of `labor` change; 1: independent samples."""
     pairs: Tensor | None = None
@@ -214,9 +219,10 @@ class BatchSampler:
 
     def _keys(self, epoch: int, number: int, hop: int) -> tuple[int, KeyTransition | None]:
         """Return the random key of a hop's samples and, for dependent batches, the transition to the next key."""
+        step = number // self.accumulate
         if self.dependency == 1:
-            return layer_key(self.seed, epoch, number, hop), None
-        batch = epoch * -(-len(self.examples) // self._size) + number
+            return layer_key(self.seed, epoch, step, hop), None
+        batch = epoch * -(-len(self.examples) // (self._size * self.accumulate)) + step
         return dependent_batch_key(self.seed, DRAW, hop, batch=batch, kappa=self.dependency)
 
     def _hop(

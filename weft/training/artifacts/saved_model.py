@@ -139,7 +139,8 @@ class SavedModel:
     def model(self, module: nn.Module | str | None = None, typed: TypedShape | None = None) -> nn.Module:
         """Return the model with the saved weights.
 
-        No code that the files of the run name is imported, because the files may come from anybody.
+        No code that the files of the run name is imported, because the files may come from anybody, except for a model
+        that an installed package declares.
 
         Args:
             module: A custom module, or `package.module:Class` of one, as --model accepts it. None: a built-in model.
@@ -151,6 +152,8 @@ class SavedModel:
         """
         path, config = self.folder.path, self.description.config
         class_name = self.description.own_model or (config.model if is_imported(config.model) else "")
+        if module is None and class_name == config.model and not is_imported(class_name):
+            module = class_name  # declared by an installed package
         if module is None and class_name:
             raise InputError(
                 f"{path}: its model is a {class_name}, a custom class that weft does not import by itself: create one "

@@ -70,7 +70,7 @@ class Examples(NamedTuple):
     y: Tensor
     """Labels of `rows`, [k, ...]."""
     size: int
-    """Number of training rows of the step on all ranks."""
+    """Number of training rows of the optimizer step on all ranks."""
 
 
 class NodeTask:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,9 +13,18 @@ from torch import Tensor
 
 from weft.config.config import TaskOptions
 from weft.data import Labels
-from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, RowsMetric, errors_from, require_new_name
-from weft.training.tasks.losses import output_kind, values_of
+from weft.training.custom_functions import (
+    NO_FUNCTIONS,
+    REGISTERED,
+    OwnFunctions,
+    RowsMetric,
+    errors_from,
+    require_new_name,
+)
+from weft.training.tasks.link_losses import LINK_LOSSES
+from weft.training.tasks.losses import LOSSES, output_kind, values_of
 from weft.training.tasks.ranking import auc
+from weft.utils.entry_points import load_entry_point
 from weft.utils.errors import InputError, unknown
 
 SPLITS = ("train", "val", "test")
@@ -270,6 +279,34 @@ REPORT_METRICS = ("loss", "by_class", "by_label", "by_threshold")
 """Names of metrics that runs compute without `--metrics`; see `report_metrics`."""
 ALL_METRICS = dict.fromkeys((*metrics_of("classes"), *metrics_of("values"), *LINK_METRICS, *REPORT_METRICS))
 """Names of all built-in metrics."""
+
+
+def with_registered(functions: OwnFunctions, config: TaskOptions) -> OwnFunctions:
+    """Return the user-defined functions of a run, with the extensions that its configuration names.
+
+    Args:
+        functions: Functions that the caller passed.
+        config: Options of the task, whose loss and metrics may be registered or declared by an installed package.
+
+    Raises:
+        InputError: An extension cannot be imported.
+    """
+    loss = functions.loss or find_extension("loss", config.loss, (*LOSSES, *LINK_LOSSES))
+    names = [name for name in config.metrics.split(",") if name not in functions.metrics and not AT_K.fullmatch(name)]
+    extensions = {name: find_extension("metric", name, ALL_METRICS) for name in names}
+    metrics = {name: metric for name, metric in extensions.items() if metric is not None}
+    return replace(functions, loss=loss, metrics={**metrics, **functions.metrics})
+
+
+def find_extension(kind: str, name: str, builtins: Collection[str]) -> Any | None:
+    """Return a loss or metric that was registered or that an installed package declares, or None.
+
+    Args:
+        kind: "loss" or "metric".
+        name: Its name.
+        builtins: Names of weft.
+    """
+    return REGISTERED[kind].get(name) or load_entry_point(kind, name, builtins)
 
 
 def metric_names(config: TaskOptions, labels: Labels) -> list[str]:

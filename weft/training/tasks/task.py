@@ -26,6 +26,7 @@ from weft.data import (
 )
 from weft.nn import (
     EMBEDDING_MODELS,
+    MODEL_NAMES,
     Decoder,
     EdgeDecoder,
     LinkModel,
@@ -45,6 +46,7 @@ from weft.training.tasks.losses import make_loss, num_logits, output_kind
 from weft.training.tasks.metrics import NodeTask, Task
 from weft.training.tasks.report_metrics import report_metrics
 from weft.training.tasks.scores import make_metrics, metric_names
+from weft.utils.entry_points import find_entry_point, load_entry_point
 from weft.utils.errors import InputError, refusing_exit
 from weft.utils.random import key
 
@@ -78,13 +80,18 @@ def graph_for_task(graph: Graph, config: Config) -> Graph:
 
 
 def requested_model(model: nn.Module | None, config: Config) -> nn.Module | str | None:
-    """Return the module that the user passed, or `package.module:Class` if the user named one, else None.
+    """Return the module that the user passed, or the name of a custom model if the user named one, else None.
 
     Args:
         model: The module, if the user passed one.
         config: The run's configuration, with values that the user gave.
     """
-    return config.model if model is None and is_imported(config.model) else model
+    return config.model if model is None and is_custom(config.model) else model
+
+
+def is_custom(name: str) -> bool:
+    """Return True if a model's name is `package.module:Class`, or one that an installed package declares."""
+    return is_imported(name) or find_entry_point("model", name, MODEL_NAMES) is not None
 
 
 def task_model(model: nn.Module | str | None, shape: GraphShape, config: Config) -> nn.Module:
@@ -94,14 +101,15 @@ def task_model(model: nn.Module | str | None, shape: GraphShape, config: Config)
 
     Args:
         model: The module; or a model name that the user gave, which is imported if it has the form
-            `package.module:Class`; or None for the built-in model that the configuration names. A class named only in
-            the configuration is never imported, since the configuration may come from a file.
+            `package.module:Class` or an installed package declares it; or None for the built-in model that the
+            configuration names. A class named only in the configuration is never imported, since the configuration may
+            come from a file.
         shape: Shape of the graph.
         config: The run's configuration.
     """
     num_outputs = 0 if config.task == "link" else num_logits(config, shape) or shape.num_classes
     width = num_outputs if config.task == "node" else config.hidden
-    if isinstance(model, str) and is_imported(model):
+    if isinstance(model, str) and is_custom(model):
         model = imported_model(model, shape, width, config)
     elif not isinstance(model, nn.Module):
         config = config if model is None else replace(config, model=model)
@@ -175,8 +183,8 @@ def imported_model(name: str, shape: GraphShape, out_width: int, config: Config)
     Importing runs code. So `name` must come from the user, never from a file.
 
     Args:
-        name: `package.module:Class`, in Python's path or the current folder. It is called with the number of features
-            and `out_width`.
+        name: `package.module:Class`, in Python's path or the current folder, or a name that an installed package
+            declares. It is called with the number of features and `out_width`.
         shape: Shape of the graph.
         out_width: Width of the output rows.
         config: The run's configuration.
@@ -184,11 +192,12 @@ def imported_model(name: str, shape: GraphShape, out_width: int, config: Config)
     Raises:
         InputError: The name cannot be imported, or not called with these arguments, or returns no module.
     """
+    factory: Any = None if is_imported(name) else load_entry_point("model", name)
     module_name, _, attribute = name.partition(":")
     if "" not in sys.path:
         sys.path.append("")  # the path of a command does not contain the current folder
     try:
-        factory: Any = getattr(importlib.import_module(module_name), attribute)
+        factory = factory or getattr(importlib.import_module(module_name), attribute)
         inspect.signature(factory).bind(shape.num_features, out_width)
     except (ImportError, ValueError) as error:
         raise InputError(f"--model {name}: cannot import module {module_name!r} ({error})") from error
@@ -196,8 +205,8 @@ def imported_model(name: str, shape: GraphShape, out_width: int, config: Config)
         raise InputError(f"--model {name}: {module_name} has no {attribute!r}: give package.module:Class") from error
     except TypeError as error:
         raise InputError(
-            f"--model {name} cannot be called as {attribute}({shape.num_features}, {out_width}), with the number of "
-            f"features and of outputs ({error}): give a class or function with these two parameters"
+            f"--model {name} cannot be called as {attribute or name}({shape.num_features}, {out_width}), with the "
+            f"number of features and of outputs ({error}): give a class or function with these two parameters"
         ) from error
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
