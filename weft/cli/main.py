@@ -362,7 +362,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--vertex-type", metavar="X", help="write only the vertices of this type")
     command.add_argument(
-        "--ids", metavar="FILE", help="write only the vertices whose ids are in the first column of FILE"
+        "--ids", metavar="FILE", help="write only the vertices (or sources, with --top) in the first column of FILE"
     )
     command.add_argument(
         "--layer",

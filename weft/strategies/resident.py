@@ -101,6 +101,9 @@ class ResidentPlan(Plan):
     def part(self) -> Tensor | None:
         return self.layout.part
 
+    def own_rows(self, rank: int) -> slice | Tensor:
+        return self.layout.own_rows(rank)
+
     def release(self) -> None:
         for layout in (self.layout, *vars(self).get("layouts", {}).values()):
             layout.release()
