@@ -24,6 +24,7 @@ from tests.lib.session import Flops, Given, check_close
 from weft.cli.main import main
 from weft.comm import Group
 from weft.config.config import Config
+from weft.config.optimisations import Optimisations
 from weft.cost import Trace
 from weft.data import DataWarning, EdgeLabels, Graph, GraphShape, reorder
 from weft.data.vertex_names import Texts, VertexNames
@@ -37,6 +38,7 @@ from weft.utils.errors import InputError
 
 WIDTH, NUM_EDGES = 6, 400
 KINDS = ("classes", "labels", "values")
+SLOW_REACH = [pytest.param(name, 3, marks=pytest.mark.slow) for name in ("communicated", "cached", "hybrid", "offload")]
 ALL = {"fanout": "all", "batch_size": "all"}
 PLACEMENT = Given(task="edge", machine=MACHINE, seed=3, chunks=3, prefetch_batches=0, **ALL)
 
@@ -47,8 +49,13 @@ def make(kind: str = "classes", **fields: Any) -> Graph:
     source, target = torch.randint(0, 60, (2, NUM_EDGES), generator=random)
     x, features = torch.randn(60, 7, generator=random), torch.randn(NUM_EDGES, 3, generator=random)
     value = features[:, 0] + x[source, 0] + x[target, 1]
-    y = {"classes": (value > 1).long(), "labels": torch.stack([value > 0, value > 1], 1).long(), "values": value}[kind]
-    if kind != "labels":
+    y = {
+        "classes": (value > 1).long(),
+        "labels": torch.stack([value > 0, value > 1], 1).long(),
+        "values": value,
+        "few": torch.where((source < 12) & (target < 12), (value > 0).long(), -1),
+    }[kind]
+    if kind in ("classes", "values"):
         y[::9] = -1 if kind == "classes" else torch.nan
     return Graph.from_edges(source, target, **{"x": x, "edge_features": features, "edge_y": y} | fields)
 
@@ -61,14 +68,17 @@ def config_of(kind: str, **fields: Any) -> Config:
 class Session:
     """Transactions placed by a strategy, with methods that train and score."""
 
-    def __init__(self, kind: str, name: str, group: Group, order: str = "none", **options: str) -> None:
+    def __init__(
+        self, kind: str, name: str, group: Group, order: str = "none", disable: str = "", **options: Any
+    ) -> None:
         metrics = "mse,r2" if kind == "values" else "accuracy,macro_f1,roc_auc,average_precision"
         config = config_of(kind, metrics=metrics)
         graph = graph_for_task(reorder(make(kind), order), config)
         model = task_model(None, GraphShape.of(graph, "edge"), config)
         assert isinstance(model, LinkModel)
         self.group, self.config = group, config
-        self.plan = Given(**PLACEMENT | options).plan(name, Workload(model, graph), group.size)
+        work = Workload(model, graph, Optimisations.without(disable))
+        self.plan = Given(**PLACEMENT | options).plan(name, work, group.size)
         self.strategy = self.plan.place(group, seed=3)
         task = make_task(config, self.strategy)
         assert isinstance(task, EdgeTask)
@@ -95,10 +105,11 @@ class Session:
 
     def check_work(self) -> None:
         """Check that a step counts the bytes, edges and FLOPs that plan and decoder state."""
-        step, rank = next(iter(self.strategy.steps(0))), self.group.rank
-        assert step.links or self.task.training  # which the first step locates
+        rank = self.group.rank
+        self.step(next(iter(self.strategy.steps(0))))  # the first step locates the edges
         self.group.meter.take("train")
         with self.group.meter.during("train"), Flops() as flops:
+            step = next(iter(self.strategy.steps(0)))
             self.step(step)
         plan_trace, costs = self.plan.trace(rank, training=True), DecoderCosts(self.config, 3, self.plan)
         trace = Trace(operations=(*plan_trace.operations, *costs.operations(rank, step.links)))
@@ -124,8 +135,8 @@ def reference(kind: str) -> tuple[Tensor, dict[str, Tensor], dict[str, float | N
     return session.losses(), session.gradients(), session.scores()
 
 
-def check(group: Group, kind: str, name: str, expected: Any, order: str = "none") -> None:
-    session = Session(kind, name, group, order)
+def check(group: Group, kind: str, name: str, expected: Any, order: str = "none", **options: Any) -> None:
+    session = Session(kind, name, group, order, **options)
     session.check_work()
     losses, gradients, scores = expected
     check_close(session.losses(), losses, "losses")
@@ -149,6 +160,20 @@ def test_equals_single(name: str, kind: str, size: int) -> None:
     expected = reference(kind)
     assert all(score is not None for score in expected[2].values())
     on_ranks(size, check, kind, name, expected)
+
+
+def check_reach(group: Group, name: str, expected: Any) -> None:
+    options = {"chunks": 0} if name == "tensor" else {}  # chunks of columns are of the whole graph
+    check(group, "few", name, expected, **options)
+    fields = Session("few", name, group, **options).strategy.describe()["reach"]
+    assert not any(isinstance(field, str) for field in fields.values()), fields
+
+
+@pytest.mark.parametrize(("name", "size"), [("single", 1), ("tensor", 3), *SLOW_REACH])
+def test_only_the_receptive_field_is_computed(name: str, size: int) -> None:
+    """Steps compute only the rows that endpoints of labelled edges depend on, and results are the same."""
+    whole = Session("few", "single", Group(), disable="reach")
+    on_ranks(size, check_reach, name, (whole.losses(), whole.gradients(), whole.scores()))
 
 
 def test_vertex_order_changes_nothing() -> None:

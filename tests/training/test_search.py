@@ -197,9 +197,12 @@ def test_mistakes(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ids=lambda options: "-".join(options.values()),
 )
 def test_tasks_on_edges_are_estimated(options: dict[str, Any], tmp_path: Path) -> None:
-    """Sent bytes are those of a run, and the decoder needs time and memory; `auto` chooses among these estimates."""
+    """Sent bytes are those of a run, and the decoder needs time and memory; `auto` chooses among these estimates.
+
+    Negative samples, and so bytes of links, differ between the first epoch and the last one.
+    """
     make().save(tmp_path / "graph")
-    graph, run_options = str(tmp_path / "graph"), {"hidden": 16, "epochs": 1, **options}
+    graph, run_options = str(tmp_path / "graph"), {"hidden": 16, "epochs": 2, **options}
     strategies = ("split", "sampled") if "batch_size" in options else ("tensor", "communicated")
     config = Config(graph=graph, workers=2, **run_options)
     subject = WholeSubject(prepared_workload(config, None, None))
@@ -208,7 +211,8 @@ def test_tasks_on_edges_are_estimated(options: dict[str, Any], tmp_path: Path) -
         run = train(graph, out=tmp_path / strategy, strategy=strategy, workers=2, eval_every=2, **run_options)
         estimate = estimate_config(replace(config, strategy=strategy), config, subject, cluster)
         assert estimate.fits, estimate.reason
-        assert sum(rank["bytes_sent"] for rank in run.summary["ranks"]) == estimate.sent_bytes
+        sent = sum(rank["bytes_sent"] for rank in run.summary["ranks"])
+        assert sent == pytest.approx(estimate.sent_bytes, rel=0.1 if options["task"] == "link" else 0)
         plan = get_strategy(strategy)(subject.planned.work, 2, subject.planned.parts.options(run.config))
         assert estimate.epoch_seconds > epoch_time(plan, cluster).total
         assert estimate.host_bytes > plan_memory(plan, cluster).host

@@ -184,8 +184,14 @@ class Plan(ABC):
         """Rank of every vertex, int32 [N], if vertices are partitioned with their in-edges; else None."""
         return None
 
-    def own_rows(self, rank: int) -> slice | Tensor:
-        """Return the vertices that a rank is responsible for in steps on all rows: a range, or int64."""
+    def own_rows(self, rank: int, *, training: bool) -> slice | Tensor:
+        """Return the vertices that a rank is responsible for in a step on the whole graph: a range, or int64.
+
+        Args:
+            rank: The rank.
+            training: True for a training step.
+        """
+        del training
         assert self.part is not None
         return (self.part == rank).nonzero().view(-1)
 

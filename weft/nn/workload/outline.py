@@ -99,7 +99,7 @@ def outline(
         raise InputError(
             f"the model returns {list(logits.shape[1:])} logits per vertex, but the graph has {num_classes} classes"
         )
-    return state.operations, logits.shape[1]
+    return state.operations, logits.shape[-1]
 
 
 class MetaModel:

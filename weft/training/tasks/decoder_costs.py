@@ -48,19 +48,24 @@ class DecoderCosts:
         self.options, self.plan, work = options, plan, plan.work
         assert isinstance(work.model, LinkModel)
         self.decoder, self.width, self.itemsize = work.model.decoder, work.num_outputs, work.dtype.itemsize
-        owners: dict[str, Any] = {"owner": owner_of_rows(plan), "size": plan.size}
-        self.assignment = (
-            EdgeAssignment(labels=labels, **owners)
-            if isinstance(labels := work.graph.labels(options.task), EdgeLabels)
-            else LinkAssignment(
+        self.assignment: EdgeAssignment | LinkAssignment
+        """Pairs of each rank in training steps."""
+        self.evaluation: EdgeAssignment | LinkAssignment
+        """Pairs of each rank in evaluations."""
+        owner, size, labels = owner_of_rows(plan, training=True), plan.size, work.graph.labels(options.task)
+        if isinstance(labels, EdgeLabels):
+            self.assignment = EdgeAssignment(owner=owner, size=size, labels=labels)
+            self.evaluation = replace(self.assignment, owner=owner_of_rows(plan, training=False))
+        else:
+            self.assignment = self.evaluation = LinkAssignment(
+                owner=owner,
+                size=size,
                 links=Links.of(work.graph),
                 seed=seed,
                 num_negatives=options.negatives,
                 keep_sources=keeps_sources(options.loss),
                 num_eval_negatives=options.eval_negatives,
-                **owners,
             )
-        )
 
     def add_to(self, rank: int, estimate: RankEstimate) -> RankEstimate:
         """Return the estimate of a rank with the costs of the task.
@@ -116,7 +121,7 @@ class DecoderCosts:
         Args:
             rank: The rank.
         """
-        assignment, num_vertices = self.assignment, len(self.assignment.owner)
+        assignment, num_vertices = self.evaluation, len(self.evaluation.owner)
         if isinstance(assignment, LinkAssignment):
             links, pairs = assignment.links, self._held_out
             scored = pairs[assignment.assigned(pairs, rank)]
@@ -210,13 +215,14 @@ class DecoderCosts:
         return scores.shape[1]
 
 
-def owner_of_rows(plan: Plan) -> Tensor:
-    """Return the rank that owns each vertex's row of the model's result, int64 [N].
+def owner_of_rows(plan: Plan, *, training: bool) -> Tensor:
+    """Return the rank that has each vertex's row of the model's result in a step, int64 [N]; -1 if none has it.
 
     Args:
         plan: The plan.
+        training: True for a training step.
     """
-    owner = torch.empty(plan.work.stats.num_vertices, dtype=torch.int64)
+    owner = torch.full((plan.work.stats.num_vertices,), -1)
     for rank in range(plan.size):
-        owner[plan.own_rows(rank)] = rank
+        owner[plan.own_rows(rank, training=training)] = rank
     return owner

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -139,19 +138,28 @@ class EdgeTask:
         empty: Callable[[Tensor], Tensor] = torch.empty_like,
     ) -> None:
         self.labels, self.decoder, self.group, self.empty = labels, decoder, group, empty
-        self.vertices = torch.arange(num_vertices)[rows]
-        owner = owner_of_vertices(self.vertices, num_vertices, group)
-        self.assignment = EdgeAssignment(owner=owner, size=group.size, labels=labels)
-        edges = self.assignment.edges(group.rank)
-        self.of_edges = NodeTask(labels, edges, group, loss=loss, metrics=metrics)
-        """Loss and metrics, given the logits of this rank's edges."""
-        self.scored = self.assignment.rows_of(labels.pairs(edges), self.vertices, group)
-        """All edges of this rank, for evaluations."""
+        self.vertices, self.num_vertices = torch.arange(num_vertices)[rows], num_vertices
+        self.of_edges = NodeTask(labels, slice(0), group, loss=loss, metrics=metrics)
+        """Loss and metrics, given the logits of edges."""
+        self._rows: dict[bool, EdgeRows] = {}
+        """Training edges (True) and all edges (False) of this rank."""
 
-    @cached_property
-    def training(self) -> EdgeRows:
-        """Training edges of this rank, for steps on all of them."""
-        return self.assignment.rows_of(self.assignment.train(self.group.rank), self.vertices, self.group)
+    def rows_of(self, z: Tensor, step: Step) -> EdgeRows:
+        """Return the edges that this rank scores in a step, with the rows of their endpoints. All ranks must call it.
+
+        Args:
+            z: Output rows of the model, [n, D]: of all vertices, of a receptive field, or of a mini-batch.
+            step: The step.
+        """
+        if step.links is not None:
+            return EdgeRows(self.labels, step.links, len(z), self.group)
+        if step.training not in self._rows:
+            rank, vertices = self.group.rank, self.vertices if step.vertices is None else step.vertices
+            owner = owner_of_vertices(vertices, self.num_vertices, self.group)
+            assignment = EdgeAssignment(owner=owner, size=self.group.size, labels=self.labels)
+            pairs = assignment.train(rank) if step.training else self.labels.pairs(assignment.edges(rank))
+            self._rows[step.training] = assignment.rows_of(pairs, vertices, self.group)
+        return self._rows[step.training]
 
     def loss(self, z: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """Compute loss and gradient of a step, and set the gradients of the decoder's parameters.
@@ -164,7 +172,7 @@ class EdgeTask:
             This rank's part of the loss, [], and its gradient with respect to z, [n, D].
         """
         with self.group.meter.timer("decode"):
-            edge_rows = EdgeRows(self.labels, step.links, len(z), self.group) if step.links else self.training
+            edge_rows = self.rows_of(z, step)
 
         def decode(number: int, rows: Tensor) -> Tensor:
             return edge_rows.decode(number, rows, self.decoder)
@@ -181,7 +189,9 @@ class EdgeTask:
             z: Output rows of the model, [n, D].
             step: The step.
         """
-        return self.of_edges.counts(self.scored.logits(z, self.decoder), step)
+        edge_rows = self.rows_of(z, step)
+        logits = edge_rows.logits(z, self.decoder)
+        return self.of_edges.counts(logits, replace(step, vertices=torch.cat(edge_rows.edges)))
 
     def scores(self, counts: list[MetricCounts]) -> dict[str, float | None]:
         """Return the score of each metric and split; see `NodeTask.scores`."""
