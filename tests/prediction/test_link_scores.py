@@ -90,6 +90,8 @@ def test_top_of_some_sources(run: Run, folder: Path) -> None:
     assert [row["source"] for row in read(out)] == (["v7"] * 3 + ["v2"] * 3) * 2
     with pytest.raises(InputError, match="--top: 'v30' is of a vertex type that is no source"):
         weft.predict(run, top=3, ids=["v7", "v30"])
+    with pytest.raises(InputError, match="--ids names no source for --top: give at least one"):
+        weft.predict(run, top=3, ids=[])
     with pytest.raises(InputError, match="--ids: 'w' is no vertex's user_id"):
         weft.predict(run, top=3, ids=["w"])
 

@@ -41,11 +41,13 @@ def sources_of(graph: Graph, selection: Tensor | None = None) -> tuple[Tensor, T
         selection: Original ids of vertices, in the order to return. Default: all vertices, ascending.
 
     Raises:
-        InputError: A selected vertex cannot be the source of any relation.
+        InputError: No vertex is selected, or one that cannot be the source of any relation.
     """
     vertices, ranges = torch.arange(graph.num_vertices) if selection is None else selection, endpoint_ranges(graph)
     sources = [vertices[(vertices >= first) & (vertices < stop)] for first, stop in ranges[:, 0].tolist()]
     counts = torch.tensor([len(ids) for ids in sources])
+    if not len(vertices):
+        raise InputError("--ids names no source for --top: give at least one")
     if selection is not None and len(others := selection[~torch.isin(selection, torch.cat(sources))]):
         number = int(others[0])
         name = number if graph.vertex_names is None else graph.vertex_names.take(others[:1])[0]
@@ -79,8 +81,8 @@ def read_pairs(source: Any, graph: Graph) -> Tensor:
     """
     table, relations = open_table(source, "pairs"), forward_relations(graph)
     columns = ("source", "target", "relation") if len(relations) > 1 else ("source", "target")
-    if not {*columns} <= {*table.columns} and ";" not in table.columns[0]:
-        needed, present = (", ".join(names) for names in (columns, table.columns))
+    if not {*columns} <= {*table.columns} and ";" not in "".join(table.columns):
+        needed, present = (", ".join(names) or "none" for names in (columns, table.columns))
         raise InputError(f"{table.place}: --pairs needs the columns {needed}, and it has {present}: rename them")
     require_columns(table, columns, "--pairs")
     numbers = {name: number for number, name in enumerate(relations)}

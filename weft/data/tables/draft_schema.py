@@ -25,7 +25,7 @@ MIN_REFERRED = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Key:
+class TableKey:
     """Column whose ids seem to identify the rows of a table."""
 
     column: str
@@ -50,7 +50,7 @@ class DraftTable:
     """The file."""
     table: InputTable
     """Contents of the file."""
-    key: Key | None = None
+    key: TableKey | None = None
     """Column that identifies the rows; None: no column does."""
     references: dict[str, str] = field(default_factory=dict)
     """Name of the table whose key each column refers to, by column."""
@@ -118,7 +118,7 @@ def name_of(path: Path) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "_", path.name.split(".")[0]).strip("_") or "table"
 
 
-def find_key(table: DraftTable, others: Sequence[DraftTable]) -> Key | None:
+def find_key(table: DraftTable, others: Sequence[DraftTable]) -> TableKey | None:
     """Return the first column of ids to which another table refers, or else the first one without duplicates.
 
     Args:
@@ -134,7 +134,7 @@ def find_key(table: DraftTable, others: Sequence[DraftTable]) -> Key | None:
     return unique
 
 
-def possible_key(table: DraftTable, column: str) -> Key | None:
+def possible_key(table: DraftTable, column: str) -> TableKey | None:
     """Return a column of ids, whole numbers or texts, few of which occur twice; None if it is another column.
 
     Args:
@@ -153,7 +153,7 @@ def possible_key(table: DraftTable, column: str) -> Key | None:
     if not num_rows:
         return None
     ids = collector.ids()
-    return Key(
+    return TableKey(
         column=column,
         index=NameIndex(ids, column),
         num_ids=collector.count,
@@ -162,7 +162,7 @@ def possible_key(table: DraftTable, column: str) -> Key | None:
     )
 
 
-def refers(table: DraftTable, column: str, key: Key | None) -> bool:
+def refers(table: DraftTable, column: str, key: TableKey | None) -> bool:
     """Return whether a column seems to refer to a key of another table, judged by its first rows.
 
     Args:
