@@ -41,7 +41,11 @@ def main() -> None:
     # Runs calibrate the machine's profile, which must not change meanwhile; it also selects kernels.
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder
-        rows = [cell for name in options.graphs.split(";") for cell in cells(name.format(options.seed), profiles, options, folder)]
+        rows = [
+            cell
+            for name in options.graphs.split(";")
+            for cell in cells(name.format(options.seed), profiles, options, folder)
+        ]
         for row in [row for _ in range(2) for row in rows]:
             row["seconds"].append(measured(row, options, folder))
             print(line(row), flush=True)

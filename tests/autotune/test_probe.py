@@ -91,7 +91,7 @@ def test_a_quick_probe_measures_few_sizes_and_small_samples() -> None:
 
     def sample(size: float, width: float) -> probe.ProbeSample:
         measured.append(size)
-        return size, size / 64, lambda: lambda: None
+        return size * width, size / 64, lambda: lambda: None
 
     axes = ((1.0, 2.0, 4.0, 8.0, 64.0), (1.0, 2.0))
     quick, full = (probe.Stopwatch(Group(), quick=quick, min_seconds=0.0) for quick in (True, False))

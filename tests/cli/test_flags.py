@@ -169,10 +169,10 @@ def test_a_custom_option_keeps_its_default(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--without", "reuse"), "--without is now --disable (see weft --help)"),
-        (("--bins=4",), "--bins is now --chunks (see weft --help)"),
-        (("--metric", "auc"), "--metric is now --metrics (see weft --help)"),
-        (("--strategy", "hybrid", "--probe", "x"), "--probe is now --machine (see weft --help)"),
+        (("--without", "reuse"), "--without is now --disable (see weft train --help)"),
+        (("--bins=4",), "--bins is now --chunks (see weft train --help)"),
+        (("--metric", "auc"), "--metric is now --metrics (see weft train --help)"),
+        (("--strategy", "hybrid", "--probe", "x"), "--probe is now --machine (see weft train --help)"),
         (("--disable", "reuse,intra"), "--disable intra is now called prefetch"),
     ],
 )

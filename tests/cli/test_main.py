@@ -59,6 +59,11 @@ def mistake(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
         (["train", "digits", "--early-stopping"], "unknown flag --early-stopping: use --patience"),
         (["train", "digits", "--gpus", "2"], "unknown flag --gpus: use --workers and --device"),
         (["train", "digits", "--batch_size=8"], "unknown flag --batch_size: did you mean --batch-size?"),
+        (
+            ["predict", "runs/no", "--out", "x.npy", "--id", "x"],
+            "unknown flag --id: did you mean --ids? (see weft predict --help)",
+        ),
+        (["data", "info", "x", "--epoch", "3"], "unrecognized arguments: --epoch 3 (see weft data info --help)"),
         (["train", "digits", "--num_workers", "2"], "unknown flag --num_workers: use --workers"),
         (["train", "digits", "--n-layers", "2"], "unknown flag --n-layers: use --layers"),
         (["train", "digits", "--output_dir", "x"], "unknown flag --output_dir: use --out"),

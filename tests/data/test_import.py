@@ -262,7 +262,7 @@ def changed(**columns: Any) -> dict[str, Any]:
         ({}, {"target": "dts"}, ["edges: unknown column of --target 'dts': did you mean 'dst'?"]),
         ({}, {"split_time": "a"}, ["--split part is a column"]),
         ({}, {"split_time": "part", "split": None}, ["column 'part': is text"]),
-        ({}, {"id": None}, ["column 'src': contains texts, but no --id"]),
+        ({}, {"id": None}, ["column 'src', row 0: ", " is text, but no --id is given"]),
         ({}, {"vertices": None}, ["--id names a column of vertices", "--vertices"]),
         ({}, {"edges": 3}, ["edges is of type int: give a DataFrame"]),
         ({}, {"edges": "no.parquet"}, ["no.parquet: no such file"]),

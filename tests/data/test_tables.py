@@ -516,6 +516,57 @@ def test_a_draft_of_a_schema(
     assert "\n[vertices.my_users_1]\ntable = " in printed
 
 
+def test_a_draft_of_tables_with_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An id that occurs twice is named; text with numbers refers to numbers, and a column before the key is no key."""
+    numbers, calls_of = np.arange(1200), np.arange(900)
+    users = {"rank": numbers + 9000, "user": np.append(numbers[:-1], 7), "age": numbers % 50}
+    calls = {"caller": calls_of.astype(str), "callee": (7 * calls_of % 1100).astype(str), "length": calls_of}
+    paths = [str(tmp_path / f"{name}.parquet") for name in ("users", "calls")]
+    for path, columns in zip(paths, (users, calls), strict=True):
+        pytest.importorskip("pandas").DataFrame(columns).to_parquet(path)
+    assert main(["data", "schema", *paths]) == 0
+    draft = capsys.readouterr().out
+    duplicate = "# Correct the table first: user is 7 in rows 7 and 1199: give every vertex one row and one id"
+    assert f'{duplicate}\nid = "user"\nfeatures = ["rank", "age"]\n' in draft
+    assert 'source = "users.caller"\ntarget = "users.callee"\nfeatures = ["length"]\n' in draft
+
+
+@pytest.mark.parametrize(
+    ("users", "calls", "message"),
+    [
+        ("id,age\nu1,3\nu2\n", "", r"users.csv, line 3: has 1 values, and the header has 2 \(u2\): correct it"),
+        ("id,age\nu1,3\nu2,4,5\n", "", r"users.csv, line 3: has 3 values, and the header has 2 \(u2,4,5\): correct"),
+        ("", "", "users.csv: is empty: its first line must contain the names of the columns"),
+        ("id,age\nu1,3\n", "", "calls.csv: is empty"),
+    ],
+)
+def test_csv_files_with_mistakes(users: str, calls: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "users.csv").write_text(users)
+    (tmp_path / "calls.csv").write_text(calls)
+    with pytest.raises(InputError, match=message) as error:
+        Graph.from_tables(tmp_path / "users.csv", tmp_path / "calls.csv", id="id", source="a", target="b")
+    assert_one_line(error)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(InputError, match="folder: contains no table: give a file or folder of"):
+        Graph.from_tables(tmp_path / "folder", tmp_path / "calls.csv", id="id")
+
+
+@pytest.mark.parametrize(
+    ("ids", "source", "message"),
+    [
+        ([0, 1], ["0", "u1"], "'source', row 1: 'u1' is text, and vertices: column 'id' contains whole numbers: save"),
+        (["u0", "u1"], [0, 1], "'source', row 0: 0 is a number, and vertices: column 'id' contains text, such as 'u0'"),
+        (None, [0, 1], "edges: of the columns 'source' and 'target', one contains text and the other numbers: save"),
+    ],
+)
+def test_ids_of_two_kinds(ids: Any, source: Any, message: str) -> None:
+    """The message names both tables, if ids are text in one and numbers in the other."""
+    vertices = None if ids is None else {"id": ids}
+    with pytest.raises(InputError, match=message) as error:
+        Graph.from_tables(vertices, {"source": source, "target": ["u0", "u1"]}, id=None if ids is None else "id")
+    assert_one_line(error)
+
+
 def test_info_of_a_graph_from_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_company(tmp_path)
     (tmp_path / "e.toml").write_text(

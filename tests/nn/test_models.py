@@ -79,13 +79,14 @@ def test_residual_needs_equal_widths() -> None:
 
 
 def test_outline_reads_a_model_without_data() -> None:
-    operations = outline(
+    operations, width = outline(
         make_model("gat", 7, 3, hidden=8, heads=4, decoupled=True, layers=5),
         num_vertices=10**9,
         num_features=7,
         training=True,
     )
     (operation,) = operations
+    assert width == 3
     assert isinstance(operation.op, Attend)
     assert (operation.width, operation.op.heads, operation.steps) == (12, 4, 5)
     assert operation.backward

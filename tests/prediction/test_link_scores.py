@@ -76,6 +76,26 @@ def test_top(strategy: str, workers: int, run: Run, folder: Path) -> None:
         torch.testing.assert_close(top.score[row, : len(expected)], scores[expected].float())
 
 
+def test_top_of_some_sources(run: Run, folder: Path) -> None:
+    """The rows of chosen sources are those that all sources have, in the order of the ids, for each relation."""
+    every, some = weft.predict(run, top=3), weft.predict(run, top=3, ids=["v7", "v2"])
+    rows = torch.tensor([7, 2, 27, 22])
+    on_two_ranks = run_on_ranks(2, weft.predict, run.folder, strategy="tensor", top=3, ids=["v7", "v2"]).result
+    for part, part_on_ranks, part_of_all in zip(some, on_two_ranks, every, strict=True):
+        torch.testing.assert_close(part, part_of_all[rows])
+        torch.testing.assert_close(part_on_ranks, part_of_all[rows])
+    (folder / "ids.csv").write_text("id\nv7\nv2\n")
+    out = folder / "some.csv"
+    assert main(["predict", str(run.folder), "--top", "3", "--ids", str(folder / "ids.csv"), "--out", str(out)]) == 0
+    assert [row["source"] for row in read(out)] == (["v7"] * 3 + ["v2"] * 3) * 2
+    with pytest.raises(InputError, match="--top: 'v30' is of a vertex type that is no source"):
+        weft.predict(run, top=3, ids=["v7", "v30"])
+    with pytest.raises(InputError, match="--ids names no source for --top: give at least one"):
+        weft.predict(run, top=3, ids=[])
+    with pytest.raises(InputError, match="--ids: 'w' is no vertex's user_id"):
+        weft.predict(run, top=3, ids=["w"])
+
+
 def test_files(run: Run, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Files have names of vertices and relations; pairs keep their order."""
     top = weft.predict(run, top=3)
@@ -141,7 +161,7 @@ def test_ids_of_a_reordered_graph(tmp_path: Path) -> None:
         (["--top", "3", "--what", "classes"], "--top 3: --what and --layer have no effect on scores of links"),
         (["--top", "3", "--pairs", "pairs.csv"], "--top 3 and --pairs exclude each other"),
         (["--top", "3", "--out", "top.npy"], "unknown format of --out '.npy': choose one of .csv, .parquet"),
-        (["--pairs", "columns.csv"], "unknown column of --pairs 'target'"),
+        (["--pairs", "columns.csv"], "--pairs needs the columns source, target, relation, and it has "),
         (["--pairs", "names.csv"], "column 'source', row 1: 'v60' is no vertex's id"),
         (
             ["--pairs", "relations.csv"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import chain, product
@@ -20,13 +20,17 @@ from tests.lib.pairwise import hash_of, param
 from tests.lib.planted import replaced
 from tests.lib.ranks import on_ranks
 from tests.lib.running import complaints
-from tests.lib.session import Given, check_close
+from tests.lib.session import Flops, Given, check_close
 from weft.cli.main import main
 from weft.comm import Group
 from weft.config.config import Config
+from weft.config.optimisations import Optimisations
+from weft.cost import Trace
 from weft.data import DataWarning, EdgeLabels, Graph, GraphShape, reorder
 from weft.data.vertex_names import Texts, VertexNames
 from weft.nn import LinkModel, Workload
+from weft.strategies import Step
+from weft.training.tasks.decoder_costs import DecoderCosts
 from weft.training.tasks.edge_prediction import EdgeAssignment, EdgeTask
 from weft.training.tasks.scores import binary_auc
 from weft.training.tasks.task import graph_for_task, make_task, task_model
@@ -34,6 +38,7 @@ from weft.utils.errors import InputError
 
 WIDTH, NUM_EDGES = 6, 400
 KINDS = ("classes", "labels", "values")
+SLOW_REACH = [pytest.param(name, 3, marks=pytest.mark.slow) for name in ("communicated", "cached", "hybrid", "offload")]
 ALL = {"fanout": "all", "batch_size": "all"}
 PLACEMENT = Given(task="edge", machine=MACHINE, seed=3, chunks=3, prefetch_batches=0, **ALL)
 
@@ -44,8 +49,13 @@ def make(kind: str = "classes", **fields: Any) -> Graph:
     source, target = torch.randint(0, 60, (2, NUM_EDGES), generator=random)
     x, features = torch.randn(60, 7, generator=random), torch.randn(NUM_EDGES, 3, generator=random)
     value = features[:, 0] + x[source, 0] + x[target, 1]
-    y = {"classes": (value > 1).long(), "labels": torch.stack([value > 0, value > 1], 1).long(), "values": value}[kind]
-    if kind != "labels":
+    y = {
+        "classes": (value > 1).long(),
+        "labels": torch.stack([value > 0, value > 1], 1).long(),
+        "values": value,
+        "few": torch.where((source < 12) & (target < 12), (value > 0).long(), -1),
+    }[kind]
+    if kind in ("classes", "values"):
         y[::9] = -1 if kind == "classes" else torch.nan
     return Graph.from_edges(source, target, **{"x": x, "edge_features": features, "edge_y": y} | fields)
 
@@ -58,13 +68,17 @@ def config_of(kind: str, **fields: Any) -> Config:
 class Session:
     """Transactions placed by a strategy, with methods that train and score."""
 
-    def __init__(self, kind: str, name: str, group: Group, order: str = "none", **options: str) -> None:
+    def __init__(
+        self, kind: str, name: str, group: Group, order: str = "none", disable: str = "", **options: Any
+    ) -> None:
         metrics = "mse,r2" if kind == "values" else "accuracy,macro_f1,roc_auc,average_precision"
         config = config_of(kind, metrics=metrics)
         graph = graph_for_task(reorder(make(kind), order), config)
         model = task_model(None, GraphShape.of(graph, "edge"), config)
         assert isinstance(model, LinkModel)
-        self.group, self.plan = group, Given(**PLACEMENT | options).plan(name, Workload(model, graph), group.size)
+        self.group, self.config = group, config
+        work = Workload(model, graph, Optimisations.without(disable))
+        self.plan = Given(**PLACEMENT | options).plan(name, work, group.size)
         self.strategy = self.plan.place(group, seed=3)
         task = make_task(config, self.strategy)
         assert isinstance(task, EdgeTask)
@@ -72,18 +86,37 @@ class Session:
 
     def losses(self) -> Tensor:
         """Return the losses of the steps of 3 epochs with Adam, summed over all ranks."""
-        model, losses = self.strategy.model, []
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+        losses = []
+        optimizer = torch.optim.Adam(self.strategy.model.parameters(), lr=0.02)
         with self.group.meter.during("train"):
             for step in chain.from_iterable(self.strategy.steps(epoch) for epoch in range(3)):
-                model.zero_grad()
-                z = self.strategy.forward(step)
-                loss, grad = self.task.loss(z, step)
-                self.strategy.backward(z, grad)
-                losses.append(loss.item())
+                losses.append(self.step(step))
                 optimizer.step()
         parts = [rank["losses"] for rank in self.group.all_gather_object({"losses": losses})]
         return torch.tensor(parts, dtype=torch.float64).sum(0)
+
+    def step(self, step: Step) -> float:
+        """Return the loss of a step on this rank, and set the gradients."""
+        self.strategy.model.zero_grad()
+        z = self.strategy.forward(step)
+        loss, grad = self.task.loss(z, step)
+        self.strategy.backward(z, grad)
+        return loss.item()
+
+    def check_work(self) -> None:
+        """Check that a step counts the bytes, edges and FLOPs that plan and decoder state."""
+        rank = self.group.rank
+        self.step(next(iter(self.strategy.steps(0))))  # the first step locates the edges
+        self.group.meter.take("train")
+        with self.group.meter.during("train"), Flops() as flops:
+            step = next(iter(self.strategy.steps(0)))
+            self.step(step)
+        plan_trace, costs = self.plan.trace(rank, training=True), DecoderCosts(self.config, 3, self.plan)
+        trace = Trace(operations=(*plan_trace.operations, *costs.operations(rank, step.links)))
+        counts = self.group.meter.take("train")
+        for kind in ("edges", "collectives", "bytes_sent", "bytes_received", "to_device", "to_host"):
+            assert getattr(counts, kind) == getattr(trace, kind), kind
+        assert flops.total == trace.flops
 
     def gradients(self) -> dict[str, Tensor]:
         return {name: p.grad.clone() for name, p in self.strategy.model.named_parameters() if p.grad is not None}
@@ -102,8 +135,9 @@ def reference(kind: str) -> tuple[Tensor, dict[str, Tensor], dict[str, float | N
     return session.losses(), session.gradients(), session.scores()
 
 
-def check(group: Group, kind: str, name: str, expected: Any, order: str = "none") -> None:
-    session = Session(kind, name, group, order)
+def check(group: Group, kind: str, name: str, expected: Any, order: str = "none", **options: Any) -> None:
+    session = Session(kind, name, group, order, **options)
+    session.check_work()
     losses, gradients, scores = expected
     check_close(session.losses(), losses, "losses")
     for parameter, gradient in session.gradients().items():
@@ -128,6 +162,20 @@ def test_equals_single(name: str, kind: str, size: int) -> None:
     on_ranks(size, check, kind, name, expected)
 
 
+def check_reach(group: Group, name: str, expected: Any) -> None:
+    options = {"chunks": 0} if name == "tensor" else {}  # chunks of columns are of the whole graph
+    check(group, "few", name, expected, **options)
+    fields = Session("few", name, group, **options).strategy.describe()["reach"]
+    assert not any(isinstance(field, str) for field in fields.values()), fields
+
+
+@pytest.mark.parametrize(("name", "size"), [("single", 1), ("tensor", 3), *SLOW_REACH])
+def test_only_the_receptive_field_is_computed(name: str, size: int) -> None:
+    """Steps compute only the rows that endpoints of labelled edges depend on, and results are the same."""
+    whole = Session("few", "single", Group(), disable="reach")
+    on_ranks(size, check_reach, name, (whole.losses(), whole.gradients(), whole.scores()))
+
+
 def test_vertex_order_changes_nothing() -> None:
     on_ranks(1, check, "classes", "split", reference("classes"), "bfs")
 
@@ -143,36 +191,13 @@ def test_batches_of_edges_equal_one_rank(name: str) -> None:
     on_ranks(3, check_batches, name, expected)
 
 
-def halo_and(num_bytes: Mapping[str, int]) -> Iterable[tuple[str, int]]:
-    """Return bytes by tag, with the tag of halos even if there are none."""
-    return ({"halo": 0} | dict(num_bytes)).items()
-
-
-def check_bytes(group: Group) -> None:
-    """Endpoint rows and their gradients are all that the task adds to the trace of the strategy."""
-    session = Session("classes", "tensor", group)
-    halo = session.task.training.halo.halo
-    assert halo is not None
-    session.group.meter.take("train")
-    session.losses()
-    counts, trace = group.meter.take("train"), session.plan.trace(group.rank, training=True)
-    sent, received = sum(halo.route.sent), sum(halo.route.received)
-    assert sent + received
-    rows = WIDTH * 8 * (sent + received)  # rows one way, gradients the other way
-    assert counts.bytes_sent == {tag: 3 * (n + rows * (tag == "halo")) for tag, n in halo_and(trace.bytes_sent)}
-    assert counts.bytes_received == {tag: 3 * (n + rows * (tag == "halo")) for tag, n in halo_and(trace.bytes_received)}
-
-
-def test_counted_bytes() -> None:
-    on_ranks(3, check_bytes)
-
-
 def check_planted(group: Group, expected: Any) -> None:
-    def twice(self: EdgeAssignment, edges: Tensor) -> Any:
-        return rows_of(self, torch.cat([edges, edges[:1]]))
+    def twice(self: EdgeAssignment, rank: int) -> Any:
+        pairs = train(self, rank)
+        return torch.cat([pairs, pairs[:1]])
 
-    rows_of = EdgeAssignment.rows_of
-    with replaced(EdgeAssignment, "rows_of", twice), pytest.raises(AssertionError, match=r"losses|Expected|mismatch"):
+    train = EdgeAssignment.train
+    with replaced(EdgeAssignment, "train", twice), pytest.raises(AssertionError, match=r"losses|Expected|mismatch"):
         check(group, "classes", "tensor", expected)
 
 

@@ -20,7 +20,7 @@ from tests.lib.pairwise import hash_of, param
 from tests.lib.planted import replaced, too_large
 from tests.lib.ranks import on_ranks
 from tests.lib.running import complaints, train
-from tests.lib.session import Given, check_close
+from tests.lib.session import Flops, Given, check_close
 from weft.cli.main import main
 from weft.comm import Group, halo
 from weft.config.config import Config
@@ -31,6 +31,7 @@ from weft.experiments.compare import compare_as
 from weft.nn import LinkModel, Workload, embeddings
 from weft.reporting import stage_table
 from weft.strategies import Step
+from weft.training.tasks.decoder_costs import DecoderCosts
 from weft.training.tasks.link_prediction import LinkTask
 from weft.training.tasks.task import graph_for_task, make_task, task_model
 from weft.utils.errors import InputError
@@ -98,7 +99,7 @@ class Session:
 
     def __init__(self, case: Case, name: str, group: Group, placement: Given = PLACEMENT) -> None:
         self.graph, model = case.build()
-        self.group = group
+        self.case, self.group = case, group
         self.plan = placement.plan(name, Workload(model, self.graph), group.size)
         self.strategy = self.plan.place(group, seed=3)
         self.model = self.strategy.model
@@ -108,11 +109,12 @@ class Session:
 
     def step(self, epoch: int) -> float:
         self.model.zero_grad()
-        with self.group.meter.during("train"):
+        with self.group.meter.during("train"), Flops() as flops:
             step = Step(epoch=epoch, training=True)
             z = self.strategy.forward(step)
             loss, grad = self.task.loss(z, step)
             self.strategy.backward(z, grad)
+        self.flops = flops.total
         return loss.item()
 
     def gradients(self) -> dict[str, Tensor]:
@@ -137,11 +139,14 @@ class Session:
         """Check that this rank counted what the traces of its strategy and its task contain."""
         rank = self.group.rank
         strategy_trace = self.plan.trace(rank, training=epoch is not None)
-        task_trace = self.task.assignment.trace(rank, WIDTH, 8, epoch=epoch, ranked=True, top=4)
-        both = Trace(operations=(*strategy_trace.operations, *task_trace.operations))
+        if epoch is None:
+            of_task = self.task.assignment.trace(rank, WIDTH, 8, epoch=epoch, ranked=True, top=4).operations
+        else:
+            of_task = DecoderCosts(self.case.config, 3, self.plan).operations(rank, epoch=epoch)
+        both = Trace(operations=(*strategy_trace.operations, *of_task))
         counts = self.group.meter.take(phase)
         assert counts.edges == both.edges
-
+        assert epoch is None or self.flops == both.flops
         for kind in ("collectives", "bytes_sent", "bytes_received", "to_device", "to_host"):
             assert getattr(counts, kind) == getattr(both, kind), kind
 

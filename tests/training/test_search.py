@@ -9,30 +9,39 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import weft
 from tests.lib.graph_checks import assert_one_line
 from tests.lib.profiles import profile
 from tests.lib.running import train
+from tests.training.test_edge_prediction import make
 from weft.autotune import Cluster, epoch_time, estimate_ranks, plan_memory, steps_time, untraced_calls
 from weft.cli.main import main
+from weft.comm import Group
 from weft.config.config import Config
 from weft.cost import Steps
-from weft.strategies import get_strategy
+from weft.data import Graph
+from weft.runtime.memory.tensor_peak import TensorPeak
+from weft.strategies import Step, get_strategy
 from weft.strategies.resident import ResidentPlan
 from weft.strategies.split.plan import NUM_PROFILED_STEPS, MiniBatchPlan
 from weft.training.flag_checks import make_options
 from weft.training.planning import probe_command
 from weft.training.planning.machine_list import clusters_of
+from weft.training.planning.plan_subject import WholeSubject
 from weft.training.planning.search import (
     QUICK_NOTE,
     TOLERANCE,
     StrategyEstimate,
     best,
     command,
+    estimate_config,
     estimate_strategies,
 )
 from weft.training.run import prepared_workload
+from weft.training.tasks.decoder_costs import DecoderCosts
+from weft.training.tasks.task import make_task
 from weft.utils.errors import InputError
 
 FIELDS = {
@@ -208,11 +217,54 @@ def test_mistakes(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "weft probe" in capsys.readouterr().err
 
 
-def test_link_prediction_cannot_be_estimated(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "digits", "--task", "link"]) == 2
-    assert "--task link" in capsys.readouterr().err
-    assert main(["train", "digits", "--strategy", "auto", "--task", "link", "--batch-size", "64"]) == 2
-    assert "--task link cannot be estimated yet" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    "options",
+    [{"task": "edge"}, {"task": "link"}, {"task": "link", "batch_size": "64", "decoder": "distmult"}],
+    ids=lambda options: "-".join(options.values()),
+)
+def test_tasks_on_edges_are_estimated(options: dict[str, Any], tmp_path: Path) -> None:
+    """Sent bytes are those of a run, and the decoder needs time and memory; `auto` chooses among these estimates.
+
+    Negative samples, and so bytes of links, differ between the first epoch and the last one.
+    """
+    make().save(tmp_path / "graph")
+    graph, run_options = str(tmp_path / "graph"), {"hidden": 16, "epochs": 2, **options}
+    strategies = ("split", "sampled") if "batch_size" in options else ("tensor", "communicated")
+    config = Config(graph=graph, workers=2, **run_options)
+    subject = WholeSubject(prepared_workload(config, None, None))
+    (cluster,) = clusters_of(config, profile())
+    for strategy in strategies:
+        run = train(graph, out=tmp_path / strategy, strategy=strategy, workers=2, eval_every=2, **run_options)
+        estimate = estimate_config(replace(config, strategy=strategy), config, subject, cluster)
+        assert estimate.fits, estimate.reason
+        sent = sum(rank["bytes_sent"] for rank in run.summary["ranks"])
+        assert sent == pytest.approx(estimate.sent_bytes, rel=0.1 if options["task"] == "link" else 0)
+        plan = get_strategy(strategy)(subject.planned.work, 2, subject.planned.parts.options(run.config))
+        assert estimate.epoch_seconds > epoch_time(plan, cluster).total
+        assert estimate.host_bytes > plan_memory(plan, cluster).host
+    assert "forecast" in train(graph, out=tmp_path / "auto", strategy="auto", **run_options).summary
+    if options == {"task": "link"}:
+        rows = weft.plan("stats:vertices=1m,edges=10m,features=8,classes=2", task="link", workers=2)
+        assert rows[0].fits
+
+
+@pytest.mark.parametrize("options", [{"task": "edge"}, {"task": "link"}, {"task": "link", "decoder": "distmult"}])
+def test_memory_of_a_task_on_edges(options: dict[str, Any]) -> None:
+    """The estimate is that of the tensors that the task and its steps create on one rank."""
+    random = torch.Generator().manual_seed(0)
+    edges = torch.randint(0, 500, (2, 20_000), generator=random)
+    labels = {"edge_y": edges[0] % 2, "edge_features": torch.ones(20_000, 3)} if options["task"] == "edge" else {}
+    config = Config(hidden=32, **options)
+    work = prepared_workload(config, Graph.from_edges(*edges, x=torch.ones(500, 4), **labels), None)
+    plan = get_strategy("single")(work)
+    placed = plan.place(Group())
+    step = Step(epoch=0, training=True)
+    z = placed.forward(step).detach()
+    with TensorPeak() as peak:
+        task = make_task(config, placed)
+        task.loss(z, step)
+        task.counts(z, replace(step, training=False))
+    assert 0.9 < DecoderCosts(config, config.seed, plan).memory(0) / peak.most < 1.2
 
 
 BATCHES = {"split", "sampled"}

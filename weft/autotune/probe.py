@@ -50,8 +50,8 @@ STEP_ROUNDS = 5
 QUICK_SECONDS, QUICK_SHARE, QUICK_SIZES = 0.1, 0.2, 3
 """Savings of the quick probe.
 
-QUICK_SECONDS: its MAX_SECONDS. QUICK_SHARE: its largest sample, as a share of MAX_WORK. QUICK_SIZES: its number of sizes
-of each axis.
+QUICK_SECONDS: its MAX_SECONDS. QUICK_SHARE: its largest sample, as a share of MAX_WORK. QUICK_SIZES: most sizes of an
+axis.
 """
 NO_MEMORY = MemoryUse(0, 0, 0)
 """Memory of a plan that is too small to matter."""

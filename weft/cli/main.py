@@ -351,7 +351,9 @@ def _parser() -> argparse.ArgumentParser:
         help="numbers of ranks to measure, as in 1,2,4 (default: these, up to the number of cores)",
     )
     command.add_argument(
-        "--quick", action="store_true", help="take half a minute, for estimates with a larger error (not under torchrun)"
+        "--quick",
+        action="store_true",
+        help="take half a minute, for estimates with a larger error (not under torchrun)",
     )
     command.add_argument("--out", type=Path, help="file of the profile (default: ~/.cache/weft/machine.json)")
     _add_log(command)
@@ -384,7 +386,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--vertex-type", metavar="X", help="write only the vertices of this type")
     command.add_argument(
-        "--ids", metavar="FILE", help="write only the vertices whose ids are in the first column of FILE"
+        "--ids", metavar="FILE", help="write only the vertices (or sources, with --top) in the first column of FILE"
     )
     command.add_argument(
         "--layer",

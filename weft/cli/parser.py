@@ -46,8 +46,21 @@ class Parser(argparse.ArgumentParser):
         formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(**{"allow_abbrev": False, "formatter_class": formatter, **options})
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Parse arguments, and refuse unknown ones here, in the parser of the command that they were given to.
+
+        Args:
+            args: The arguments. Default: those of the process.
+            namespace: Object to store the values in.
+        """
+        values, others = super().parse_known_args(args, namespace)
+        if others:
+            self.error(f"unrecognized arguments: {' '.join(others)}")
+        return values, others
+
     def error(self, message: str) -> NoReturn:
         """Raise InputError for refused arguments, with a hint for misspelt commands and former or misplaced flags."""
+        flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
         command = re.match(r"argument \S+: invalid choice: '(.+)' \(choose from (.+)\)", message)
         if command and command[1] in FAMILIAR_COMMANDS:
             message = f"unknown command {command[1]}: {FAMILIAR_COMMANDS[command[1]]}"
@@ -58,9 +71,9 @@ class Parser(argparse.ArgumentParser):
             message = f"{flag[1]} is now --{former}"
         elif flag and flag[1] in _flags():
             message = f"{flag[1]} has no effect here: leave it out"
-        elif flag and (options := options_for(flag[1].removeprefix("--"))):
-            message = f"unknown flag {flag[1]}: use {' and '.join(map(flag_of, options))}"
-        elif flag and (near := nearest(flag[1], _flags())):
+        elif flag and (options := [*map(flag_of, options_for(flag[1].removeprefix("--")))]) and {*options} <= {*flags}:
+            message = f"unknown flag {flag[1]}: use {' and '.join(options)}"
+        elif flag and (near := nearest(flag[1], flags)):
             message = f"unknown flag {flag[1]}: did you mean {near}?"
         raise InputError(f"{message} (see {self.prog} --help)")
 

@@ -290,10 +290,15 @@ def convert_ids_like(like: Ids, ids: Ids) -> Ids:
     if isinstance(ids, Texts) and not isinstance(like, Texts):
         texts = ids.tolist()
         for text in texts:
-            if not text.removeprefix("-").isdecimal() or not text.isascii() or len(text) > 18:
+            if not is_number(text):
                 raise InputError(f"id '{text}' is text, and the other ids are whole numbers: give all of one kind")
         return np.array([int(text) for text in texts], np.int64)
     return ids
+
+
+def is_number(text: str) -> bool:
+    """Return whether a text is a whole number that int64 can hold."""
+    return text.removeprefix("-").isdecimal() and text.isascii() and len(text) <= 18
 
 
 def ids_equal(left: Ids, left_positions: NDArray[Any], right: Ids, right_positions: NDArray[Any]) -> NDArray[np.bool_]:

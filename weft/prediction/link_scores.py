@@ -33,26 +33,38 @@ class TopTargets(NamedTuple):
     """Scores of the targets, float32 [q, k]."""
 
 
-def sources_of(graph: Graph) -> tuple[Tensor, Tensor]:
-    """Return the original ids of all possible sources of each relation, ascending, and the relations: int64 [q] each.
+def sources_of(graph: Graph, selection: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return the original ids of the possible sources of each relation, and the relations: int64 [q] each.
 
     Args:
         graph: The graph.
+        selection: Original ids of vertices, in the order to return. Default: all vertices, ascending.
+
+    Raises:
+        InputError: No vertex is selected, or one that cannot be the source of any relation.
     """
-    ranges = [torch.arange(first, stop) for first, stop in endpoint_ranges(graph)[:, 0].tolist()]
-    counts = torch.tensor([len(sources) for sources in ranges])
-    return torch.cat(ranges), torch.arange(len(ranges)).repeat_interleave(counts)
+    vertices, ranges = torch.arange(graph.num_vertices) if selection is None else selection, endpoint_ranges(graph)
+    sources = [vertices[(vertices >= first) & (vertices < stop)] for first, stop in ranges[:, 0].tolist()]
+    counts = torch.tensor([len(ids) for ids in sources])
+    if not len(vertices):
+        raise InputError("--ids names no source for --top: give at least one")
+    if selection is not None and len(others := selection[~torch.isin(selection, torch.cat(sources))]):
+        number = int(others[0])
+        name = number if graph.vertex_names is None else graph.vertex_names.take(others[:1])[0]
+        raise InputError(f"--top: {name!r} is of a vertex type that is no source: leave it out of --ids")
+    return torch.cat(sources), torch.arange(len(sources)).repeat_interleave(counts)
 
 
-def top_of_keys(keys: Tensor, graph: Graph) -> TopTargets:
-    """Return the best targets of all sources of a graph.
+def top_of_keys(keys: Tensor, graph: Graph, selection: Tensor | None = None) -> TopTargets:
+    """Return the best targets of the sources of a graph.
 
     Args:
         keys: Keys of the targets of each source, [q, k]; see `decode_keys`.
         graph: The graph.
+        selection: Original ids of the sources. Default: all.
     """
     ids, scores = decode_keys(keys)
-    return TopTargets(*sources_of(graph), ids.masked_fill(scores == -torch.inf, -1), scores)
+    return TopTargets(*sources_of(graph, selection), ids.masked_fill(scores == -torch.inf, -1), scores)
 
 
 def read_pairs(source: Any, graph: Graph) -> Tensor:
@@ -69,6 +81,9 @@ def read_pairs(source: Any, graph: Graph) -> Tensor:
     """
     table, relations = open_table(source, "pairs"), forward_relations(graph)
     columns = ("source", "target", "relation") if len(relations) > 1 else ("source", "target")
+    if not {*columns} <= {*table.columns} and ";" not in "".join(table.columns):
+        needed, present = (", ".join(names) or "none" for names in (columns, table.columns))
+        raise InputError(f"{table.place}: --pairs needs the columns {needed}, and it has {present}: rename them")
     require_columns(table, columns, "--pairs")
     numbers = {name: number for number, name in enumerate(relations)}
     numbers |= {str(number): number for number in range(len(relations))}

@@ -69,7 +69,7 @@ from weft.training.progress import waiting
 from weft.training.rank import prepare_process, use_kernels_of_rank_zero, use_local_gpu
 from weft.training.run import Run, data_options, load_graph
 from weft.training.tasks.edge_prediction import EdgeAssignment
-from weft.training.tasks.link_prediction import LinkTask
+from weft.training.tasks.link_prediction import LinkTask, owner_of_vertices
 from weft.training.tasks.losses import num_logits, output_kind
 from weft.training.tasks.row_batching import row_blocks
 from weft.training.tasks.task import graph_for_task, make_task
@@ -159,8 +159,8 @@ def predict(
             activation, of a PyG model the output of a convolution. A .parquet or .csv file can contain several of the
             first three, separated by commas; the logits are returned then.
         vertex_type: Return and write only the vertices of one type, in ascending order. Default: all types.
-        ids: Names of the vertices to return and write, in this order, or a file whose first column contains them.
-            Default: all vertices.
+        ids: Names of the vertices to return and write, in this order, or a file whose first column contains them. With
+            `top`, these are the sources. Default: all vertices.
         layer: Number of the layer that gives the embeddings, from 1. Default: the last but one; after a task on edges
             or links the output of the encoder.
         top: With task="link": number of best targets of each source to return, without the targets of its training
@@ -208,7 +208,9 @@ def predict(
     with waiting("loading the graph", quiet=not is_main_process()):
         loaded = make_on_all_ranks(config, lambda: find_graph(saved, config, graph))
     labels = edges_to_predict(saved, loaded) if config.task == "edge" and what != "embeddings" else None
-    selection = selected_rows(loaded, vertex_type, ids, of_vertices=labels is None and not scores_links)
+    selection = selected_rows(loaded, vertex_type, ids, of_vertices=labels is None and pairs is None)
+    if selection is not None and top is not None:
+        sources_of(loaded, selection)  # checks the sources before ranks start
     whole = saved.model(model, loaded.typed)
     part = whole if scores_links else requested_part(whole, what, layer)
     pair_ids = None if pairs is None else read_pairs(pairs, loaded)
@@ -229,11 +231,11 @@ def predict(
             suffix=path.suffix if path and path.suffix in HEADERS else ".npy",
         )
         if scores_links:
-            rank_work = LinkScoresOfRank(**vars(rank_work), top=top or 0, pairs=pair_ids)
+            rank_work = LinkScoresOfRank(**vars(rank_work), top=top or 0, selection=selection, pairs=pair_ids)
         rows = launched_rows(rank_work, plan) if launched else rank_work.rows(plan, group)
         if not on_first_host():
             return rows
-        targets = top_of_keys(rows, loaded) if top is not None else None
+        targets = top_of_keys(rows, loaded, selection) if top is not None else None
         if path and is_main_process():
             if targets is not None:
                 publish_columns(top_columns(targets, loaded), path)
@@ -323,9 +325,12 @@ class RowsOfRank:
         graph, step, model = placed.graph, placed.evaluation(0), placed.model
         if labels is not None:
             assert isinstance(model, LinkModel)
-            assignment = EdgeAssignment(labels, placed.rows, graph.num_vertices, placed.group)
-            edge_rows = assignment.rows_of(assignment.edges)
-            yield assignment.edges, edge_rows.logits(placed.forward(step), model.decoder)
+            group, vertices = placed.group, torch.arange(graph.num_vertices)[placed.rows]
+            owner = owner_of_vertices(vertices, graph.num_vertices, group)
+            assignment = EdgeAssignment(owner=owner, size=group.size, labels=labels)
+            edges = assignment.edges(group.rank)
+            edge_rows = assignment.rows_of(labels.pairs(edges), vertices, group)
+            yield edges, edge_rows.logits(placed.forward(step), model.decoder)
             return
         ids = torch.arange(graph.num_vertices) if graph.ids is None else graph.ids
         ids, num_computed = ids[placed.rows], 0
@@ -376,6 +381,8 @@ class LinkScoresOfRank(RowsOfRank):
 
     top: int
     """Number of targets of each source, k."""
+    selection: Tensor | None
+    """Original ids of the sources; None: all vertices that a relation allows."""
     pairs: Tensor | None
     """Pairs to score, by original ids, int64 [p, 3]; None: best targets."""
 
@@ -387,7 +394,7 @@ class LinkScoresOfRank(RowsOfRank):
             pairs = torch.cat([vertex_of_id[self.pairs[:, :2]], self.pairs[:, 2:]], 1)
             num_rows, parts = len(pairs), iter([task.score(z, pairs)])
         else:
-            sources, relations = sources_of(placed.graph)
+            sources, relations = sources_of(placed.graph, self.selection)
             queries = torch.stack([vertex_of_id[sources], torch.zeros_like(sources), relations], 1)
             num_rows, parts = len(queries), (keys for _, keys in task.top(z, queries, self.top))
         table, first = None, 0

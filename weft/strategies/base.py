@@ -189,6 +189,17 @@ class Plan(ABC):
         """Rank of every vertex, int32 [N], if vertices are partitioned with their in-edges; else None."""
         return None
 
+    def own_rows(self, rank: int, *, training: bool) -> slice | Tensor:
+        """Return the vertices that a rank is responsible for in a step on the whole graph: a range, or int64.
+
+        Args:
+            rank: The rank.
+            training: True for a training step.
+        """
+        del training
+        assert self.part is not None
+        return (self.part == rank).nonzero().view(-1)
+
     def check_fits(self) -> None:  # noqa: B027
         """Check memory and disk before anything large is allocated.
 
@@ -216,6 +227,15 @@ class Plan(ABC):
     def epoch_steps(self, rank: int = 0) -> Sequence[Steps]:
         """Return traces of representative training steps of an epoch, the same steps on every rank."""
         return [Steps(self.trace(rank, training=True), 1)]
+
+    def scored_links(self, rank: int = 0) -> Sequence[CandidateLinks | None]:
+        """Return the links that a rank scores in each step of `epoch_steps`; None: all that it is responsible for.
+
+        Args:
+            rank: The rank.
+        """
+        del rank
+        return [None]
 
     @property
     def step_rows(self) -> tuple[int, int]:

@@ -101,6 +101,10 @@ class ResidentPlan(Plan):
     def part(self) -> Tensor | None:
         return self.layout.part
 
+    def own_rows(self, rank: int, *, training: bool) -> slice | Tensor:
+        layout = self.layouts.get(training, self.layout)
+        return layout.own_rows(rank) if layout.work.receptive_field is None else layout.layer_rows(rank)[-1]
+
     def release(self) -> None:
         for layout in (self.layout, *vars(self).get("layouts", {}).values()):
             layout.release()

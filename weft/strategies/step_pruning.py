@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.data import Graph
+from weft.data import EdgeLabels, Graph
 from weft.nn import (
     ONE_DEVICE,
+    Decoder,
     LinkModel,
     ReceptiveField,
     Total,
@@ -25,7 +26,7 @@ MIN_SAVED_SHARE = 0.25
 
 
 def find_receptive_field(work: Workload, traits: ViewTraits, *, training: bool) -> ReceptiveField | str:
-    """Return the receptive field of a step's labelled vertices, or the reason why the step computes all rows.
+    """Return the receptive field of a step's scored vertices, or the reason why the step computes all rows.
 
     The reason is '' if the optimisation is off or would save little, or if the workload is restricted already.
 
@@ -37,11 +38,12 @@ def find_receptive_field(work: Workload, traits: ViewTraits, *, training: bool) 
     if not (work.optimisations.reach and work.has_graph) or work.receptive_field is not None:
         return ""
     num_hops = max((op.hops.stop for op in work.outline(traits, training=training)), default=0)
-    if isinstance(work.model, LinkModel):
+    if isinstance(work.model, LinkModel) and isinstance(work.model.decoder, Decoder):
         return "links may join any vertices"
     if isinstance(work.model, Unconverted):
         return "the model is not converted, so it reads all rows"
-    vertices = labelled_vertices(work.graph, "train" if training else "train val test")
+    scored = endpoints if isinstance(work.model, LinkModel) else labelled_vertices
+    vertices = scored(work.graph, training=training)
     field = ReceptiveField.of(work.graph.in_edges, vertices, num_hops)
     if not len(vertices) or sum(field.edges) >= (1 - MIN_SAVED_SHARE) * num_hops * work.graph.num_edges:
         return ""
@@ -71,15 +73,28 @@ def pruned_traits(traits: ViewTraits) -> ViewTraits:
     return traits._replace(shrinks_rows=True)
 
 
-def labelled_vertices(graph: Graph, splits: str) -> Tensor:
-    """Return the labelled vertices of some splits, int64, ascending.
+def endpoints(graph: Graph, *, training: bool) -> Tensor:
+    """Return the endpoints of the labelled edges that a step scores, int64, ascending.
 
     Args:
         graph: The graph.
-        splits: Names of the splits, separated by spaces.
+        training: True for a training step; False for an evaluation.
+    """
+    labels = graph.labels("edge")
+    assert isinstance(labels, EdgeLabels)
+    vertices: Tensor = (labels.training_pairs() if training else labels.edges)[:, :2].unique()
+    return vertices
+
+
+def labelled_vertices(graph: Graph, *, training: bool) -> Tensor:
+    """Return the labelled vertices that a step scores, int64, ascending.
+
+    Args:
+        graph: The graph.
+        training: True for a training step; False for an evaluation.
     """
     labelled = torch.zeros(graph.num_vertices, dtype=torch.bool)
-    for split in splits.split():
+    for split in ("train",) if training else ("train", "val", "test"):
         mask = graph.labelled(split)
         if mask is not None:
             labelled |= mask

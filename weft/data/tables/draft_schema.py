@@ -9,13 +9,35 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from weft.data.tables.table import ANY, ID, ColumnPart, InputTable, ids_of, open_table
 from weft.data.tables.transforms import categories_of
-from weft.data.vertex_names import NameCollector, NameIndex, Texts
+from weft.data.vertex_names import NameCollector, NameIndex, Texts, concatenate_ids, is_number
 from weft.utils.errors import InputError
 
 MAX_LABELS = 20
 """Largest number of different values of a column that the draft suggests as a label."""
+MAX_DUPLICATES = 0.01
+"""Largest share of the rows of a key that repeat an id: a person has to correct these."""
+MIN_REFERRED = 0.1
+"""Smallest share of the ids to which a column of numbers with another name refers. An age is no id of a user."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableKey:
+    """Column whose ids seem to identify the rows of a table."""
+
+    column: str
+    """Name of the column."""
+    index: NameIndex
+    """Look-up of the ids."""
+    num_ids: int
+    """Number of different ids."""
+    is_text: bool
+    """True if the ids are text."""
+    num_duplicates: int
+    """Number of rows whose id an earlier row has."""
 
 
 @dataclass
@@ -28,12 +50,8 @@ class DraftTable:
     """The file."""
     table: InputTable
     """Contents of the file."""
-    key: str | None = None
+    key: TableKey | None = None
     """Column that identifies the rows; None: no column does."""
-    index: NameIndex | None = None
-    """Look-up of the ids in `key`."""
-    is_text: bool = False
-    """True if the ids in `key` are text."""
     references: dict[str, str] = field(default_factory=dict)
     """Name of the table whose key each column refers to, by column."""
 
@@ -41,8 +59,9 @@ class DraftTable:
 def draft_schema(paths: Sequence[str | Path], folder: Path) -> str:
     """Return the draft of a schema file: keys and references are recognised, every other column becomes a feature.
 
-    A key is the first column of ids without duplicates. A column refers to it if its values occur there, and, for
-    numbers, if it has its name. A table with two references or more is one of edges, from the first to each other one.
+    A key is the first column of ids to which another table refers, or else the first one without duplicates. A column
+    refers to a key if its values occur there, and it has the key's name or one of the two is text; numbers must then
+    refer to many of the ids. A table with two references or more is one of edges, from the first to each other one.
 
     Args:
         paths: Files or folders of tables.
@@ -60,11 +79,11 @@ def draft_schema(paths: Sequence[str | Path], folder: Path) -> str:
     if len({table.name for table in tables}) < len(tables):
         raise InputError("two tables have the same file name: rename one, since it names the vertices")
     for table in tables:
-        find_key(table)
+        table.key = find_key(table, [other for other in tables if other is not table])
     for table in tables:
         for column in table.table.columns:
             for other in tables:
-                if other is not table and column not in table.references and refers(table, column, other):
+                if other is not table and column not in table.references and refers(table, column, other.key):
                     table.references[column] = other.name
     edges = [table for table in tables if len(table.references) > 1]
     if not edges:
@@ -79,8 +98,8 @@ def draft_schema(paths: Sequence[str | Path], folder: Path) -> str:
     for table in tables:
         if table not in edges:
             lines += ["", f"[vertices.{table.name}]", f"table = {quoted(table.path)}"]
-            lines += [f"id = {quoted(table.key)}"] if table.key else []
-            lines += features(table, {table.key})
+            lines += key_lines(table)
+            lines += features(table, id_columns(table))
             lines += [f"# label = {quoted(name)}" for name in possible_labels(table)]
     for table in edges:
         columns = list(table.references)
@@ -89,7 +108,7 @@ def draft_schema(paths: Sequence[str | Path], folder: Path) -> str:
             lines += ["", f"[edges.{name}]", f"table = {quoted(table.path)}"]
             for end, column in (("source", columns[0]), ("target", target)):
                 lines += [f"{end} = {quoted(f'{table.references[column]}.{column}')}"]
-            lines += [] if number else features(table, {table.key, *columns})
+            lines += [] if number else features(table, id_columns(table))
             lines += [] if number else [f"# label = {quoted(label)}" for label in possible_labels(table)]
     return "\n".join(lines) + "\n"
 
@@ -99,42 +118,102 @@ def name_of(path: Path) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "_", path.name.split(".")[0]).strip("_") or "table"
 
 
-def find_key(table: DraftTable) -> None:
-    """Find the first column of ids, whole numbers or texts, without duplicates."""
-    for column in table.table.columns:
-        collector, row = NameCollector(), 0
-        try:
-            for part in table.table.parts({column: ID}):
-                collector.add(ids_of(part[column], column, row))
-                row += len(part[column].missing)
-                if collector.count < row:
-                    break
-        except InputError:  # a missing value, or no ids
-            continue
-        if row and collector.count == row:
-            ids = collector.ids()
-            table.key, table.index, table.is_text = column, NameIndex(ids, column), isinstance(ids, Texts)
-            return
+def find_key(table: DraftTable, others: Sequence[DraftTable]) -> TableKey | None:
+    """Return the first column of ids to which another table refers, or else the first one without duplicates.
+
+    Args:
+        table: The table.
+        others: The other tables.
+    """
+    unique = None
+    for key in filter(None, (possible_key(table, column) for column in table.table.columns)):
+        if any(refers(other, column, key) for other in others for column in other.table.columns):
+            return key
+        if unique is None and not key.num_duplicates:
+            unique = key
+    return unique
 
 
-def refers(table: DraftTable, column: str, other: DraftTable) -> bool:
-    """Return whether a column seems to refer to the key of another table, judged by its first rows.
+def possible_key(table: DraftTable, column: str) -> TableKey | None:
+    """Return a column of ids, whole numbers or texts, few of which occur twice; None if it is another column.
 
     Args:
         table: The table.
         column: The column.
-        other: The other table.
     """
-    if other.index is None or not (other.is_text or column == other.key):
+    collector, num_rows = NameCollector(), 0
+    try:
+        for part in table.table.parts({column: ID}):
+            collector.add(ids_of(part[column], column, num_rows))
+            num_rows += len(part[column].missing)
+            if num_rows - collector.count > max(1, MAX_DUPLICATES * num_rows):
+                return None
+    except InputError:  # a missing value, or no ids
+        return None
+    if not num_rows:
+        return None
+    ids = collector.ids()
+    return TableKey(
+        column=column,
+        index=NameIndex(ids, column),
+        num_ids=collector.count,
+        is_text=isinstance(ids, Texts),
+        num_duplicates=num_rows - collector.count,
+    )
+
+
+def refers(table: DraftTable, column: str, key: TableKey | None) -> bool:
+    """Return whether a column seems to refer to a key of another table, judged by its first rows.
+
+    Args:
+        table: The table.
+        column: The column.
+        key: The key of the other table, or None.
+    """
+    if key is None or not (key.is_text or column == key.column or contains_text(table, column)):
         return False
     try:
-        part = next(iter(table.table.parts({column: ID})), None)
-        return part is not None and bool((other.index.find(ids_of(part[column], column, 0)) >= 0).all())
-    except InputError:
+        ids = ids_of(next(iter(table.table.parts({column: ID})))[column], column, 0)
+        positions = key.index.find(ids)
+    except (InputError, StopIteration):  # no ids, or no rows
         return False
+    are_numbers = not isinstance(ids, Texts) or all(map(is_number, ids.tolist()))
+    num_referred = len(np.unique(positions))
+    is_id = column == key.column or not are_numbers or num_referred >= MIN_REFERRED * min(len(ids), key.num_ids)
+    return is_id and bool((positions >= 0).all())
 
 
-def features(table: DraftTable, excluded: set[str | None]) -> list[str]:
+def contains_text(table: DraftTable, column: str) -> bool:
+    """Return whether the first rows of a column are text, other than numbers in a file without types.
+
+    Args:
+        table: The table.
+        column: The column.
+    """
+    part = next(iter(table.table.parts({column: ANY})), None)
+    return part is not None and isinstance(part[column].values, Texts)
+
+
+def key_lines(table: DraftTable) -> list[str]:
+    """Return the line with the key of a table, and before it a comment if an id occurs twice; none without a key."""
+    if table.key is None:
+        return []
+    lines, column = [f"id = {quoted(table.key.column)}"], table.key.column
+    if table.key.num_duplicates:
+        ids = concatenate_ids([ids_of(part[column], column, 0) for part in table.table.parts({column: ID})])
+        try:
+            NameIndex(ids, column)
+        except InputError as error:
+            lines.insert(0, f"# Correct the table first: {error}")
+    return lines
+
+
+def id_columns(table: DraftTable) -> set[str]:
+    """Return the columns of ids of a table: its key and its references."""
+    return {*table.references, *([table.key.column] if table.key else [])}
+
+
+def features(table: DraftTable, excluded: set[str]) -> list[str]:
     """Return the line with the columns of a table that are no ids and not empty; none if there are no such columns.
 
     Args:
@@ -148,7 +227,7 @@ def features(table: DraftTable, excluded: set[str | None]) -> list[str]:
 
 def possible_labels(table: DraftTable) -> list[str]:
     """Return the columns with a few different values in the first rows, which could be labels."""
-    names = [name for name in table.table.columns if name != table.key and name not in table.references]
+    names = [name for name in table.table.columns if name not in id_columns(table)]
     part = next(iter(table.table.parts(dict.fromkeys(names, ANY))), {}) if names else {}
     labels = []
     for name, column in part.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from decimal import Decimal
 from numbers import Number
 from pathlib import Path
@@ -37,6 +37,10 @@ ID, NUMBER, TEXT, TIME, LABEL, ANY = "id", "number", "text", "time", "label", "a
 """Kinds of columns, which decide how values are read from files without types. ANY: the values decide."""
 CSV_MISTAKE = re.compile(r"CSV column #(\d+): Row #(\d+): .* invalid value '(.*)'")
 """Error of pyarrow for a value that is no number, with column, row and value."""
+CSV_RAGGED = re.compile(r"CSV parse error: Row #(\d+): Expected (\d+) columns, got (\d+): (.*)")
+"""Error of pyarrow for a line with another number of values than the header, with line, both numbers and its text."""
+CSV_EMPTY = "Empty CSV file"
+"""Start of pyarrow's error for a CSV file without a line."""
 ARROW_REMEDY = "correct the file, or give a whole file of that format"
 MAX_ARROW_CAUSE = 1000
 """Number of characters of pyarrow's message that are shown: its end, not its start, names the line."""
@@ -131,8 +135,10 @@ class ArrowTable:
     def __init__(self, source: Any, place: str) -> None:
         dataset = import_extra("pyarrow.dataset", place)
         self._source, self.place, self._kind = source, place, format_of(source)
-        with readable(place, ARROW_REMEDY, max_cause=MAX_ARROW_CAUSE):
+        with readable(place, ARROW_REMEDY, max_cause=MAX_ARROW_CAUSE), self._explained({}):
             schema = dataset.dataset(source, format=self._format({})).schema
+        if not schema.names:
+            raise InputError(f"{place}: contains no table: give a file or folder of {', '.join(ARROW_FORMATS)}")
         self.columns, self._types = tuple(schema.names), dict(zip(schema.names, schema.types, strict=True))
 
     def parts(self, columns: Mapping[str, str]) -> Iterator[dict[str, Column]]:
@@ -140,34 +146,55 @@ class ArrowTable:
         import pyarrow
         from pyarrow import dataset
 
-        with readable(self.place, ARROW_REMEDY, max_cause=MAX_ARROW_CAUSE):
-            try:
-                table = dataset.dataset(self._source, format=self._format(columns))
-                batches = table.to_batches(
-                    columns=list(columns),
-                    batch_size=PART_ROWS,
-                    batch_readahead=1,
-                    fragment_readahead=1,
-                    use_threads=False,
-                    fragment_scan_options=self._scan_options(),
-                )
-                for batch in batches:
-                    if len(batch):
-                        part = {}
-                        for name in columns:
-                            with located(f"{self.place}: column '{name}'"):
-                                part[name] = column_from_arrow(batch.column(name))
-                        yield part
-                pyarrow.default_memory_pool().release_unused()
-            except pyarrow.ArrowInvalid as error:
-                if not (mistake := CSV_MISTAKE.search(str(error))):
-                    raise
+        with readable(self.place, ARROW_REMEDY, max_cause=MAX_ARROW_CAUSE), self._explained(columns):
+            table = dataset.dataset(self._source, format=self._format(columns))
+            batches = table.to_batches(
+                columns=list(columns),
+                batch_size=PART_ROWS,
+                batch_readahead=1,
+                fragment_readahead=1,
+                use_threads=False,
+                fragment_scan_options=self._scan_options(),
+            )
+            for batch in batches:
+                if len(batch):
+                    part = {}
+                    for name in columns:
+                        with located(f"{self.place}: column '{name}'"):
+                            part[name] = column_from_arrow(batch.column(name))
+                    yield part
+            pyarrow.default_memory_pool().release_unused()
+
+    @contextmanager
+    def _explained(self, columns: Mapping[str, str]) -> Iterator[None]:
+        """Convert pyarrow's errors about common mistakes in CSV files, raised in the `with` block, to InputError.
+
+        Args:
+            columns: Kind of each column that is read.
+        """
+        import pyarrow
+
+        try:
+            yield
+        except pyarrow.ArrowInvalid as error:
+            if mistake := CSV_MISTAKE.search(str(error)):
                 number, line, value = mistake.groups()
                 name = self.columns[int(number)]
                 kind = "number" if columns.get(name) == NUMBER else f"{self._types[name]} like the lines before"
                 raise InputError(
                     f"{self.place}: column '{name}', line {line}: '{value}' is no {kind}: correct it"
                 ) from None
+            if ragged := CSV_RAGGED.search(str(error)):
+                line, expected, actual, text = ragged.groups()
+                raise InputError(
+                    f"{self.place}, line {line}: has {actual} values, and the header has {expected} ({text[:MAX_SHOWN]}"
+                    "): correct it, or quote a text that contains the separator"
+                ) from None
+            if CSV_EMPTY in str(error):
+                raise InputError(
+                    f"{self.place}: is empty: its first line must contain the names of the columns"
+                ) from None
+            raise
 
     def _scan_options(self) -> Any:
         """Return options with which pyarrow does not keep a compressed group of rows in memory next to its columns."""

@@ -115,8 +115,9 @@ def read_label(table: InputTable, names: Sequence[str], kind: str = "") -> tuple
         y = labels_of(rows, kind)
     if y.dtype == torch.int64 and not kind and not integral and (y >= 0).any():
         raise InputError(
-            f"{place}: contains whole numbers as floats, so it could be classes or values: say --label-kind classes, "
-            "or --label-kind values for a regression (label_kind in Python)"
+            f"{place}: contains whole numbers as floats, which could be classes or values: give --label-kind classes "
+            "(learned with --loss cross_entropy), or --label-kind values for a regression (--loss mse); in Python "
+            "label_kind"
         )
     return y, ()
 

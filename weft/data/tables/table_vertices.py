@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.data.tables.schema import EdgeColumns, VertexColumns
-from weft.data.tables.table import ID, InputTable, ids_of, num_rows
+from weft.data.tables.table import ID, InputTable, ids_of, num_rows, raise_at_first
 from weft.data.vertex_names import (
     Ids,
     NameCollector,
@@ -19,6 +19,7 @@ from weft.data.vertex_names import (
     concatenate_ids,
     convert_ids_like,
     id_text,
+    is_number,
 )
 from weft.utils.errors import InputError
 
@@ -35,6 +36,8 @@ class TypeOfVertices:
     """Id of each vertex; None: row numbers."""
     column: str = ""
     """Name of the ids."""
+    place: str = ""
+    """Table and column of the ids, for errors."""
 
     @classmethod
     def of(cls, table: InputTable, columns: VertexColumns) -> TypeOfVertices:
@@ -58,7 +61,7 @@ class TypeOfVertices:
         ids = concatenate_ids(parts)
         if not len(ids):
             raise InputError(f"{table.place}: has no rows: give the vertices a table with one row each")
-        return cls(count=len(ids), index=NameIndex(ids, place), ids=ids, column=columns.id)
+        return cls(count=len(ids), index=NameIndex(ids, place), ids=ids, column=columns.id, place=place)
 
     @classmethod
     def named_by_edges(cls, table: InputTable, columns: EdgeColumns) -> TypeOfVertices:
@@ -74,6 +77,11 @@ class TypeOfVertices:
                 ids_of(part[column], f"{table.place}: column '{column}'", row)
                 for column in (columns.source, columns.target)
             ]
+            if isinstance(endpoints[0], Texts) != isinstance(endpoints[1], Texts):
+                raise InputError(
+                    f"{table.place}: of the columns '{columns.source}' and '{columns.target}', one contains text and "
+                    "the other numbers: save both as text, or both as numbers"
+                )
             collector.add(interleaved(endpoints[0], endpoints[1]))
             row += len(part[columns.source].missing)
         ids = collector.ids()
@@ -90,22 +98,27 @@ class TypeOfVertices:
         Raises:
             InputError: At the first id that no vertex has.
         """
+        if isinstance(ids, Texts) and not isinstance(self.ids, Texts):
+            texts = ids.tolist()
+            odd = np.array([not is_number(text) for text in texts])
+            reason = f"is text, and {self.place} contains whole numbers: save both as text, or both as numbers"
+            if self.index is None:
+                reason = "is text, but no --id is given: name the vertices' column of ids"
+            raise_at_first(odd, place, first_row, f"{texts[int(odd.argmax())]!r} {reason}" if odd.any() else "")
         if self.index is not None:
             vertices = self.index.find(ids)
         else:
-            try:
-                numbers = np.asarray(convert_ids_like(np.empty(0, np.int64), ids))
-            except InputError:
-                raise InputError(
-                    f"{place}: contains texts, but no --id is given: name the vertices' column of ids"
-                ) from None
+            numbers = np.asarray(convert_ids_like(np.empty(0, np.int64), ids))
             vertices = np.where((numbers >= 0) & (numbers < self.count), numbers, -1)
         if (vertices < 0).any():
             unknown_id = int((vertices < 0).argmax())
-            raise InputError(
-                f"{place}, row {first_row + unknown_id}: {id_text(ids, unknown_id)} is no vertex's id: give it a row "
-                "in the table of vertices, or leave its edges out"
-            )
+            reason = "is no vertex's id: give it a row in the table of vertices, or leave its edges out"
+            if isinstance(self.ids, Texts) and not isinstance(ids, Texts):
+                reason = (
+                    f"is a number, and {self.place} contains text, such as {id_text(self.ids, 0)}: save both as text, "
+                    "or both as numbers"
+                )
+            raise_at_first(vertices < 0, place, first_row, f"{id_text(ids, unknown_id)} {reason}")
         return vertices
 
 

@@ -54,8 +54,8 @@ def outline(
     num_classes: int | None = None,
     typed: TypedShape = UNTYPED,
     num_relation_rows: int = 0,
-) -> list[GraphOperation]:
-    """Return the graph operations of one forward pass of a model, in order.
+) -> tuple[list[GraphOperation], int]:
+    """Return the graph operations of one forward pass of a model, in order, and the number of columns of its result.
 
     Args:
         model: The model, which is not changed.
@@ -99,7 +99,7 @@ def outline(
         raise InputError(
             f"the model returns {list(logits.shape[1:])} logits per vertex, but the graph has {num_classes} classes"
         )
-    return state.operations
+    return state.operations, logits.shape[-1]
 
 
 class MetaModel:

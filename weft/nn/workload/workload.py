@@ -82,6 +82,7 @@ class Workload:
         self.dense_flops: dict[DenseFlopsKey, tuple[DenseFlops, ...]] = {}
         self._graph = graph if isinstance(graph, Graph) else None
         self._block_costs: dict[tuple[object, ...], BlockCostModel] = {}
+        self._num_outputs: int | None = None
 
     def restrict(self, field: ReceptiveField) -> Workload:
         """Return the workload of steps that compute only a receptive field.
@@ -207,7 +208,7 @@ class Workload:
 
     def _outline(self, key: OutlineKey) -> tuple[GraphOperation, ...]:
         stats = self.stats
-        operations = outline(
+        operations, self._num_outputs = outline(
             self.model,
             num_vertices=stats.num_vertices,
             num_features=stats.num_features,
@@ -223,6 +224,14 @@ class Workload:
             num_relation_rows=stats.num_relation_rows,
         )
         return tuple(operations)
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of columns of the model's result."""
+        if self._num_outputs is None:  # the outlines are from another process
+            self._outline(OutlineKey(ONE_DEVICE, training=False))
+        assert self._num_outputs is not None
+        return self._num_outputs
 
     def reads_edges(self, traits: ViewTraits) -> bool:
         """Return whether a layer reads the edges itself, and not by an aggregate."""

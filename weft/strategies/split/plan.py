@@ -35,7 +35,7 @@ from weft.partition import metis
 from weft.runtime.kernel_selection import avoid_onednn
 from weft.runtime.memory.limit import check_fits_memory
 from weft.runtime.meter import Counts, Meter
-from weft.strategies.base import RECOMPUTING, Step, VertexOptions
+from weft.strategies.base import RECOMPUTING, CandidateLinks, Step, VertexOptions
 from weft.strategies.resident import ResidentPlan
 from weft.strategies.split.batch_blocks import BatchBlocks
 from weft.strategies.split.feature_cache import cached_tables, feature_bytes, most_read
@@ -326,6 +326,9 @@ class MiniBatchPlan(ResidentPlan):
 
     def epoch_steps(self, rank: int = 0) -> Sequence[Steps]:
         return [Steps(batch.trace(rank, training=True), number) for batch, number in self.profiled_steps]
+
+    def scored_links(self, rank: int = 0) -> Sequence[CandidateLinks | None]:
+        return [batch.rank_batches[rank].links for batch, _ in self.profiled_steps]
 
     def memory(self, rank: int = 0) -> int:
         return max(batch.step_memory(rank, training=True).most for batch, _ in self.profiled_steps)

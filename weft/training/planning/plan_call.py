@@ -134,9 +134,11 @@ def subject_of(config: Config, graph: Graph | None, model: nn.Module | None) -> 
         model: A custom model. None: the configuration names it.
 
     Raises:
-        InputError: No graph can have the sizes.
+        InputError: No graph can have the sizes, or the task needs more than sizes.
     """
     if graph is not None or not is_described(config.graph):
         return WholeSubject(prepared_workload(config, graph, model))
+    if config.task == "edge":
+        raise InputError("--task edge cannot be estimated for stats:..., which has no labelled edges: name a graph")
     described = DescribedGraph.parse(config.graph, config.seed)
     return DescribedSubject(described, lambda small_graph: prepared_workload(config, small_graph, model))

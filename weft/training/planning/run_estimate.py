@@ -58,9 +58,9 @@ def estimate_run(config: Config, plan: Plan) -> Estimate | None:
         plan: The plan of its strategy.
 
     Returns:
-        The estimate. None if the run has fewer than `MIN_EPOCHS` epochs or cannot be estimated.
+        The estimate. None if the run has fewer than `MIN_EPOCHS` epochs, learns edges or cannot be estimated.
     """
-    cluster = local_cluster(config) if config.epochs >= MIN_EPOCHS else None
+    cluster = local_cluster(config) if config.epochs >= MIN_EPOCHS and config.task == "node" else None
     if cluster is None:
         return None
     try:

@@ -37,6 +37,7 @@ from weft.training.planning.calibration import Correction, Epoch, Estimate
 from weft.training.planning.machine_list import clusters_of
 from weft.training.planning.plan_subject import PlannedWorkload, Point, Subject, WholeSubject
 from weft.training.planning.probe_command import required_profile
+from weft.training.tasks.decoder_costs import DecoderCosts
 from weft.utils.errors import InputError
 from weft.utils.units import format_bytes
 
@@ -135,11 +136,9 @@ def estimate_strategies(
 
 
 def check_can_estimate(config: Config) -> None:
-    """Check that a run can be estimated. InputError for tasks on edges and for GPUs of this machine."""
-    unsupported = {f"--task {config.task}": config.task != "node", "--device cuda": config.device == "cuda"}
-    for flag, requested in unsupported.items():
-        if requested:
-            raise InputError(f"{flag} cannot be estimated yet: choose a --strategy yourself")
+    """Check that a run can be estimated. InputError for GPUs of this machine."""
+    if config.device == "cuda":
+        raise InputError("--device cuda cannot be estimated yet: choose a --strategy yourself")
 
 
 def check_can_estimate_batches(subject: Subject, clusters: Sequence[Cluster]) -> None:
@@ -363,6 +362,9 @@ def plan_rank_estimates(
     if required:
         plan.check_fits()
     estimates = estimate_ranks(plan, exactly=required)
+    if config.task != "node":
+        decoder = DecoderCosts(config, config.seed, plan)
+        estimates = [decoder.add_to(rank, estimate) for rank, estimate in enumerate(estimates)]
     plan.release()
     if required:
         return estimates
@@ -445,7 +447,8 @@ def choose_config(config: Config, work: Workload) -> tuple[Config, Estimate, str
     """
     profile = required_profile()
     chosen, why = best(estimate_strategies(config, work, clusters_of(config, profile)))
-    correction = Correction.of(profile, max(1, profile.cores // chosen.workers))
+    # Estimates of tasks on edges lack the time in which negative samples are drawn, so they calibrate nothing.
+    correction = Correction.of(profile, max(1, profile.cores // chosen.workers)) if config.task == "node" else None
     options = " ".join(f"{name}={value}" for name, value in chosen.options.items())
     chosen_config = replace(config, strategy=chosen.strategy, workers=chosen.workers, **chosen.options)
     estimate = Estimate(epoch=Epoch.of(vars(chosen)), correction=correction)
@@ -463,4 +466,8 @@ def notes_on(subject: Subject, clusters: Sequence[Cluster]) -> list[str]:
         f"{cluster.machines}: nominal, not measured: {cluster.assumed}" for cluster in clusters if cluster.assumed
     }
     quick = [QUICK_NOTE] if any(cluster.profile.is_quick for cluster in clusters) else []
-    return [*quick, *sorted(assumed), *filter(None, map(subject.explain, sorted({cluster.ranks for cluster in clusters})))]
+    return [
+        *quick,
+        *sorted(assumed),
+        *filter(None, map(subject.explain, sorted({cluster.ranks for cluster in clusters}))),
+    ]

@@ -6,14 +6,14 @@ A rank decodes the edges whose source it owns. Loss and metrics are those of `No
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from weft.comm import Group
+from weft.cost import Trace
 from weft.data import EdgeLabels
 from weft.kernels import spmm
 from weft.strategies import CandidateLinks, Step
@@ -22,6 +22,7 @@ from weft.training.tasks.link_prediction import (
     MAX_PAIRS,
     LinkHalo,
     VertexOwners,
+    halo_operation,
     locate_endpoints,
     owner_of_vertices,
 )
@@ -71,32 +72,45 @@ class EdgeRows:
         return torch.cat([self.decode(number, block.rows(z, fetched), decoder) for number, block in blocks])
 
 
-class EdgeAssignment:
-    """Assignment of the labelled edges to the ranks that own their sources.
+@dataclass(frozen=True, kw_only=True)
+class EdgeAssignment(VertexOwners):
+    """Assignment of the labelled edges to the ranks that own their sources."""
 
-    Args:
-        labels: The labelled edges.
-        rows: Vertices of this rank's rows.
-        num_vertices: Number of vertices of the graph.
-        group: The ranks.
-    """
+    labels: EdgeLabels
+    """The labelled edges."""
 
-    def __init__(self, labels: EdgeLabels, rows: slice | Tensor, num_vertices: int, group: Group) -> None:
-        self.labels, self.group = labels, group
-        self.vertices = torch.arange(num_vertices)[rows]
-        owner = owner_of_vertices(self.vertices, num_vertices, group)
-        self.owners = VertexOwners(owner=owner, size=group.size)
-        self.edges = (owner[labels.edges[:, 0]] == group.rank).nonzero()[:, 0]
-        """Positions of this rank's edges among the labelled ones, int64 [k], ascending."""
+    def edges(self, rank: int) -> Tensor:
+        """Return the positions of a rank's edges among the labelled ones, int64 [k], ascending."""
+        return (self.owner[self.labels.edges[:, 0]] == rank).nonzero()[:, 0]
 
-    def rows_of(self, edges: Tensor) -> EdgeRows:
+    def train(self, rank: int) -> Tensor:
+        """Return the rows (source, target, position) of a rank's training edges, int64 [k, 3]."""
+        pairs = self.labels.training_pairs()
+        return pairs[self.owner[pairs[:, 0]] == rank]
+
+    def rows_of(self, pairs: Tensor, vertices: Tensor, group: Group) -> EdgeRows:
         """Return the rows of some edges of this rank. All ranks must call it.
 
         Args:
-            edges: Positions of the edges among the labelled ones, int64 [k].
+            pairs: Rows (source, target, position) of the edges, int64 [k, 3].
+            vertices: Vertices of this rank's rows, int64 [n].
+            group: The ranks.
         """
-        located = locate_endpoints(self.owners, self.labels.pairs(edges), self.vertices, self.group)
-        return EdgeRows(self.labels, located, len(self.vertices), self.group)
+        return EdgeRows(self.labels, locate_endpoints(self, pairs, vertices, group), len(vertices), group)
+
+    def trace(self, rank: int, width: int, itemsize: int) -> Trace:
+        """Return the exchanges of the task in a training step, in addition to those of model and decoder.
+
+        Args:
+            rank: The rank whose bytes are counted.
+            width: Width of the model's output rows.
+            itemsize: Bytes of each number.
+        """
+        if self.size == 1:
+            return Trace(operations=())
+        received = [self.missing(self.train(other), other)[1] for other in range(self.size)]
+        rows = halo_operation(received, rank, width * itemsize)
+        return Trace(operations=(rows, rows.adjoint()))
 
 
 class EdgeTask:
@@ -125,16 +139,28 @@ class EdgeTask:
         empty: Callable[[Tensor], Tensor] = torch.empty_like,
     ) -> None:
         self.labels, self.decoder, self.group, self.empty = labels, decoder, group, empty
-        assignment = EdgeAssignment(labels, rows, num_vertices, group)
-        self.of_edges = NodeTask(labels, assignment.edges, group, loss=loss, metrics=metrics)
-        """Loss and metrics, given the logits of this rank's edges."""
-        self.assignment, self.scored = assignment, assignment.rows_of(assignment.edges)
+        self.vertices, self.num_vertices = torch.arange(num_vertices)[rows], num_vertices
+        self.of_edges = NodeTask(labels, slice(0), group, loss=loss, metrics=metrics)
+        """Loss and metrics, given the logits of edges."""
+        self._rows: dict[bool, EdgeRows] = {}
+        """Training edges (True) and all edges (False) of this rank."""
 
-    @cached_property
-    def training(self) -> EdgeRows:
-        """Training edges of this rank, for steps on all of them."""
-        edges = self.assignment.edges
-        return self.assignment.rows_of(edges[self.of_edges.labelled["train"][edges]])
+    def rows_of(self, z: Tensor, step: Step) -> EdgeRows:
+        """Return the edges that this rank scores in a step, with the rows of their endpoints. All ranks must call it.
+
+        Args:
+            z: Output rows of the model, [n, D]: of all vertices, of a receptive field, or of a mini-batch.
+            step: The step.
+        """
+        if step.links is not None:
+            return EdgeRows(self.labels, step.links, len(z), self.group)
+        if step.training not in self._rows:
+            rank, vertices = self.group.rank, self.vertices if step.vertices is None else step.vertices
+            owner = owner_of_vertices(vertices, self.num_vertices, self.group)
+            assignment = EdgeAssignment(owner=owner, size=self.group.size, labels=self.labels)
+            pairs = assignment.train(rank) if step.training else self.labels.pairs(assignment.edges(rank))
+            self._rows[step.training] = assignment.rows_of(pairs, vertices, self.group)
+        return self._rows[step.training]
 
     def loss(self, z: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """Compute loss and gradient of a step, and set the gradients of the decoder's parameters.
@@ -147,7 +173,7 @@ class EdgeTask:
             This rank's part of the loss, [], and its gradient with respect to z, [n, D].
         """
         with self.group.meter.timer("decode"):
-            edge_rows = EdgeRows(self.labels, step.links, len(z), self.group) if step.links else self.training
+            edge_rows = self.rows_of(z, step)
 
         def decode(number: int, rows: Tensor) -> Tensor:
             return edge_rows.decode(number, rows, self.decoder)
@@ -164,7 +190,9 @@ class EdgeTask:
             z: Output rows of the model, [n, D].
             step: The step.
         """
-        return self.of_edges.counts(self.scored.logits(z, self.decoder), step)
+        edge_rows = self.rows_of(z, step)
+        logits = edge_rows.logits(z, self.decoder)
+        return self.of_edges.counts(logits, replace(step, vertices=torch.cat(edge_rows.edges)))
 
     def scores(self, counts: list[MetricCounts]) -> dict[str, float | None]:
         """Return the score of each metric and split; see `NodeTask.scores`."""

@@ -77,6 +77,8 @@ class LinkAssignment(VertexOwners):
     """Number of negative samples with which mrr and hits@k compare the links of a source, S; 0: all vertices."""
     _by_rank: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Cache of the training links of each rank."""
+    _received: dict[int, list[list[int]]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Cache of `received` by epoch."""
 
     def train(self, rank: int, epoch: int) -> Tensor:
         """Return the pairs of a rank in an epoch, [p (1 + K), 3]: first its p links, then their negative samples.
@@ -87,6 +89,17 @@ class LinkAssignment(VertexOwners):
         """
         draw, links = negative_key(self.seed, epoch), self._of_rank(rank)
         return self.links.candidates_of(links, draw, self.num_negatives, keep_sources=self.keep_sources)
+
+    def received(self, epoch: int) -> list[list[int]]:
+        """Return the number of rows that each rank receives from each rank in a training step; computed once.
+
+        Args:
+            epoch: Number of the epoch.
+        """
+        if epoch not in self._received:
+            pairs = (self.train(rank, epoch) for rank in range(self.size))
+            self._received[epoch] = [self.missing(rank_pairs, rank)[1] for rank, rank_pairs in enumerate(pairs)]
+        return self._received[epoch]
 
     def _of_rank(self, rank: int) -> Tensor:
         """Return the training links of a rank."""
@@ -161,7 +174,7 @@ class LinkAssignment(VertexOwners):
                     queries = self.links.queries(self.links.directed(links))
                     operations += top_operations(self.links, queries, top, width, itemsize, self.size)
             return Trace(operations=tuple(operations))
-        received = [self.missing(self.train(other, epoch), other)[1] for other in range(self.size)]
+        received = self.received(epoch)
         # A step first exchanges the number of vertices and the vertex ids that each rank requests, then rows, then
         # gradients.
         counts = Operation(
@@ -245,8 +258,19 @@ class EndpointBatch(NamedTuple):
             rows: Endpoint rows, [m, D].
             decoder: The decoder.
         """
-        query = decoder.query(spmm(self.source, rows), self.relation)
-        return (query * spmm(self.target, rows)).sum(1)
+        return pair_scores(decoder, spmm(self.source, rows), spmm(self.target, rows), self.relation)
+
+
+def pair_scores(decoder: Decoder, source: Tensor, target: Tensor, relation: Tensor) -> Tensor:
+    """Return the scores [p] of pairs.
+
+    Args:
+        decoder: The decoder.
+        source: Rows of the sources, [p, D].
+        target: Rows of the targets, [p, D].
+        relation: Relation of each pair, int64 [p].
+    """
+    return (decoder.query(source, relation) * target).sum(1)
 
 
 class LinkHalo:
