@@ -32,7 +32,7 @@ from weft.training.launch.processes import Meeting, launch
 from weft.training.launch.torchrun import under_torchrun
 from weft.training.progress import waiting
 from weft.utils.errors import InputError, Stopped
-from weft.utils.terminal import print_message
+from weft.utils.log import LOGGER
 from weft.utils.user_folders import home_folder
 
 TIMEOUT_SECONDS = 600.0
@@ -309,7 +309,7 @@ def required_profile(path: str | Path = "") -> Profile:
         InputError: The file cannot be read, was measured on other hardware, or the quick probe failed.
     """
     if not path and not under_torchrun() and not default_path().exists():
-        print_message(
+        LOGGER.info(
             "this machine has no profile yet: measuring it quickly, for about half a minute. For better estimates, run "
             "weft probe once, while the machine is idle"
         )
