@@ -176,7 +176,7 @@ def num_bytes(values: Any) -> int:
 SMALL_SIZE = BlockSize(sources=6, targets=4, edges=5, loops=1)
 """Size of the block on which convolutions run to count their FLOPs."""
 SMALL_SIZE_WITHOUT_EDGES = SMALL_SIZE[:2]
-"""The same for blocks without edges, on which convolutions save less than other blocks would suggest."""
+"""Sources and targets of a block without edges, on which convolutions save less than other blocks would suggest."""
 
 
 class BlockCost(NamedTuple):
