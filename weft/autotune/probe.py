@@ -47,11 +47,11 @@ MAX_SECONDS = 1.0
 """Time limit of the intervals after the first ROUNDS."""
 STEP_ROUNDS = 5
 """Number of medians of a whole step of several ranks; their median counts, since other programs slow some."""
-QUICK_SECONDS, QUICK_SHARE, QUICK_SIZES = 0.1, 0.2, 3
+QUICK_SECONDS, QUICK_SHARE, QUICK_SIZES = 0.05, 0.1, {1: 3, 2: 3, 3: 3, 4: 2, 5: 2}
 """Savings of the quick probe.
 
 QUICK_SECONDS: its MAX_SECONDS. QUICK_SHARE: its largest sample, as a share of MAX_WORK. QUICK_SIZES: most sizes of an
-axis.
+axis, by the number of axes.
 """
 NO_MEMORY = MemoryUse(0, 0, 0)
 """Memory of a plan that is too small to matter."""
@@ -116,17 +116,19 @@ class Stopwatch:
     def __init__(
         self, group: Group, *, quick: bool = False, min_seconds: float = MIN_SECONDS, rounds: int = ROUNDS
     ) -> None:
-        self.group, self.min_seconds, self.rounds = group, min_seconds, rounds
+        self.group, self.min_seconds, self.rounds, self.quick = group, min_seconds, rounds, quick
         self.max_seconds = QUICK_SECONDS if quick else MAX_SECONDS
         self.max_share = QUICK_SHARE if quick else 1.0
-        self._max_sizes = QUICK_SIZES if quick else None
 
-    def sizes(self, axis: Sequence[float]) -> tuple[float, ...]:
-        """Return the sizes of an axis to measure: both ends and those between, as many as the time allows."""
-        if self._max_sizes is None or len(axis) <= self._max_sizes:
-            return tuple(axis)
-        steps = self._max_sizes - 1
-        return tuple(axis[step * (len(axis) - 1) // steps] for step in range(self._max_sizes))
+    def sizes(self, axes: Sequence[tuple[float, ...]]) -> tuple[tuple[float, ...], ...]:
+        """Return the sizes of each axis to measure; for a quick probe both ends and at most one between."""
+        most = QUICK_SIZES[len(axes)]
+        return tuple(
+            tuple(axis[step * (len(axis) - 1) // (most - 1)] for step in range(most))
+            if self.quick and len(axis) > most
+            else axis
+            for axis in axes
+        )
 
     def seconds(self, *works: Work) -> float:
         """Return the median of the seconds of several runs, after a warm-up run that is not counted.
@@ -175,16 +177,21 @@ def measure_kernels(group: Group, calls: Iterable[KernelCall] | None = None, *, 
             None: all kernels at all sizes, and the fixed costs.
         quick: Measure fewer sizes, smaller samples and shorter intervals.
     """
-    samples = kernel_samples()
+    watch = Stopwatch(group, quick=quick, rounds=1 if quick else ROUNDS)
+    samples = kernel_samples(watch.max_share)
     if calls is not None:
         samples = samples_around(samples, calls)
-    tables = {name: price_table(Stopwatch(group, quick=quick), axes, make) for name, (axes, make) in samples.items()}
+    tables = {name: price_table(watch, axes, make) for name, (axes, make) in samples.items()}
     prices = Prices(ranks=group.size, threads=torch.get_num_threads(), tables=tables)
     return prices if calls is not None else with_fixed_costs(prices, Stopwatch(group, quick=quick, **VARYING))
 
 
-def kernel_samples() -> KernelSamples:
-    """Return the sizes at which each kernel is measured, and the function that returns a sample, by kernel."""
+def kernel_samples(max_share: float = 1.0) -> KernelSamples:
+    """Return the sizes at which each kernel is measured, and the function that returns a sample, by kernel.
+
+    Args:
+        max_share: Largest aggregate in a forward pass, as a share of MAX_WORK.
+    """
     samples: KernelSamples = {
         "linear": ((ROWS, COLUMNS, WIDTHS), linear_sample),
         "linear_weights": ((ROWS, COLUMNS, WIDTHS), linear_weights_sample),
@@ -195,13 +202,13 @@ def kernel_samples() -> KernelSamples:
         "update": ((BYTES,), update_sample),
         "loss": ((ROWS, CLASS_COUNTS), loss_sample),
         "draw": ((TARGETS, FANOUTS), draw_sample),
-        "Sum": ((SOURCES, SHARES, DEGREES, SUM_WIDTHS), sum_sample),
+        "Sum": ((SOURCES, SHARES, DEGREES, SUM_WIDTHS), partial(sum_sample, max_share=max_share)),
     }
     for name, kernel in (("Attend", attention_sample), ("AttendEdges", edge_attention_sample), ("Max", max_sample)):
         heads = () if name == "Max" else (HEADS,)
         for back in (False, True):
             axes = (SOURCES, SHARES, DEGREES, ATTENTION_WIDTHS, *heads)
-            samples[name + "_backward" * back] = axes, partial(kernel, backward=back)
+            samples[name + "_backward" * back] = axes, partial(kernel, backward=back, max_share=max_share)
     return samples
 
 
@@ -289,7 +296,7 @@ def measure_network(
         """Return the measured minus the estimated seconds of a step, on the slowest rank."""
         estimate = epoch_time(plan, replace(cluster, profile=replace(profile, networks=[network])), NO_MEMORY).total
         step = train_step(plan, group)
-        seconds = statistics.median(watch.seconds(step) for _ in range(STEP_ROUNDS)) - estimate
+        seconds = statistics.median(watch.seconds(step) for _ in range(1 if quick else STEP_ROUNDS)) - estimate
         return max(float(rank["seconds"]) for rank in group.all_gather_object({"seconds": seconds}))
 
     part = torch.arange(VERTICES, dtype=torch.int32) * group.size // VERTICES
@@ -412,7 +419,7 @@ def price_table(watch: Stopwatch, axes: Sequence[tuple[float, ...]], make: Calla
         axes: Sizes of each axis, ascending.
         make: Function that returns the sample of a combination of sizes.
     """
-    axes = tuple(map(watch.sizes, axes))
+    axes = watch.sizes(axes)
     seconds: dict[tuple[float, ...], float] = {}
     for sizes in product(*axes):
         units, share, prepare = make(*sizes)
@@ -551,7 +558,7 @@ def draw_sample(targets: float, fanout: float) -> ProbeSample:
         sampler = BatchSampler(
             graph=graph, size=1, part=None, fanouts=fanouts, batch_size=batch, method="uniform", seed=0
         )
-        examples = sampler.batches(0)[0]
+        examples = torch.randperm(graph.num_vertices)[:batch]
 
         def run() -> object:
             (batch_blocks,) = exchange_requests_locally([sampler.sample(examples, 0, epoch=0, number=0)])
@@ -591,6 +598,7 @@ def aggregate_sample(
     make: Callable[[Adjacency], Callable[[Tensor], Tensor]],
     *,
     backward: bool = False,
+    max_share: float = 1.0,
 ) -> ProbeSample:
     """Return a sample of an aggregate, or of its backward pass.
 
@@ -602,16 +610,17 @@ def aggregate_sample(
         width: Columns of a row.
         make: Function that returns the aggregate over some edges.
         backward: Measure the backward pass.
+        max_share: Largest forward pass, as a share of MAX_WORK.
     """
     numbers = edges[0] * edges[2] * width
-    targets = None if backward else edges[0] * min(1.0, MAX_WORK["aggregated"] / numbers)
+    targets = None if backward else edges[0] * min(1.0, max_share * MAX_WORK["aggregated"] / numbers)
 
     def prepare() -> Work:
         with torch.device("cpu"):  # its generator draws the edges
             block = random_edges(*edges, targets)
         block = block.to(torch.get_default_device())
         run = make(block)
-        x = torch.rand(block.num_sources, int(width), requires_grad=backward)
+        x = torch.ones(block.num_sources, int(width), requires_grad=backward)  # random rows take longer to make
         if not backward:
             return lambda: run(x)
         y = run(x)
@@ -624,18 +633,16 @@ def aggregate_sample(
     return numbers, numbers / MAX_WORK["aggregated_backward"], prepare
 
 
-def sum_sample(sources: float, share: float, degree: float, width: float) -> ProbeSample:
-    return aggregate_sample((sources, share, degree), width, lambda edges: lambda x: spmm(edges, x))
+def sum_sample(sources: float, share: float, degree: float, width: float, **options: Any) -> ProbeSample:
+    return aggregate_sample((sources, share, degree), width, lambda edges: lambda x: spmm(edges, x), **options)
 
 
-def max_sample(sources: float, share: float, degree: float, width: float, *, backward: bool) -> ProbeSample:
-    return aggregate_sample(
-        (sources, share, degree), width, lambda edges: lambda x: spmm_max(edges, x), backward=backward
-    )
+def max_sample(sources: float, share: float, degree: float, width: float, **options: Any) -> ProbeSample:
+    return aggregate_sample((sources, share, degree), width, lambda edges: lambda x: spmm_max(edges, x), **options)
 
 
 def attention_sample(
-    sources: float, share: float, degree: float, width: float, heads: float, *, backward: bool
+    sources: float, share: float, degree: float, width: float, heads: float, **options: Any
 ) -> ProbeSample:
     def make(edges: Adjacency) -> Callable[[Tensor], Tensor]:
         bounds = [int(width) * head // int(heads) for head in range(int(heads) + 1)]
@@ -643,11 +650,11 @@ def attention_sample(
         left, right = (torch.rand(size, int(heads), requires_grad=True) for size in sizes)
         return lambda x: attend(edges, x, left, right, bounds=bounds)
 
-    return aggregate_sample((sources, share, degree), width, make, backward=backward)
+    return aggregate_sample((sources, share, degree), width, make, **options)
 
 
 def edge_attention_sample(
-    sources: float, share: float, degree: float, width: float, heads: float, *, backward: bool
+    sources: float, share: float, degree: float, width: float, heads: float, **options: Any
 ) -> ProbeSample:
     def make(edges: Adjacency) -> Callable[[Tensor], Tensor]:
         bounds = [int(width) * head // int(heads) for head in range(int(heads) + 1)]
@@ -660,7 +667,7 @@ def edge_attention_sample(
 
         return run
 
-    return aggregate_sample((sources, share, degree), width, make, backward=backward)
+    return aggregate_sample((sources, share, degree), width, make, **options)
 
 
 def passes(number: int, device: torch.device) -> Work:

@@ -124,19 +124,16 @@ def probe_machine(workers: Sequence[int] = (), *, quick: bool = False, quiet: bo
 
     Args:
         workers: Numbers of local ranks to measure. Default: 1, 2, 4, ... up to the number of cores, and at least 4.
-        quick: Take half a minute in all: measure one rank with all cores, and at most QUICK_RANKS together, at fewer
-            sizes.
+        quick: Take half a minute in all: measure at most QUICK_RANKS ranks, at fewer sizes.
         quiet: Print no progress.
     """
     cores = num_cores()
     if quick:
         with waiting("measuring the disk", quiet=quiet):
             profile = Profile(host=host_facts() | {"disk": measure_disk()._asdict(), "quick": True}, prices=[])
-        together = min(max(cores, 2), QUICK_RANKS)
-        for ranks, threads in ((1, cores), (together, max(1, cores // together))):
-            with waiting(f"measuring {ranks} ranks of {threads} threads", quiet=quiet):
-                profile = measure_on_ranks(profile, ranks, threads, kernels=ranks * threads <= cores)
-        return profile
+        ranks = min(cores, QUICK_RANKS)
+        with waiting(f"measuring {ranks} ranks of {cores // ranks} threads", quiet=quiet):
+            return measure_on_ranks(profile, ranks, cores // ranks, kernels=True)
     workers = workers or [1 << power for power in range(max(cores, 4).bit_length()) if 1 << power <= max(cores, 4)]
     with waiting("measuring processes and disk", quiet=quiet):
         profile = Profile(host=host_facts() | process_facts() | {"disk": measure_disk()._asdict()}, prices=[])
