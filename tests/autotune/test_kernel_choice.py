@@ -228,7 +228,8 @@ def test_prices_are_measured_with_the_selected_kernels(monkeypatch: pytest.Monke
     )
     while_priced: list[str] = []
 
-    def priced(group: Group) -> Prices:
+    def priced(group: Group, *, quick: bool) -> Prices:
+        assert not quick
         while_priced.append(selected_kernel("map", 1, 1, 1, 1))
         return Prices(ranks=group.size, threads=1, tables={})
 
@@ -238,7 +239,7 @@ def test_prices_are_measured_with_the_selected_kernels(monkeypatch: pytest.Monke
     assert alone.choices == selection
     kernel_selection.select_kernels(DEFAULT)
     monkeypatch.setattr(probe_command, "select_fastest_kernels", None)
-    monkeypatch.setattr(probe_command, "measure_network", lambda *_: "network")
+    monkeypatch.setattr(probe_command, "measure_network", lambda *_, **__: "network")
     several: Any = SimpleNamespace(size=2)
     assert probe_command.with_measurements(alone, several, kernels=True).networks == ["network"]
     assert while_priced == ["mkl", "mkl"]

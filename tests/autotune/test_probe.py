@@ -208,9 +208,12 @@ def completed(group: Group, profiles: list[Profile], hosts: int) -> tuple[Machin
             patch.setattr(probe, name, value)
         tables: list[str] = []
         make_table = probe.price_table
-        patch.setattr(
-            probe, "price_table", lambda *arguments: tables.append(arguments[2].__name__) or make_table(*arguments)
-        )
+
+        def recorded(watch: probe.Stopwatch, axes: Any, make: Any) -> PriceTable:
+            tables.append(getattr(make, "func", make).__name__)  # some are partial functions
+            return make_table(watch, axes, make)
+
+        patch.setattr(probe, "price_table", recorded)
         return *measured_machine(workload(), group, profiles[group.rank], hosts=hosts), tables
 
 
