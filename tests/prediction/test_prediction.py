@@ -260,7 +260,8 @@ def test_a_custom_model(store: Path, tmp_path: Path) -> None:
         weft.InputError,
         match=r"its model is a .*\.CustomStack, a custom class that weft does not import by itself: create one",
     ):
-        _ = run.model
+        _ = Run.open(run.folder).model
+    assert isinstance(run.model, CustomStack)
     with pytest.raises(weft.InputError, match="contains the weights of another model"):
         weft.load_model(run.folder, CustomStack(9).double())
     with pytest.raises(weft.InputError, match="was trained in float64: convert the model"):
