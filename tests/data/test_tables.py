@@ -534,7 +534,7 @@ def test_a_draft_of_tables_with_mistakes(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("users", "calls", "message"),
     [
-        ("id,age\nu1,3\nu2\n", "", r"users.csv, line 3: has 1 values, and the header has 2 \(u2\): correct it"),
+        ("id,age\nu1,3\nu2\n", "", r"users.csv, line 3: has 1 value, and the header has 2 \(u2\): correct it"),
         ("id,age\nu1,3\nu2,4,5\n", "", r"users.csv, line 3: has 3 values, and the header has 2 \(u2,4,5\): correct"),
         ("", "", "users.csv: is empty: its first line must contain the names of the columns"),
         ("id,age\nu1,3\n", "", "calls.csv: is empty"),

@@ -187,7 +187,7 @@ class ArrowTable:
             if ragged := CSV_RAGGED.search(str(error)):
                 line, expected, actual, text = ragged.groups()
                 raise InputError(
-                    f"{self.place}, line {line}: has {actual} values, and the header has {expected} ({text[:MAX_SHOWN]}"
+                    f"{self.place}, line {line}: has {actual} value{'s' * (actual != '1')}, and the header has {expected} ({text[:MAX_SHOWN]}"
                     "): correct it, or quote a text that contains the separator"
                 ) from None
             if CSV_EMPTY in str(error):
