@@ -222,6 +222,7 @@ def workload() -> Workload:
     return Workload(model, graph)
 
 
+@pytest.mark.slow
 def test_ranks_measure_missing_parts_of_a_profile() -> None:
     """All ranks use the machine of rank 0, whose profile decides what is measured."""
     nothing = Profile(host={"cores": 2}, prices=[])

@@ -13,6 +13,7 @@ import torch
 
 import weft
 from tests.lib.graph_checks import assert_one_line
+from tests.lib.pairwise import param
 from tests.lib.profiles import profile
 from tests.lib.running import train
 from tests.training.test_edge_prediction import make
@@ -217,8 +218,11 @@ def test_mistakes(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"task": "edge"}, {"task": "link"}, {"task": "link", "batch_size": "64", "decoder": "distmult"}],
-    ids=lambda options: "-".join(options.values()),
+    [
+        param({"task": "edge"}, name="edge"),
+        param({"task": "link"}, name="link", quick=False),
+        param({"task": "link", "batch_size": "64", "decoder": "distmult"}, name="batches", quick=False),
+    ],
 )
 def test_tasks_on_edges_are_estimated(options: dict[str, Any], tmp_path: Path) -> None:
     """Sent bytes are those of a run, and the decoder needs time and memory; `auto` chooses among these estimates.

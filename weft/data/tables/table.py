@@ -186,9 +186,10 @@ class ArrowTable:
                 ) from None
             if ragged := CSV_RAGGED.search(str(error)):
                 line, expected, actual, text = ragged.groups()
+                values = f"{actual} value{'s' * (actual != '1')}"
                 raise InputError(
-                    f"{self.place}, line {line}: has {actual} value{'s' * (actual != '1')}, and the header has {expected} "
-                    f"({text[:MAX_SHOWN]}): correct it, or quote a text that contains the separator"
+                    f"{self.place}, line {line}: has {values}, and the header has {expected} ({text[:MAX_SHOWN]}): "
+                    "correct it, or quote a text that contains the separator"
                 ) from None
             if CSV_EMPTY in str(error):
                 raise InputError(
