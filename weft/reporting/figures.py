@@ -140,7 +140,7 @@ def curves(data: Data, field: str, title: str, *, unit: str = "", log: bool = Fa
         params.append(_split_switch(alt, data, choices))
         base = base.transform_filter(IS_SHOWN)
     lines = base.mark_line(point={"size": 18} if few else False, strokeWidth=2).encode(
-        strokeDash=_dashes(alt, by, names)
+        strokeDash=_dashes(alt, by, names, legend=False)
     )
     # Only if there is a best epoch: an empty layer has no range on the axis.
     best = [
@@ -370,16 +370,21 @@ def _split_switch(alt: Any, data: Data, splits: Sequence[str]) -> Any:
     return alt.param(name="shown", value=data.default_split, bind=select)
 
 
-def _dashes(alt: Any, field: str, names: Sequence[str]) -> Any:
-    """Return dashes by a field, so that lines which coincide can be told apart."""
+def _dashes(alt: Any, field: str, names: Sequence[str], *, legend: bool = True) -> Any:
+    """Return dashes by a field, so that lines which coincide can be told apart, in the legend of `_hue`."""
     dashes = [DASHES[number % len(DASHES)] for number in range(len(names))]
-    return alt.StrokeDash(f"{field}:N", scale=alt.Scale(domain=list(names), range=dashes), legend=None)
+    scale, sort = alt.Scale(domain=list(names), range=dashes), list(names)
+    return alt.StrokeDash(f"{field}:N", title=field, sort=sort, scale=scale, legend=_legend(alt, names, legend))
 
 
 def _hue(alt: Any, field: str, names: Sequence[str], *, legend: bool = True) -> Any:
     """Return colors by a field, with a legend if it is wanted and the field has several values."""
-    shown = alt.Legend(title=None) if legend and len(names) > 1 else None
-    return alt.Color(f"{field}:N", title=field, sort=list(names), scale=alt.Scale(domain=list(names)), legend=shown)
+    scale, sort = alt.Scale(domain=list(names)), list(names)
+    return alt.Color(f"{field}:N", title=field, sort=sort, scale=scale, legend=_legend(alt, names, legend))
+
+
+def _legend(alt: Any, names: Sequence[str], wanted: bool) -> Any:
+    return alt.Legend(title=None) if wanted and len(names) > 1 else None
 
 
 def _labels_axis(alt: Any, data: Data) -> Any:
