@@ -219,7 +219,7 @@ def test_mistakes(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        param({"task": "edge"}, name="edge"),
+        param({"task": "edge"}, name="edge", quick=True),
         param({"task": "link"}, name="link", quick=False),
         param({"task": "link", "batch_size": "64", "decoder": "distmult"}, name="batches", quick=False),
     ],
