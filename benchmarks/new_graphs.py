@@ -4,7 +4,7 @@
     python benchmarks/new_graphs.py --profiles full.json,quick.json --seed 11 --out NAME
 
 Each cell is a graph, a model and a strategy. All cells train twice, in two rounds, so that the errors of the estimates
-can be compared with the difference between two measurements. `network` of the run is that of local processes.
+can be compared with the difference between two measurements.
 """
 
 from __future__ import annotations
