@@ -629,7 +629,7 @@ def aggregate_sample(
         return lambda: torch.autograd.grad(y, inputs, grad, retain_graph=True)
 
     if targets is not None:
-        return targets * edges[2] * width, 0.0, prepare
+        return targets * edges[2] * width, 0.0, prepare  # the targets limit it, so no sources are left out
     return numbers, numbers / MAX_WORK["aggregated_backward"], prepare
 
 

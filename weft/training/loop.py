@@ -142,7 +142,7 @@ class Trainer:
             scores, lr = self._scores(counts), self.optimizer.param_groups[0]["lr"]
             due = self._is_due(epoch)
             if due:
-                self._keep_best(epoch, counts)
+                self._keep_best(epoch, scores, counts)
             score = scores[self.validation] if due and self.validation else None
             advance(self.scheduler, loss, score, lower_is_better=self.progress.lower_is_better)
             self.progress.epoch += 1
@@ -162,8 +162,9 @@ class Trainer:
         if (last := self.progress.epoch - 1) >= 0 and not self._is_due(last):
             # --eval-every asks for no evaluation after this epoch, so a longer run has none: it counts for the result,
             # but is in no checkpoint, so that a resumed run equals an uninterrupted one.
-            evaluated = counts[0] is not None
-            self._keep_best(last, counts if evaluated else self.group.all_gather_object(self._evaluate(last)))
+            if counts[0] is None:
+                counts = self.group.all_gather_object(self._evaluate(last))
+            self._keep_best(last, self._scores(counts), counts)
         return 0
 
     def _is_due(self, epoch: int) -> bool:
@@ -242,16 +243,16 @@ class Trainer:
         """Return the scores of an evaluation from the results of all ranks; {} if these are None."""
         return {} if counts[0] is None else self.task.scores(counts)
 
-    def _keep_best(self, epoch: int, counts: list[Any]) -> None:
+    def _keep_best(self, epoch: int, scores: dict[str, float | None], counts: list[Any]) -> None:
         """Keep scores, counts for the report, and weights if the validation score is the best so far.
 
         Without a validation score, the last evaluated epoch counts as the best.
 
         Args:
             epoch: The epoch before the evaluation.
+            scores: Scores of the evaluation by name.
             counts: Results of the evaluation of all ranks.
         """
-        scores = self._scores(counts)
         val = scores[self.validation] if self.validation else None
         if not self.validation or self.progress.improves(val):
             self.progress.best_score, self.progress.best_epoch = val, epoch
