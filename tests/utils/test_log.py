@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,18 @@ from weft.utils.log import LOGGER
 
 GRAPH = "sbm:vertices=60,degree=4,classes=3,features=5"
 LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ([A-Z]+) rank (\d): (.*)")
+WARNER = """
+import warnings
+
+import torch
+import weft
+
+
+@weft.register("loss")
+def warned(logits, labels):
+    warnings.warn("look out")
+    return torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+"""
 
 
 class Listed(logging.Handler):
@@ -80,12 +94,16 @@ def test_the_command_logs_to_a_file(
 
 
 def test_local_ranks_log_to_it(tmp_path: Path) -> None:
+    """The file has the lines of standard error, also Python's warnings in ranks."""
     path = tmp_path / "log.txt"
-    options = ["--strategy", "tensor", "--workers", "2", "--epochs", "1"]
-    code, errors = finish(start("train", GRAPH, *options, "--out", tmp_path / "run", "--log-file", path))
+    (tmp_path / "warner.py").write_text(WARNER)
+    options = ["--strategy", "tensor", "--workers", "2", "--epochs", "1", "--import", "warner", "--loss", "warned"]
+    command = ["train", GRAPH, *options, "--out", tmp_path / "run", "--log-file", path]
+    code, errors = finish(start(*command, prepare=partial(os.chdir, tmp_path)))
     logged = [match.groups() for match in map(LINE.fullmatch, path.read_text().splitlines()) if match]
     assert (code, len(logged)) == (0, len(errors.splitlines()))
     assert any(text.startswith("epoch 1/1 ") for _, _, text in logged)
+    assert ("WARNING", "1", "look out") in logged
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from weft.runtime.processes.stop_request import SIGNALS, handle_signals
 from weft.runtime.processes.temporary_folder import use_process_folder
 from weft.utils.error_line import explain_error, print_error
 from weft.utils.errors import InputError, RunError, Stopped, refusing_exit
-from weft.utils.log import LOGGER, close_log, open_log
+from weft.utils.log import LOGGER, close_log, log_warnings, open_log
 from weft.utils.standard_streams import STDERR, LossyStream, guard_standard_streams
 from weft.utils.terminal import print_line
 
@@ -209,7 +209,7 @@ def _print_in_a_line() -> None:
     """
     LOGGER.propagate = False
     warnings.simplefilter("ignore", RuntimeWarning)
-    warnings.showwarning = lambda text, *_: LOGGER.warning(str(text))
+    log_warnings()
 
 
 def _prepare_process(options: argparse.Namespace) -> int | None:

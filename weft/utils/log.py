@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import TextIO
 
@@ -77,9 +78,15 @@ def open_log(path: Path) -> None:
 
 
 def open_log_of_launcher() -> None:
-    """Append the messages of this rank to the log file of the process that started it, if that has one."""
+    """Append the messages and warnings of this rank to the log file of the process that started it, if it has one."""
     if path := os.environ.get(LOG_FILE):
         open_log(Path(path))
+        log_warnings()
+
+
+def log_warnings() -> None:
+    """Turn Python's warnings into messages, each in one line."""
+    warnings.showwarning = lambda text, *_: LOGGER.warning(str(text))
 
 
 def close_log() -> None:
