@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from weft.cli.parser import flag_of
+from weft.cli.parser import Parser, flag_of
 from weft.config.config import Config
 
 SHELLS = ("bash", "zsh")
@@ -31,7 +30,7 @@ complete -o default -F _weft weft
 PREPARE = {"bash": "", "zsh": "autoload -U compinit bashcompinit && compinit && bashcompinit\n"}
 
 
-def completion_script(parser: argparse.ArgumentParser, shell: str, names: Mapping[str, list[str]]) -> str:
+def completion_script(parser: Parser, shell: str, names: Mapping[str, list[str]]) -> str:
     """Return the script for a shell. Where it proposes nothing, the shell completes file names.
 
     Args:
@@ -41,24 +40,6 @@ def completion_script(parser: argparse.ArgumentParser, shell: str, names: Mappin
     """
     values = {spec.name: list(spec.metadata["choices"]) for spec in dataclasses.fields(Config)} | dict(names)
     by_flag = [f'        {flag_of(name)}) words="{" ".join(words)}" ;;' for name, words in values.items() if words]
-    patterns = ((f'"{path}"*' if path else '" "', words) for path, words in _words(parser, ""))
+    patterns = ((f'"{path}"*' if path else '" "', words) for path, words in parser.words())
     by_command = [f'            {pattern}) words="{" ".join(words)}" ;;' for pattern, words in patterns]
     return SCRIPT.format(shell=shell, prepare=PREPARE[shell], values="\n".join(by_flag), flags="\n".join(by_command))
-
-
-def _words(parser: argparse.ArgumentParser, path: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the words that may follow each command, the longest commands first.
-
-    Args:
-        parser: Parser of the command.
-        path: The command with a space after each word, without weft.
-    """
-    commands: dict[str, argparse.ArgumentParser] = {}
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            commands = dict(action.choices)
-    for name, command in commands.items():
-        yield from _words(command, f"{path}{name} ")
-    positional = [word for action in parser._actions if not action.option_strings for word in action.choices or ()]
-    flags = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
-    yield path, positional or flags

@@ -244,11 +244,11 @@ def _saved(options: argparse.Namespace) -> Config | None:
     return Config.read(folder / "config.toml")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     """Return the parser of all commands."""
     parser = Parser(prog="weft", description="Trains graph neural networks on graphs that outgrow one device.")
     parser.add_argument("--version", action="version", version=f"weft {version('weft')}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     command = commands.add_parser(
         "train", help="train a model on a graph under a strategy", usage=USAGE, epilog=TRAIN_EXAMPLES

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 from weft.config.config import Config, PartitionOptions
@@ -14,37 +15,45 @@ from weft.config.option import help_text
 from weft.utils.errors import InputError, nearest
 from weft.utils.files.migrate import FORMER_OPTIONS
 
-COMMAND_FLAGS = (
-    "--config",
-    "--import",
-    "--out",
-    "--resume",
-    "--strategies",
-    "--what",
-    "--layer",
-    "--top",
-    "--pairs",
-    "--overwrite",
-    "--quiet",
-    "--json",
-    "--log-file",
-    "--random",
-    "--undirected",
-    "--serve",
-    "--port",
-    "--plan",
-    "--hosts",
-    "--approximate",
-)
-"""Flags of commands that are not fields of a schema."""
-
 
 class Parser(argparse.ArgumentParser):
-    """Argument parser that reports errors in one line and accepts no abbreviated flags."""
+    """Argument parser that reports errors in one line and accepts no abbreviated flags.
 
-    def __init__(self, **options: Any) -> None:
+    Args:
+        root: Parser of all commands. None: this one.
+        **options: Arguments of `ArgumentParser`.
+    """
+
+    def __init__(self, *, root: Parser | None = None, **options: Any) -> None:
         formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(**{"allow_abbrev": False, "formatter_class": formatter, **options})
+        self._root = root or self
+
+    def add_subparsers(self, **options: Any) -> Any:
+        """Add the parsers of commands, which know the flags of all other commands.
+
+        Args:
+            **options: Arguments of `ArgumentParser.add_subparsers`.
+        """
+        return super().add_subparsers(**{"parser_class": partial(Parser, root=self._root), **options})
+
+    def words(self, path: str = "") -> Iterator[tuple[str, list[str]]]:
+        """Yield the words that may follow each command, the longest commands first.
+
+        Args:
+            path: The command of this parser with a space after each word, without weft.
+        """
+        commands: dict[str, Parser] = {}
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                commands = dict(action.choices)
+        for name, command in commands.items():
+            yield from command.words(f"{path}{name} ")
+        positional = [word for action in self._actions if not action.option_strings for word in action.choices or ()]
+        yield path, positional or self._flags()
+
+    def _flags(self) -> list[str]:
+        return [flag for flag in self._option_string_actions if flag.startswith("--")]
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse arguments, and refuse unknown ones here, in the parser of the command that they were given to.
@@ -60,7 +69,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise InputError for refused arguments, with a hint for misspelt commands and former or misplaced flags."""
-        flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
+        flags = self._flags()
         command = re.match(r"argument \S+: invalid choice: '(.+)' \(choose from (.+)\)", message)
         if command and command[1] in FAMILIAR_COMMANDS:
             message = f"unknown command {command[1]}: {FAMILIAR_COMMANDS[command[1]]}"
@@ -69,8 +78,9 @@ class Parser(argparse.ArgumentParser):
         flag = re.match(r"unrecognized arguments: (--[\w-]+)", message)
         if flag and (former := FORMER_OPTIONS.get(flag[1].removeprefix("--"))):
             message = f"{flag[1]} is now --{former}"
-        elif flag and flag[1] in _flags():
-            message = f"{flag[1]} has no effect here: leave it out"
+        elif flag and flag[1] in _all_flags(self._root):
+            near = nearest(flag[1], flags)
+            message = f"{flag[1]} has no effect here: leave it out" + (f", or give {near}" if near else "")
         elif flag and (options := [*map(flag_of, options_for(flag[1].removeprefix("--")))]) and {*options} <= {*flags}:
             message = f"unknown flag {flag[1]}: use {' and '.join(options)}"
         elif flag and (near := nearest(flag[1], flags)):
@@ -78,10 +88,14 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"{message} (see {self.prog} --help)")
 
 
-def _flags() -> list[str]:
-    """Return the flags of all commands."""
-    fields = (*dataclasses.fields(Config), *dataclasses.fields(PartitionOptions))
-    return [*COMMAND_FLAGS, *(flag_of(spec.name) for spec in fields)]
+def _all_flags(root: Parser) -> set[str]:
+    """Return the flags of all commands, and of all options of training.
+
+    Args:
+        root: Parser of all commands, or of the options of one strategy.
+    """
+    flags = {word for _, words in root.words() for word in words}
+    return flags | {flag_of(spec.name) for spec in dataclasses.fields(Config)}
 
 
 def flag_of(name: str) -> str:
