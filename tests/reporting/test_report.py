@@ -363,6 +363,18 @@ def test_many_runs_have_no_confusion_matrices(tmp_path: Path) -> None:
     assert {row["curve"] for row in tables(page)["thresholds"]} == {"run0", "run1"}
 
 
+def test_several_runs_have_one_curve_each(tmp_path: Path) -> None:
+    """Runs of earlier versions lack the curve of all classes together, and have those of each class."""
+    curves = [{**BEST["by_threshold"][0], "class": number} for number in (0, 1, "all")]
+    labels = {"by_label": [[4, 0], [1, 0], [0, 0]]}
+    new, old = (
+        make_ended_run(tmp_path / name, {"val": labels | {"by_threshold": curves[:count]}})
+        for name, count in (("new", 3), ("old", 2))
+    )
+    assert {row["curve"] for row in tables(page_of(new, old))["thresholds"]} == {"new", "old, 0", "old, 1"}
+    assert {row["curve"] for row in tables(page_of(new))["thresholds"]} == {"0", "1", "all classes together"}
+
+
 @pytest.fixture
 def sweep(tmp_path: Path) -> Path:
     """Write the runs of a sweep over two learning rates and two seeds, and a fifth run."""

@@ -156,8 +156,10 @@ def test_metrics_are_scikit_learns(kind: str, size: int) -> None:
             )
             assert bool(curves) == bool(details)
             if curves:
-                assert len(curves) == {"five": 5, "labels": 4}.get(kind, 1)
-                check_curves(curves, result)
+                *by_class, together = curves
+                assert len(by_class) == {"five": 5, "labels": 4}.get(kind, 0)
+                assert together["class"] == ("all" if by_class else None)
+                check_curves(by_class or curves, result)
 
 
 @pytest.mark.parametrize("num_positive", [50, 2500])

@@ -152,10 +152,12 @@ def _curves(run: RunRecords, *, several: bool) -> Iterator[FigureGroup]:
 
     Args:
         run: Records of the run.
-        several: True if the report has several runs, so that the names of curves need theirs.
+        several: True if the report has several runs. Then each has one curve if possible: that of all classes together.
     """
     for split, counts in run.best_splits.items():
-        for curve in counts.get("by_threshold", ()):
+        curves = counts.get("by_threshold", ())
+        together = [curve for curve in curves if curve["class"] in (None, "all")]
+        for curve in together if several and together else curves:
             right, wrong = [0, *curve["true_positives"]], [0, *curve["false_positives"]]
             precision = [_ratio(true, true + false) for true, false in zip(right[1:], wrong[1:], strict=True)]
             columns = {
@@ -171,10 +173,12 @@ def _curves(run: RunRecords, *, several: bool) -> Iterator[FigureGroup]:
 
 
 def _curve_name(run: RunRecords, curve: RecordLine, *, several: bool) -> str:
-    """Return the name of a curve: its class, and its run if there are several runs, or if it has no class."""
+    """Return the name of a curve: its run, its class, or both where several runs have curves by class."""
     if curve["class"] is None:
         return run.name
-    name = "all classes together" if curve["class"] == "all" else _class_names(run)[curve["class"]]
+    if curve["class"] == "all":
+        return run.name if several else "all classes together"
+    name = _class_names(run)[curve["class"]]
     return f"{run.name}, {name}" if several else name
 
 

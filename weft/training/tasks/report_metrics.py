@@ -18,7 +18,7 @@ HELD_OUT = ("val", "test")
 MAX_CLASSES = 64
 """Largest number of classes for which rows are counted by class."""
 MAX_CURVES = 8
-"""Largest number of classes or labels that have a curve each; more have one curve together."""
+"""Largest number of classes or labels that have a curve each, besides the one of all together."""
 MAX_POINTS = 512
 """Largest number of points of a recorded curve."""
 
@@ -92,18 +92,18 @@ def threshold_curves(logits: Tensor, y: Tensor) -> list[dict[str, Any]] | None:
         y: Classes [k], or labels [k, C].
 
     Returns:
-        Curves with their `class`: its number, None for two classes, or 'all' for one curve of more than MAX_CURVES
-        classes together (their micro-average). None: there is no curve.
+        Curves with their `class`: its number, or None for two classes. Of several classes or labels, 'all' is the curve
+        of all together (their micro-average), and they have curves of their own up to MAX_CURVES. None: there is no
+        curve.
     """
-    classifiers = binary_classifiers(logits, y)
-    classes: list[int | str | None] = [None] if len(classifiers) == 1 else [*range(len(classifiers))]
-    if len(classifiers) > MAX_CURVES:
+    first, *others = classifiers = binary_classifiers(logits, y)
+    curves: list[tuple[int | str | None, Tensor, Tensor]] = [(None, *first)]
+    if others:
         columns, true = zip(*classifiers, strict=True)
-        classifiers, classes = [(torch.cat(columns), torch.cat(true))], ["all"]
+        curves = [(number, *each) for number, each in enumerate(classifiers) if len(classifiers) <= MAX_CURVES]
+        curves.append(("all", torch.cat(columns), torch.cat(true)))
     return [
-        {"class": number, **points}
-        for number, (column, is_class) in zip(classes, classifiers, strict=True)
-        if (points := curve_points(column, is_class))
+        {"class": number, **points} for number, scores, is_class in curves if (points := curve_points(scores, is_class))
     ] or None
 
 
