@@ -10,7 +10,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from weft.autotune.probe import DEGREES, SHARES, SOURCES, Stopwatch, random_edges
+from weft.autotune.probe import DEGREES, SHARES, SOURCES, Stopwatch, random_edges, random_numbers
 from weft.comm import Group
 from weft.kernels import Scale, sum_backends
 from weft.kernels.backend import SumBackend
@@ -21,15 +21,15 @@ Kernel = Callable[[], Sequence[Tensor]]
 """Function that runs a kernel on fixed arguments and returns its results."""
 Timer = Callable[[Kernel], float]
 """Function that returns the seconds of a kernel."""
-TURNS = 3
+TURNS = 2
 """Number of times that each implementation is timed."""
-REPEATS = 3
+REPEATS = 2
 """Number of runs that must give the same bits."""
 MARGIN = 0.05
 """Share by which another implementation must be faster than the first to be selected."""
 TOLERANCE = 1e-4
 """Largest difference of two implementations in float32, as a share of the largest element."""
-CLASS_ROWS, MAX_ROWS, MAX_PRODUCTS = 1 << 13, 1 << 17, float(1 << 30)
+CLASS_ROWS, MAX_ROWS, MAX_PRODUCTS = 1 << 13, 1 << 17, float(1 << 28)
 """Size of a measured dense layer.
 
 CLASS_ROWS: rows in the last class, too many for a cache. MAX_ROWS: most rows. MAX_PRODUCTS: most multiplications; more
@@ -113,7 +113,7 @@ def dense_classes(choose: Callable[[Tensor, Tensor], str]) -> SizeClasses:
     names = []
     for products, columns, width in product(*map(class_centers, (PRODUCTS, SIDES, SIDES))):
         weight = torch.rand(round(columns), round(width))
-        names.append(choose(torch.rand(sample_rows(products, weight.numel()), len(weight)), weight))
+        names.append(choose(random_numbers(sample_rows(products, weight.numel()), len(weight)), weight))
     return SizeClasses(floors=((float(torch.get_num_threads()),), PRODUCTS, SIDES, SIDES), names=tuple(names))
 
 

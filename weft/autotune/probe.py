@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from bisect import bisect_right
@@ -41,13 +42,13 @@ MIN_SECONDS = 1e-3
 """Shortest timed interval: shorter calls are repeated."""
 ROUNDS = 3
 """Number of timed intervals, of which the median counts."""
-VARYING: dict[str, Any] = {"min_seconds": 2e-2, "rounds": 33}
+VARYING: dict[str, Any] = {"min_seconds": 2e-2, "rounds": 15}
 """Arguments of a `Stopwatch` for work whose time varies: ranks that wake each other, whole steps."""
 MAX_SECONDS = 1.0
 """Time limit of the intervals after the first ROUNDS."""
 STEP_ROUNDS = 5
 """Number of medians of a whole step of several ranks; their median counts, since other programs slow some."""
-QUICK_SECONDS, QUICK_SHARE, QUICK_SIZES = 0.05, 0.1, {1: 3, 2: 3, 3: 3, 4: 2, 5: 2}
+QUICK_SECONDS, QUICK_SHARE, QUICK_SIZES = 0.05, 0.2, {1: 3, 2: 3, 3: 3, 4: 2, 5: 2}
 """Savings of the quick probe.
 
 QUICK_SECONDS: its MAX_SECONDS. QUICK_SHARE: its largest sample, as a share of MAX_WORK. QUICK_SIZES: most sizes of an
@@ -64,11 +65,11 @@ for one edge in FAR_EDGE_INTERVAL, whose source is any vertex.
 LAYERS = 2, 4
 """Numbers of layers of the models that are measured on the graph of VERTICES."""
 MAX_WORK = {
-    "flops": 2.5e9,
+    "flops": 1.25e9,
     "numbers": 1.5e7,
     "bytes": 1.3e8,
-    "aggregated": 2e7,
-    "aggregated_backward": 4e7,
+    "aggregated": 1e7,
+    "aggregated_backward": 2e7,
     "sampled": 6e5,
 }
 """Most work of a sample, by unit. Larger samples are not measured: their seconds per unit are the same."""
@@ -89,6 +90,8 @@ SUM_WIDTHS, ATTENTION_WIDTHS, HEADS = (
 CLASS_COUNTS = (2.0, 8.0, 64.0)
 TARGETS, FANOUTS, SAMPLED_GRAPH = (64.0, 2048.0, 32768.0), (2.0, 16.0), (131072.0, 1.0, 32.0)
 """Sampling of mini-batches: targets, fanouts, and the graph to sample from (arguments of `random_edges`)."""
+PERIOD = 1 << 16
+"""Number of different numbers in a sample's tensors."""
 SOURCE_WINDOW = 64
 """Number of consecutive sources that nearby edges share."""
 COPIES, COLD_BYTES = 4, 64 << 20
@@ -134,8 +137,8 @@ class Stopwatch:
         """Return the median of the seconds of several runs, after a warm-up run that is not counted.
 
         Args:
-            *works: Equivalent functions that run in turn. The result of each is kept until its next turn, as a step
-                keeps its activations.
+            *works: Equivalent functions that run in turn: an interval goes on with the one after the last. The result
+                of each is kept until its next turn, as a step keeps its activations.
         """
         return statistics.median(self._runs(works, self.rounds))
 
@@ -144,28 +147,28 @@ class Stopwatch:
         return self._runs([work], 1)[0]
 
     def _runs(self, works: Sequence[Work], rounds: int) -> list[float]:
-        self._barrier()
-        first = self.group.all_gather_object({"seconds": max(self._run(works, 1), 1e-9)})[0]["seconds"]
-        repeats = max(1, int(self.min_seconds / first))
-        seconds = []
-        for _ in range(max(min(rounds, ROUNDS), min(rounds, int(self.max_seconds / (repeats * first))))):
+        results: list[object] = [None] * len(works)
+        number = 0
+
+        def run(times: int) -> float:
+            nonlocal number
             self._barrier()
-            seconds.append(self._run(works, -(-repeats // len(works))))
-        return seconds
+            start = time.perf_counter()
+            for _ in range(times):
+                results[number] = None
+                results[number] = works[number]()
+                number = (number + 1) % len(works)
+            self.group.synchronize()
+            return (time.perf_counter() - start) / times
+
+        first = self.group.all_gather_object({"seconds": max(run(len(works)), 1e-9)})[0]["seconds"]
+        repeats = max(1, int(self.min_seconds / first))
+        affordable = int(self.max_seconds / (repeats * first))
+        return [run(repeats) for _ in range(max(min(rounds, ROUNDS), min(rounds, affordable)))]
 
     def _barrier(self) -> None:
         if self.group.size > 1:
             self.group.all_reduce(torch.zeros(1, device=self.group.device), tag="probe")
-
-    def _run(self, works: Sequence[Work], times: int) -> float:
-        results: list[object] = [None] * len(works)
-        start = time.perf_counter()
-        for _ in range(times):
-            for number, work in enumerate(works):
-                results[number] = None
-                results[number] = work()
-        self.group.synchronize()
-        return (time.perf_counter() - start) / (times * len(works))
 
 
 def measure_kernels(group: Group, calls: Iterable[KernelCall] | None = None, *, quick: bool = False) -> Prices:
@@ -177,7 +180,7 @@ def measure_kernels(group: Group, calls: Iterable[KernelCall] | None = None, *, 
             None: all kernels at all sizes, and the fixed costs.
         quick: Measure fewer sizes, smaller samples and shorter intervals.
     """
-    watch = Stopwatch(group, quick=quick, rounds=1 if quick else ROUNDS)
+    watch = Stopwatch(group, quick=quick)
     samples = kernel_samples(watch.max_share)
     if calls is not None:
         samples = samples_around(samples, calls)
@@ -457,11 +460,17 @@ def copies(prepare: Callable[[], Work]) -> list[Work]:
     return works
 
 
+def random_numbers(*size: int) -> Tensor:
+    """Return random numbers in [0, 1) that repeat after PERIOD of them: drawing all would take longer than a kernel."""
+    count = math.prod(size)
+    return torch.rand(min(count, PERIOD)).repeat(-(-count // PERIOD))[:count].view(size)
+
+
 def linear_sample(rows: float, columns: float, width: float) -> ProbeSample:
     flops = 2 * rows * columns * width
 
     def prepare() -> Work:
-        x, weight = torch.rand(int(rows), int(columns)), torch.rand(int(columns), int(width))
+        x, weight = random_numbers(int(rows), int(columns)), random_numbers(int(columns), int(width))
         return lambda: linear(x, weight)
 
     return flops, flops / MAX_WORK["flops"], prepare
@@ -471,9 +480,9 @@ def linear_weights_sample(rows: float, columns: float, width: float) -> ProbeSam
     flops = 2 * rows * columns * width
 
     def prepare() -> Work:
-        x, weight = torch.rand(int(rows), int(columns)), torch.rand(int(columns), int(width), requires_grad=True)
+        x, weight = random_numbers(int(rows), int(columns)), random_numbers(int(columns), int(width)).requires_grad_()
         y = linear(x, weight)
-        grad = torch.rand_like(y)
+        grad = random_numbers(*y.shape)
         return lambda: torch.autograd.grad(y, weight, grad, retain_graph=True)
 
     return flops, flops / MAX_WORK["flops"], prepare
@@ -481,7 +490,7 @@ def linear_weights_sample(rows: float, columns: float, width: float) -> ProbeSam
 
 def pass_sample(num_bytes: float) -> ProbeSample:
     def prepare() -> Work:
-        x = torch.rand(int(num_bytes) // 8)
+        x = random_numbers(int(num_bytes) // 8)
         return lambda: x + 1.0
 
     return num_bytes, num_bytes / MAX_WORK["bytes"], prepare
@@ -497,7 +506,7 @@ def gather_sample(num_bytes: float, row_bytes: float) -> ProbeSample:
 
     def prepare() -> Work:
         rows, width = max(int(num_bytes / row_bytes), 1), int(row_bytes) // 4
-        table = torch.rand(2 * rows, width)
+        table = random_numbers(2 * rows, width)
         indices = 2 * torch.arange(rows) + torch.randint(2, (rows,), generator=torch.Generator().manual_seed(0))
         return lambda: table.index_select(0, indices)
 
@@ -506,7 +515,7 @@ def gather_sample(num_bytes: float, row_bytes: float) -> ProbeSample:
 
 def exponential_sample(numbers: float) -> ProbeSample:
     def prepare() -> Work:
-        x = torch.rand(int(numbers)) - 0.5
+        x = random_numbers(int(numbers)) - 0.5
         return lambda: elu(x)
 
     return numbers, numbers / MAX_WORK["numbers"], prepare
@@ -514,7 +523,7 @@ def exponential_sample(numbers: float) -> ProbeSample:
 
 def dropout_sample(numbers: float) -> ProbeSample:
     def prepare() -> Work:
-        x = torch.rand(max(int(numbers) // 64, 1), 64)
+        x = random_numbers(max(int(numbers) // 64, 1), 64)
         rows = torch.arange(len(x))
         return lambda: keyed_dropout(x, rows, key=1, p=0.5)
 
@@ -523,8 +532,8 @@ def dropout_sample(numbers: float) -> ProbeSample:
 
 def update_sample(numbers: float) -> ProbeSample:
     def prepare() -> Work:
-        weight = torch.nn.Parameter(torch.rand(int(numbers)))
-        weight.grad = torch.rand(int(numbers))
+        weight = torch.nn.Parameter(random_numbers(int(numbers)))
+        weight.grad = random_numbers(int(numbers))
         return torch.optim.Adam([weight], lr=1e-3, weight_decay=5e-4).step
 
     return numbers, numbers / MAX_WORK["numbers"], prepare
@@ -534,7 +543,7 @@ def loss_sample(rows: float, classes: float) -> ProbeSample:
     numbers = rows * classes
 
     def prepare() -> Work:
-        logits = torch.rand(int(rows), int(classes), requires_grad=True)
+        logits = random_numbers(int(rows), int(classes)).requires_grad_()
         y = torch.arange(int(rows)) % int(classes)
         return lambda: torch.autograd.grad(cross_entropy(logits, y, reduction="none").sum(), logits)
 
@@ -620,11 +629,11 @@ def aggregate_sample(
             block = random_edges(*edges, targets)
         block = block.to(torch.get_default_device())
         run = make(block)
-        x = torch.ones(block.num_sources, int(width), requires_grad=backward)  # random rows take longer to make
+        x = random_numbers(block.num_sources, int(width)).requires_grad_(backward)
         if not backward:
             return lambda: run(x)
         y = run(x)
-        grad = torch.rand_like(y)
+        grad = random_numbers(*y.shape)
         inputs = x
         return lambda: torch.autograd.grad(y, inputs, grad, retain_graph=True)
 
@@ -647,7 +656,7 @@ def attention_sample(
     def make(edges: Adjacency) -> Callable[[Tensor], Tensor]:
         bounds = [int(width) * head // int(heads) for head in range(int(heads) + 1)]
         sizes = edges.num_sources, edges.num_targets
-        left, right = (torch.rand(size, int(heads), requires_grad=True) for size in sizes)
+        left, right = (random_numbers(size, int(heads)).requires_grad_() for size in sizes)
         return lambda x: attend(edges, x, left, right, bounds=bounds)
 
     return aggregate_sample((sources, share, degree), width, make, **options)
@@ -658,8 +667,8 @@ def edge_attention_sample(
 ) -> ProbeSample:
     def make(edges: Adjacency) -> Callable[[Tensor], Tensor]:
         bounds = [int(width) * head // int(heads) for head in range(int(heads) + 1)]
-        right = torch.rand(edges.num_targets, int(width), requires_grad=True)
-        attention = torch.rand(int(width), requires_grad=True)
+        right = random_numbers(edges.num_targets, int(width)).requires_grad_()
+        attention = random_numbers(int(width)).requires_grad_()
 
         def run(x: Tensor) -> Tensor:
             logits = pair_logits(edges, x, right, attention, bounds=bounds)

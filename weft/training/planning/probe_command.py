@@ -118,7 +118,7 @@ def update_calibration(path: Path, digest: str, ratios: Mapping[str, float]) -> 
 
 
 def probe_machine(workers: Sequence[int] = (), *, quick: bool = False, quiet: bool = False) -> Profile:
-    """Measure this host and return its profile. Each number of ranks takes two or three minutes.
+    """Measure this host and return its profile. Each number of ranks takes one or two minutes.
 
     No other program should run meanwhile.
 
