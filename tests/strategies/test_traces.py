@@ -45,6 +45,19 @@ def test_coupled_rounds_are_at_most_the_papers() -> None:
     assert {rounds(trace) for trace in traces(3, layers=3, input_dropout=0.5)} == {9}
 
 
+@pytest.mark.parametrize("model", ["gcn", "gat"])
+def test_an_aggregate_is_not_priced_as_a_copy_of_its_rows(model: str) -> None:
+    """Passes over rows do not grow with the number of features, which only linear layers read."""
+
+    def passed_bytes(num_features: int) -> int:
+        work = Workload(make_model(model, num_features, 5, hidden=16), replace(STATS, num_features=num_features))
+        operations = get_strategy("single")(work, 1).trace(0, training=True).operations
+        calls = [call for operation in operations for call in operation.calls]
+        return sum(call.sizes[0] * call.number for call in calls if call.kernel == "pass")
+
+    assert passed_bytes(1700) == passed_bytes(17) > 0
+
+
 def test_edges_differ_by_at_most_one_column() -> None:
     for hidden in (1, 2, 7, 64):
         edges = [trace.edges for trace in traces(4, layers=2, hidden=hidden)]

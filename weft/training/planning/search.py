@@ -132,7 +132,10 @@ def estimate_strategies(
         if (STRATEGIES[name].max_ranks or cluster.ranks) >= cluster.ranks
         for variant in variants(replace(config, strategy=name, workers=cluster.ranks), STRATEGIES[name])
     ]
-    return sorted(without_duplicates(estimates), key=lambda estimate: estimate.order)
+    ranked = sorted(without_duplicates(estimates), key=lambda estimate: estimate.order)
+    fitting = [estimate for estimate in ranked if estimate.fits and estimate.epoch_seconds]
+    first = preferred(fitting) if fitting else None
+    return sorted(ranked, key=lambda estimate: estimate is not first)
 
 
 def check_can_estimate(config: Config) -> None:
@@ -405,14 +408,32 @@ def command(config: Config, hosts: int = 1) -> str:
     return shlex.join([*words, *chain.from_iterable(flags(changed))])
 
 
-def best(estimates: Sequence[StrategyEstimate]) -> tuple[StrategyEstimate, str]:
-    """Return the estimate of the strategy to use, and a line with the reason.
+def close_to_fastest(fitting: Sequence[StrategyEstimate]) -> list[StrategyEstimate]:
+    """Return the estimates whose seconds are within `TOLERANCE` of the fastest, at least one."""
+    limit = min(estimate.epoch_seconds for estimate in fitting) * (1 + TOLERANCE)
+    return [estimate for estimate in fitting if estimate.epoch_seconds <= limit]
 
-    Of the estimates within `TOLERANCE` of the fastest, it is the one with the fewest ranks, then the strategy that
-    comes first in `STRATEGIES`, then the fewest options.
+
+def preferred(fitting: Sequence[StrategyEstimate]) -> StrategyEstimate:
+    """Return the best estimate: of those close to the fastest, the one with the fewest ranks.
+
+    Among equal numbers of ranks, it is the strategy that comes first in `STRATEGIES`, then the one with fewest options.
 
     Args:
-        estimates: Estimates, the best first.
+        fitting: Estimates that fit in memory, at least one.
+    """
+    order = list(STRATEGIES)
+    return min(
+        close_to_fastest(fitting),
+        key=lambda estimate: (estimate.workers, order.index(estimate.strategy), len(estimate.options)),
+    )
+
+
+def best(estimates: Sequence[StrategyEstimate]) -> tuple[StrategyEstimate, str]:
+    """Return the estimate of the strategy to use, and a line with the reason; see `preferred`.
+
+    Args:
+        estimates: Estimates of time.
 
     Raises:
         InputError: No strategy fits.
@@ -421,16 +442,12 @@ def best(estimates: Sequence[StrategyEstimate]) -> tuple[StrategyEstimate, str]:
     if not fitting:
         reasons = "; ".join(f"{estimate.strategy}: {estimate.reason}" for estimate in estimates[:3])
         raise InputError(f"no strategy fits: {reasons}")
-    fastest = [estimate for estimate in fitting if estimate.epoch_seconds <= fitting[0].epoch_seconds * (1 + TOLERANCE)]
-    order = list(STRATEGIES)
-    chosen = min(
-        fastest, key=lambda estimate: (estimate.workers, order.index(estimate.strategy), len(estimate.options))
-    )
+    chosen = preferred(fitting)
     others = [estimate for estimate in fitting if estimate.strategy != chosen.strategy]
     why = f"{chosen.epoch_seconds:.3g} s per epoch"
     if others:
         next_best = min(others, key=lambda estimate: estimate.epoch_seconds)
-        equal = ", which is within the error of the estimates" if next_best in fastest else ""
+        equal = ", which is within the error of the estimates" if next_best in close_to_fastest(fitting) else ""
         why += f"; next: {next_best.strategy} {next_best.epoch_seconds:.3g} s{equal}"
     return chosen, why
 
