@@ -96,7 +96,7 @@ def test_a_quick_probe_measures_few_sizes_and_small_samples() -> None:
     axes = ((1.0, 2.0, 4.0, 8.0, 64.0), (1.0, 2.0))
     quick, full = (probe.Stopwatch(Group(), quick=quick, min_seconds=0.0) for quick in (True, False))
     assert probe.price_table(quick, axes, sample).axes == ((1.0, 4.0, 64.0), (1.0, 2.0))
-    assert measured == [1.0, 1.0, 4.0, 4.0, 64.0, 64.0 // 10, 64.0, 64.0 // 10]
+    assert measured == [1.0, 1.0, 4.0, 4.0, 64.0, 64.0 // 5, 64.0, 64.0 // 5]
     assert quick.sizes(axes[:1] * 5) == ((1.0, 64.0),) * 5
     assert probe.price_table(full, axes, sample).axes == axes
     assert quick.max_seconds < full.max_seconds == probe.MAX_SECONDS

@@ -23,7 +23,7 @@ Timer = Callable[[Kernel], float]
 """Function that returns the seconds of a kernel."""
 TURNS = 2
 """Number of times that each implementation is timed."""
-REPEATS = 2
+REPEATS = 3
 """Number of runs that must give the same bits."""
 MARGIN = 0.05
 """Share by which another implementation must be faster than the first to be selected."""

@@ -94,7 +94,7 @@ PERIOD = 1 << 16
 """Number of different numbers in a sample's tensors."""
 SOURCE_WINDOW = 64
 """Number of consecutive sources that nearby edges share."""
-COPIES, COLD_BYTES = 4, 64 << 20
+COPIES, COLD_BYTES = 3, 64 << 20
 """Number of copies of a sample's tensors, and the bytes that are enough even with fewer copies.
 
 A step uses other tensors before it returns to the same ones. Cycling through copies avoids warm caches.
