@@ -169,7 +169,10 @@ RELATIONS = (*FORWARD, *((target, f"rev_{name}", source) for source, name, targe
 
 
 class Hetero(nn.Module):
-    """HeteroConv model that takes dicts. Vertices of type c may have no features: `features` then lacks this type."""
+    """HeteroConv model that takes dicts. Vertices of type c may have no features: `features` then lacks this type.
+
+    The first convolutions read rows of other widths for each type.
+    """
 
     def __init__(
         self,
@@ -180,18 +183,21 @@ class Hetero(nn.Module):
     ) -> None:
         super().__init__()
         features = features or dict.fromkeys("abc", widths.features)
-        self.maps = nn.ModuleDict({name: nn.Linear(width, widths.hidden) for name, width in features.items()})
         hidden, self.convs = widths.hidden, nn.ModuleList()
+        sizes = {name: hidden + number for number, name in enumerate(features)}
+        self.maps = nn.ModuleDict({name: nn.Linear(width, sizes[name]) for name, width in features.items()})
         for _ in range(2):
             relations = [relation for relation in RELATIONS if {relation[0], relation[2]} <= features.keys()]
-            convs = {relation: self.conv(number, hidden) for number, relation in enumerate(relations)}
+            ends = [(sizes[source], sizes[target]) for source, _, target in relations]
+            convs = {relation: self.conv(number, ends[number], hidden) for number, relation in enumerate(relations)}
             self.convs.append(pyg.HeteroConv(convs, aggr=aggr))
+            sizes = dict.fromkeys(features, hidden)
         self.norms = nn.ModuleDict({name: norm(hidden) for name in "abc"})
         self.out = nn.Linear(hidden, widths.classes)
 
-    def conv(self, number: int, hidden: int) -> nn.Module:
+    def conv(self, number: int, ends: tuple[int, int], hidden: int) -> nn.Module:
         kind = pyg.GraphConv if number % 2 else pyg.SAGEConv
-        return kind((hidden, hidden), hidden, aggr="mean", **({"project": True} if number == 2 else {}))
+        return kind(ends, hidden, aggr="mean", **({"project": True} if number == 2 else {}))
 
     def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> Tensor:
         x_dict = {name: self.maps[name](x).relu_() for name, x in x_dict.items()}
@@ -204,19 +210,19 @@ class Hetero(nn.Module):
 class HeteroAttention(Hetero):
     """HeteroConv model with attention by relation, of another kind for each relation."""
 
-    def conv(self, number: int, hidden: int) -> nn.Module:
+    def conv(self, number: int, ends: tuple[int, int], hidden: int) -> nn.Module:
         kind = (pyg.GATConv, pyg.GATv2Conv, pyg.TransformerConv, pyg.SAGEConv)[number % 4]
         options = {} if kind in (pyg.TransformerConv, pyg.SAGEConv) else {"add_self_loops": False}
-        return kind((hidden, hidden), hidden // 2, heads=2, **options) if number % 4 < 3 else kind(hidden, hidden)
+        return kind(ends, hidden // 2, heads=2, **options) if number % 4 < 3 else kind(ends, hidden)
 
 
 class HeteroEdges(Hetero):
     """HeteroConv model with attention by relation that reads three features of each edge."""
 
-    def conv(self, number: int, hidden: int) -> nn.Module:
+    def conv(self, number: int, ends: tuple[int, int], hidden: int) -> nn.Module:
         kind = (pyg.GATConv, pyg.GATv2Conv, pyg.TransformerConv)[number % 3]
         options = {} if kind is pyg.TransformerConv else {"add_self_loops": False}
-        return kind((hidden, hidden), hidden // 2, heads=2, edge_dim=3, **options)
+        return kind(ends, hidden // 2, heads=2, edge_dim=3, **options)
 
     def forward(  # type: ignore[override]
         self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor], edge_attr_dict: dict[Any, Tensor]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.lib.graphs import make_named_relations, make_typed_graph
+from tests.lib.session import Flops
 from weft.data import Graph, GraphShape
 from weft.nn import Converted, GraphView, convert
 from weft.nn.aggregate.topology import Topology
@@ -25,6 +26,8 @@ from weft.nn.layers.typed_input import typed_rows
 from weft.utils.errors import InputError
 
 pyg = pytest.importorskip("torch_geometric.nn")
+
+from torch_geometric.data import HeteroData  # noqa: E402
 
 from benchmarks.pyg_models import BY_TYPE, RELATIONS, SMALL, Hetero, HeteroEdges  # noqa: E402
 
@@ -85,6 +88,57 @@ def test_equals_pyg(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         else:
             torch.testing.assert_close(parameters[path].grad, expected_grad, rtol=1e-9, atol=1e-9, msg=path)
     check_by_type(graph, of_weft(converted.eval(), graph), of_pyg(original.eval(), graph))
+
+
+WIDTHS = {"a": 3, "b": 4, "c": 5, "d": 6, "e": 7}
+"""Number of features by vertex type, in a graph with five types and nine relations."""
+NINE = [("abcde"[i % 5], f"r{i}", "abcde"[(2 * i + 1) % 5]) for i in range(9)]
+"""Relations of this graph, two of which join the same types."""
+
+
+class Wide(nn.Module):
+    """Two layers of a convolution by relation, over rows of another width for each type."""
+
+    def __init__(self, kind: Any, aggr: str) -> None:
+        super().__init__()
+        first = {(s, name, t): kind((WIDTHS[s], WIDTHS[t]), 16, aggr=aggr) for s, name, t in NINE}
+        second = {relation: kind((16, 16), 16, aggr=aggr) for relation in NINE}
+        self.convs = nn.ModuleList(pyg.HeteroConv(convs) for convs in (first, second))
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> dict[str, Tensor]:
+        for conv in self.convs:
+            x_dict = {name: x.relu() for name, x in conv(x_dict, edge_index_dict).items()}
+        return x_dict
+
+
+def make_nine_relations() -> Graph:
+    random, data = torch.Generator().manual_seed(0), HeteroData()
+    sizes = {name: 20 + 10 * number for number, name in enumerate(WIDTHS)}
+    for name, size in sizes.items():
+        data[name].x = torch.randn(size, WIDTHS[name], generator=random)
+    for source, name, target in NINE:
+        ends = [torch.randint(sizes[end], (90,), generator=random) for end in (source, target)]
+        data[source, name, target].edge_index = torch.stack(ends)
+    return Graph.from_pyg(data)
+
+
+@pytest.mark.parametrize("aggr", ["sum", "mean"])
+@pytest.mark.parametrize("kind", ["SAGEConv", "GraphConv"])
+def test_relations_need_no_more_flops_than_in_pyg(kind: str, aggr: str) -> None:
+    """Each relation multiplies its own columns of the joined rows, and only rows of targets with in-edges by it."""
+    torch.manual_seed(3)
+    graph, model = make_nine_relations(), Wide(getattr(pyg, kind), aggr).double()
+    converted = convert(copy.deepcopy(model), shape=GraphShape.of(graph))
+    with Flops() as flops:
+        y = of_weft(converted, graph)
+        y.sum().backward()
+    with Flops() as expected_flops:
+        expected = of_pyg(model, graph)
+        torch.cat([*expected.values()]).sum().backward()
+    check_by_type(graph, y, expected)
+    for parameter, original in zip(converted.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, original.grad)
+    assert 0.5 * expected_flops.total < flops.total < expected_flops.total
 
 
 def test_a_step_leaves_no_tensors_to_the_garbage_collector() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -96,8 +97,12 @@ def test_pairs_are_sorted_by_part_relation_and_vertex(bounds: tuple[int, ...]) -
     ]
     assert rows == sorted(rows)
     assert {(vertex, int(relation)) for _, relation, vertex in rows} == expected
-    assert parts[0].in_edges.num_targets == len(rows) == int(graph.num_relations_in.sum())
+    assert parts[0].in_edges.num_targets == len(rows) == graph.relations_in.num_edges
     assert [sum(pairs.counts) for pairs in parts] == torch.tensor(parts[0].bounds).diff().tolist()
+    for pairs, part in zip(parts, pairwise(bounds), strict=True):
+        assert pairs.counts == graph.count_relation_rows(slice(*part))
+        assert pairs.counts == graph.count_relation_rows(torch.arange(*part).flip(0))
+    assert graph.relations_in.degree.tolist() == [sum(v == vertex for v, _ in expected) for vertex in range(23)]
 
 
 def test_rows_of_several_types_are_in_vertex_order() -> None:

@@ -175,13 +175,25 @@ class Graph(GraphFields, Labels):
         return TypedShape(len(self.relations), featured, self.num_vertices - sum(count for count, _ in featured))
 
     @cached_property
-    def num_relations_in(self) -> Tensor:
-        """Number of relations by which each vertex has in-edges: int64 [N]; 0 in a graph without relations."""
+    def relations_in(self) -> Adjacency:
+        """Relations by which each vertex has in-edges: an edge from each of them, as a source, to the vertex."""
+        assert self.edge_type is not None
+        count, (_, target) = len(self.relations), self.in_edges.edges()
+        pairs = (target * count + self.edge_type).unique()
+        return Adjacency.from_edges(pairs % count, pairs // count, num_sources=count, num_targets=self.num_vertices)
+
+    def count_relation_rows(self, vertices: slice | Tensor = slice(None)) -> tuple[int, ...]:
+        """Return the number of vertices with in-edges by each relation; () in a graph without relations.
+
+        Args:
+            vertices: The vertices that count, a range or int64.
+        """
         if self.edge_type is None:
-            return torch.zeros(self.num_vertices, dtype=torch.int64)
-        _, target = self.in_edges.edges()
-        pairs = (target * len(self.relations) + self.edge_type).unique()
-        return torch.bincount(pairs // len(self.relations), minlength=self.num_vertices)
+            return ()
+        selected = torch.zeros(self.num_vertices, dtype=torch.bool)
+        selected[vertices] = True
+        relation, vertex = self.relations_in.edges()
+        return tuple(torch.bincount(relation[selected[vertex]], minlength=len(self.relations)).tolist())
 
     def type_range(self, name: str) -> range:
         """Return the vertex ids of one type. Raises InputError if there is no such type."""

@@ -35,8 +35,8 @@ class GraphStats:
     """True if edges have weights."""
     typed: TypedShape = UNTYPED
     """Types of vertices and edges; see `Graph.typed`."""
-    num_relation_rows: int = 0
-    """Number of pairs of a vertex and a relation by which it has an in-edge."""
+    relation_rows: tuple[int, ...] = ()
+    """Number of vertices that have an in-edge by each relation."""
     fresh_share: float = 1.0
     """See `Adjacency.fresh_share`."""
 
@@ -55,7 +55,7 @@ class GraphStats:
             num_edge_features=graph.num_edge_features,
             weighted=graph.in_edges.weight is not None,
             typed=graph.typed,
-            num_relation_rows=int(graph.num_relations_in.sum()) if graph.relations else 0,
+            relation_rows=graph.count_relation_rows(),
             fresh_share=graph.in_edges.fresh_share,
         )
 

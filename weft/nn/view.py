@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from weft.nn.aggregate.aggregate import Aggregate, Rows
 from weft.nn.aggregate.attention import Attend, AttendEdges, MaskKey
 from weft.nn.aggregate.reduce import ByRelation, Max, Sum
-from weft.nn.aggregate.relations import OwnRelationRows
+from weft.nn.aggregate.relations import ColumnTransform, OwnRelationRows
 from weft.nn.aggregate.typed_block import TypedBlock, TypeOrder
 from weft.utils.errors import InputError, check_word
 
@@ -129,12 +130,15 @@ class View(Protocol):
         request = AttendEdges.of(h, left, right, attention, edge_map=edge_map, slope=slope, dropout=mask_key)
         return self.aggregate(*request, steps)
 
-    def relate(self, x: Tensor, weight: Tensor, *, reduce: Literal["sum", "mean"] = "mean") -> Tensor:
-        """Return the sum over relations r of `W_r` times the mean or sum of the in-neighbours by r: [n, B o].
+    def relate(
+        self, x: Tensor, weight: Tensor | Sequence[ColumnTransform], *, reduce: Literal["sum", "mean"] = "mean"
+    ) -> Tensor:
+        """Return the sum over relations r of `W_r` times the mean or sum of the in-neighbours by r: [n, .].
 
         Args:
-            x: Rows [n, B i].
-            weight: [R, B, i, o]: for each relation r, a block-diagonal matrix W_r with B blocks of i x o.
+            x: Rows [n, .].
+            weight: [R, B, i, o]: for each relation r, a block-diagonal matrix W_r with B blocks of i x o. Or the blocks
+                of matrices that are zero elsewhere, with the columns of each block.
             reduce: 'mean' or 'sum' over the in-neighbours by a relation.
 
         Raises:

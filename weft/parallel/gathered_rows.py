@@ -25,7 +25,7 @@ class GatheredRows(Exchange):
         received = tuple(0 if other == rank else count for other, count in enumerate(counts))
         sent = tuple(0 if other == rank else counts[rank] for other in range(size))
         share = counts[rank] / max(num_vertices, 1)
-        relation_rows = (round(work.stats.num_relation_rows * share),)
+        relation_rows = (tuple(round(count * share) for count in work.stats.relation_rows),)
         num_edges = round(work.stats.num_edges * share)
         block = MetaTopology(work, num_vertices, counts[rank], num_edges, relation_rows=relation_rows)
         super().__init__(block, block.target_ids, num_vertices, group)

@@ -90,7 +90,7 @@ class WholeLayout(Layout):
     def meta_exchanges(self, rank: int, *, training: bool) -> Sequence[Identity]:
         del training
         group, stats = Group(rank, self.size, device="meta"), self.work.stats
-        num_vertices, relation_rows = stats.num_vertices, (stats.num_relation_rows,)
+        num_vertices, relation_rows = stats.num_vertices, (stats.relation_rows,)
         whole = MetaTopology(self.work, num_vertices, num_vertices, stats.num_edges, relation_rows=relation_rows)
         return [Identity(whole, whole.ids, num_vertices, group)] * self.work.num_stages
 

@@ -8,13 +8,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from weft.data import Adjacency
 from weft.kernels import spmm
+from weft.nn.aggregate.typed_block import Columns, Place, TypeOrder
 from weft.nn.layers.linear_transform import linear
+
+
+class ColumnTransform(NamedTuple):
+    """Linear transform of some columns of the relation rows of one relation."""
+
+    relation: int
+    """Number of the relation."""
+    inputs: Columns
+    """Columns that the matrix multiplies, i; those of two transforms of a relation are equal or disjoint."""
+    outputs: Columns
+    """Columns of the result, o, disjoint from those of other transforms of the relation."""
+    weight: Tensor
+    """Matrix [i, o]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,15 +47,23 @@ class OwnRelationRows:
         source, target = self.sums.edges()
         return target[source.argsort()]
 
-    def transform(self, z: Tensor, weight: Tensor) -> Tensor:
-        """Return `y_v`, the sum of `z_(v,r) W_r` over the relation rows (v, r) of each vertex v: [n, B o].
+    def transform(self, z: Tensor, weight: Tensor | Sequence[ColumnTransform]) -> Tensor:
+        """Return `y_v`, the sum of `z_(v,r) W_r` over the relation rows (v, r) of each vertex v: [n, .].
 
         Args:
-            z: Relation rows [m, B i].
-            weight: [R, B, i, o]: for each relation r, a block-diagonal matrix W_r with B blocks of i x o.
+            z: Relation rows [m, .].
+            weight: [R, B, i, o]: for each relation r, a block-diagonal matrix W_r with B blocks of i x o. Or the blocks
+                of matrices that are zero elsewhere, with the columns of each block.
         """
-        parts = zip(z.split(self.counts), weight.unbind(0), strict=True)
-        return spmm(self.sums, torch.cat([multiply_block_diagonal(rows, blocks) for rows, blocks in parts]))
+        if isinstance(weight, Tensor):
+            parts = zip(z.split(self.counts), weight.unbind(0), strict=True)
+            return spmm(self.sums, torch.cat([multiply_block_diagonal(rows, blocks) for rows, blocks in parts]))
+        order = TypeOrder(self.counts)  # rows are sorted by relation here, as by vertex type elsewhere
+        inputs = [Place(each.relation, each.inputs) for each in weight]
+        distinct = [*dict.fromkeys(inputs)]
+        rows = dict(zip(distinct, order.split(z, distinct), strict=True))
+        results = [linear(rows[place], each.weight) for place, each in zip(inputs, weight, strict=True)]
+        return spmm(self.sums, order.join(results, [Place(each.relation, each.outputs) for each in weight]))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -297,10 +297,9 @@ def _join(
         if source not in inputs:
             inputs[source] = input_places.add(relation.source, height)
         output = places.add(types.names.index(relation.target), width)
-        first_columns = inputs[source].columns.first, output.columns.first
-        slots.append(RelationSlot(relation.relation, relation.weight, *first_columns))
+        slots.append(RelationSlot(relation.relation, relation.weight, inputs[source].columns, output.columns))
     numbers = tuple(number for number, _ in inputs)
-    operation = JoinedRelations(reduce, tuple(slots), numbers, len(types.relations), types.num_types)
+    operation = JoinedRelations(reduce, tuple(slots), numbers, types.num_types)
     args = (vertex_type, *(TracedValue(input_name) for _, input_name in inputs))
     joined = TracedStep(name=name, operation=operation, args=args, kwargs={}, line=steps[0].line)
     return [joined, *_split_after(joined, steps, places, types.num_types, kinds)]

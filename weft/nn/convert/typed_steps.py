@@ -6,7 +6,6 @@ which the types share columns.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,10 +13,10 @@ from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from weft.data import TypedShape
 from weft.nn.aggregate.aggregate import Request, Total, WholeLayer
+from weft.nn.aggregate.relations import ColumnTransform
 from weft.nn.aggregate.typed_block import Columns, Place, side_by_side
 from weft.nn.convert.traced_steps import GraphStep
 from weft.nn.layers.norm import BatchNorm
@@ -258,10 +257,10 @@ class RelationSlot(NamedTuple):
     """Number of the relation."""
     weight: str
     """Path of the linear layer, whose weight is [o, i]."""
-    first_input: int
-    """First of the relation's i consecutive input columns."""
-    first_output: int
-    """First of the relation's o consecutive output columns."""
+    inputs: Columns
+    """Input columns of the relation, i."""
+    outputs: Columns
+    """Output columns of the relation, o, disjoint for slots of one relation."""
 
 
 @dataclass(frozen=True)
@@ -274,8 +273,6 @@ class JoinedRelations(GraphStep):
     """Columns of each relation."""
     sources: tuple[int, ...]
     """Number of the vertex type of each argument."""
-    num_relations: int
-    """Number of relations of the graph."""
     num_types: int
     """Number of vertex types, one for all vertices without features."""
 
@@ -298,20 +295,11 @@ class JoinedRelationLayer(nn.Module):
         super().__init__()
         self.step = step
         self.__dict__["linears"] = linears
-        self.out_width = max(
-            slot.first_output + len(linear.weight) for slot, linear in zip(step.slots, linears, strict=True)
-        )
 
     def forward(self, view: View, x: Tensor) -> Tensor:
-        parts = defaultdict[int, list[Tensor]](list)
         linears: Sequence[Any] = self.__dict__["linears"]
-        for slot, linear in zip(self.step.slots, linears, strict=True):
-            height, width = linear.weight.shape[1], linear.weight.shape[0]
-            after = (x.shape[1] - slot.first_input - height, self.out_width - slot.first_output - width)
-            parts[slot.relation].append(
-                functional.pad(linear.weight.t(), (slot.first_output, after[1], slot.first_input, after[0]))
-            )
-        # A matrix for each relation, with the weights of its slots at their input rows and output columns, else zeros.
-        none = x.new_zeros(x.shape[1], self.out_width)
-        weight = torch.stack([sum(parts[r], start=none) for r in range(self.step.num_relations)])
-        return view.relate(x, weight[:, None], reduce=self.step.reduce)
+        transforms = [
+            ColumnTransform(slot.relation, slot.inputs, slot.outputs, linear.weight.t())
+            for slot, linear in zip(self.step.slots, linears, strict=True)
+        ]
+        return view.relate(x, transforms, reduce=self.step.reduce)

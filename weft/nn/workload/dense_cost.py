@@ -197,14 +197,13 @@ def make_layer_sizes(
         shares = [count / max(stats.num_vertices, 1) for count in rows]
         of_types = (*(count for count, _ in typed.featured), typed.num_embedded)
         types = [TypeCounts.spread(count, of_types) for count in rows if typed.has_input]
-        relation_rows = [round(stats.num_relation_rows * share) for share in shares[1:]]
+        relation_rows = [tuple(round(count * share) for count in stats.relation_rows) for share in shares[1:]]
         num_own = len(range(stats.num_vertices)[stored]) if isinstance(stored, slice) else len(stored)
         num_stored = round(typed.num_embedded * num_own / max(stats.num_vertices, 1))
     else:
         number_of = type_numbers(work.graph) if typed.has_input else torch.empty(0)
         types = [TypeCounts.of(number_of[each], len(typed.featured) + 1) for each in vertices if typed.has_input]
-        counts = work.graph.num_relations_in if typed.num_relations else torch.zeros(stats.num_vertices)
-        relation_rows = [int(counts[selection].sum()) for selection in vertices[1:]]
+        relation_rows = [work.graph.count_relation_rows(each) for each in vertices[1:]]
         num_stored = int(is_embedded(work.graph)[stored].sum()) if typed.num_embedded else 0
     return LayerSizes(
         rows=rows,

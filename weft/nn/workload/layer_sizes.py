@@ -178,9 +178,9 @@ class LayerSizes:
     """Number of rows before each aggregate, and number of rows of the result."""
     num_stored: int = 0
     """Number of embedding rows that the rank stores."""
-    relation_rows: tuple[int, ...] = ()
-    """Number of relation rows of each aggregate (pairs of a target and a relation of its in-edges), in a graph with
-    relations."""
+    relation_rows: tuple[tuple[int, ...], ...] = ()
+    """Number of relation rows of each aggregate (pairs of a target and a relation of its in-edges), by relation, in a
+    graph with relations."""
     blocks: tuple[BlockSize, ...] = ()
     """Size of the block of each aggregate; empty if no layer reads the edges itself."""
     types: tuple[TypeCounts, ...] = ()

@@ -25,7 +25,7 @@ class MetaTopology(Topology):
         num_sources: Number of sources.
         num_targets: Number of targets.
         num_edges: Number of edges.
-        relation_rows: Number of relation rows of each part of the targets (each rank's).
+        relation_rows: Number of relation rows by relation, for each part of the targets (each rank's).
         part: Number of the local part.
         num_own: Number of targets in the local part; None: all.
     """
@@ -37,11 +37,12 @@ class MetaTopology(Topology):
         num_targets: int,
         num_edges: int,
         *,
-        relation_rows: Sequence[int] = (0,),
+        relation_rows: Sequence[tuple[int, ...]] = ((),),
         part: int = 0,
         num_own: int | None = None,
     ) -> None:
         num_relations, num_features, dtype = work.stats.typed.num_relations, work.stats.num_edge_features, work.dtype
+        totals = [*map(sum, relation_rows)]
         adjacency = Adjacency.without_data(num_sources, num_targets, num_edges)
         Topology.__init__(self, adjacency, num_relations=num_relations)  # not super(): a block has another constructor
         with torch.device("meta"):
@@ -49,16 +50,15 @@ class MetaTopology(Topology):
             self.target_ids = self.ids.new_empty(num_targets)
             self.lacks_loop = torch.empty(num_targets, dtype=torch.bool)
             self._factors = torch.empty(num_sources, dtype=dtype), torch.empty(num_targets, dtype=dtype)
-            self._relation_scale = Scale(target=torch.empty(sum(relation_rows), dtype=dtype))
+            self._relation_scale = Scale(target=torch.empty(sum(totals), dtype=dtype))
             self.edge_index = torch.empty(2, num_edges, dtype=torch.int64)
             features = [torch.empty(number, num_features, dtype=dtype) for number in (num_edges, num_targets)]
         self.features_with_loops = EdgeFeatures(*features) if num_features else None
-        num_local = relation_rows[part]
         self.relation_rows = RelationRows(
-            counts=tuple((num_local + relation) // num_relations for relation in range(num_relations)),
-            sums=Adjacency.without_data(num_local, num_targets if num_own is None else num_own, num_local),
-            in_edges=Adjacency.without_data(num_sources, sum(relation_rows), num_edges),
-            bounds=(0, *accumulate(relation_rows)),
+            counts=relation_rows[part],
+            sums=Adjacency.without_data(totals[part], num_targets if num_own is None else num_own, totals[part]),
+            in_edges=Adjacency.without_data(num_sources, sum(totals), num_edges),
+            bounds=(0, *accumulate(totals)),
         )
 
     def _scale(self, norm: Norm, weighted: bool, dtype: torch.dtype) -> Scale:

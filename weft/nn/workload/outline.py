@@ -53,7 +53,7 @@ def outline(
     sparse_cost_ratio: float = 1.0,
     num_classes: int | None = None,
     typed: TypedShape = UNTYPED,
-    num_relation_rows: int = 0,
+    relation_rows: tuple[int, ...] = (),
 ) -> tuple[list[GraphOperation], int]:
     """Return the graph operations of one forward pass of a model, in order, and the number of columns of its result.
 
@@ -70,7 +70,7 @@ def outline(
         sparse_cost_ratio: Cost of a linear transform of the features by nonzeros, divided by that of a dense one.
         num_classes: Number of logits that the model must return; None: any number.
         typed: Types of the graph.
-        num_relation_rows: Number of relation rows of the graph.
+        relation_rows: Number of relation rows of the graph by relation.
 
     Raises:
         InputError: The model has no `num_stages`, does not fit the graph, or calls what the view does not support.
@@ -78,7 +78,7 @@ def outline(
     # If stages shrink rows, a second run gives each aggregate one row less than the one before it, so that an operation
     # on rows from before and after an aggregate fails.
     meta_model = MetaModel(model, num_features, num_edge_features, typed, weighted=weighted, training=training)
-    relation_sizes = typed.num_relations, num_relation_rows / max(num_vertices, 1)
+    relation_sizes = typed.num_relations, relation_rows
 
     def run(state: OutlineState, message: str) -> Tensor:
         num_rows = state.rows_at(0)

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from weft.data import Adjacency
 from weft.nn.aggregate.aggregate import Aggregate, Rows, Total
 from weft.nn.aggregate.attention import AttendEdges
 from weft.nn.aggregate.reduce import ByRelation
-from weft.nn.aggregate.relations import OwnRelationRows, multiply_block_diagonal
+from weft.nn.aggregate.relations import ColumnTransform, OwnRelationRows
 from weft.nn.aggregate.topology import Topology
 from weft.nn.aggregate.typed_block import RelationEdges, TypedBlock, TypeOrder
 from weft.nn.graph_view import GraphView, Inputs, Origin, ViewTraits
@@ -81,8 +82,8 @@ class OutlineState:
     """Cost of a linear transform of the constant features by their nonzeros, divided by that of a dense one."""
     num_relations: int = 0
     """Number of relations of the graph."""
-    rows_per_vertex: float = 1.0
-    """Average number of relation rows of a vertex."""
+    relation_rows: tuple[int, ...] = ()
+    """Number of relation rows of the graph by relation, for a run on all vertices."""
     sizes: LayerSizes | None = None
     """Number of rows at each layer, for the run of one rank; None: `num_rows` applies."""
     exchanges: Sequence[MetaExchange] = ()
@@ -147,6 +148,9 @@ class OutlineView(GraphView):
         origin = self.origin(x) if op.plain else "rows"
         number = self._record(x, op, *others, steps=steps, origin=origin, weighted=op.reads_weight)
         if not self.state.exchanges:
+            if isinstance(op, ByRelation):
+                num_rows = sum(self.relation_rows.counts)
+                return self.state.mark(x.new_empty(num_rows, x.shape[1]) + x.sum(), number)
             return self._result(x, *others)
         if op.plain and self.aggregates_once(x):
             # Kept from before the step, so it must not count: one row, expanded. Its strides tell it from a transpose.
@@ -168,24 +172,25 @@ class OutlineView(GraphView):
                 f"edge_width={features.shape[1]}"
             )
 
-    def relate(self, x: Tensor, weight: Tensor, *, reduce: Literal["sum", "mean"] = "mean") -> Tensor:
-        if len(weight) != self.state.num_relations:
+    def relate(
+        self, x: Tensor, weight: Tensor | Sequence[ColumnTransform], *, reduce: Literal["sum", "mean"] = "mean"
+    ) -> Tensor:
+        if isinstance(weight, Tensor) and len(weight) != self.state.num_relations:
             raise InputError(
                 f"the model has weights for {len(weight)} relations, but the graph has {self.state.num_relations}: "
                 "build it with typed=graph.typed of this graph"
             )
-        if self.state.exchanges:
-            return super().relate(x, weight, reduce=reduce)
-        rows = self.aggregate(ByRelation.reducing(reduce), {"x": x})
-        sizes, hop = self.state.sizes, self.state.operations[-1].hop
-        num_related = sizes.relation_rows[hop] if sizes else max(1, round(self.state.rows_per_vertex * len(rows)))
-        related = rows.new_empty(num_related, rows.shape[1])
-        y = multiply_block_diagonal(related + rows.sum(), weight.sum(0))
-        return y.new_empty(len(rows), y.shape[1]) + y.sum()
+        return super().relate(x, weight, reduce=reduce)
 
     @property
     def relation_rows(self) -> OwnRelationRows:
-        return self.state.exchanges[self.stage].relation_rows
+        state, hop = self.state, self.hop
+        if state.exchanges:
+            return state.exchanges[self.stage].relation_rows
+        counts = state.sizes.relation_rows[hop] if state.sizes else state.relation_rows
+        num_rows = sum(counts)
+        sums = Adjacency.without_data(num_rows, state.rows_at(hop + 1), num_rows)
+        return OwnRelationRows(counts=counts, sums=sums)
 
     def embed(self, weight: Tensor) -> Tensor:
         number, num_rows = self._record(weight, "embed"), self.typed_rows.num_embedded

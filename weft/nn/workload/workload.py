@@ -221,7 +221,7 @@ class Workload:
             sparse_first=self.sparse_first,
             sparse_cost_ratio=min(self.sparse_cost_ratio, 1.0) if self.optimisations.sparse else 1.0,
             typed=stats.typed,
-            num_relation_rows=stats.num_relation_rows,
+            relation_rows=stats.relation_rows,
         )
         return tuple(operations)
 

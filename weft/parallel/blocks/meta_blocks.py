@@ -63,7 +63,7 @@ class MetaBlock(MetaTopology, Block):
     Args:
         hop: Edges and rows of the aggregate.
         placed: The rank.
-        num_relation_rows: Number of relation rows of the targets.
+        relation_rows: Number of relation rows of the targets by relation.
         halo: Exchange of missing source rows; None if there is none.
         least_halo: Exchange of the fewest rows that can replace the halo of sums; None if there is none.
         has_sums: True if the model has sums, whose edges are sliced by the rank that sends their sources.
@@ -73,14 +73,14 @@ class MetaBlock(MetaTopology, Block):
         self,
         hop: Hop,
         placed: MetaRank,
-        num_relation_rows: int,
+        relation_rows: tuple[int, ...],
         halo: Halo | None,
         least_halo: Halo | None,
         *,
         has_sums: bool,
     ) -> None:
-        sizes, relation_rows = (hop.block.num_sources, hop.block.num_targets, hop.block.num_edges), (num_relation_rows,)
-        MetaTopology.__init__(self, placed.work, *sizes, relation_rows=relation_rows)
+        sizes = hop.block.num_sources, hop.block.num_targets, hop.block.num_edges
+        MetaTopology.__init__(self, placed.work, *sizes, relation_rows=(relation_rows,))
         self.hop, self.placed, self.halo, self.least_halo = hop, placed, halo, least_halo
         self.sources, self.targets = self.ids, self.target_ids
         self.features = placed.features(self.ids)
@@ -105,7 +105,7 @@ def meta_blocks(
     placed: MetaRank,
     vertices: VertexBlocks,
     operations: Sequence[GraphOperation],
-    relation_rows: Sequence[int],
+    relation_rows: Sequence[tuple[int, ...]],
     make_halo: MakeHalo,
 ) -> list[MetaBlock]:
     """Return the block of each aggregate on a rank, without data; see `make_blocks`.
@@ -114,7 +114,7 @@ def meta_blocks(
         placed: The rank.
         vertices: Vertices that each rank computes and fetches.
         operations: The model's outline.
-        relation_rows: Number of relation rows of each aggregate's targets; empty: all zero.
+        relation_rows: Number of relation rows of each aggregate's targets by relation; empty: there are none.
         make_halo: Function that creates a halo.
     """
     group = placed.group
@@ -147,8 +147,8 @@ def meta_blocks(
         if kind.whole:
             sent = tuple(each[number].received[group.rank] for each in hops_by_rank)
             halo = make_halo(Route.without_data(hop.num_inputs, sent, hop.received), group, f"halo {number}")
-        num_relation_rows = relation_rows[number] if relation_rows else 0
-        blocks.append(MetaBlock(hop, placed, num_relation_rows, halo, least_halo, has_sums=has_sums))
+        counts = relation_rows[number] if relation_rows else ()
+        blocks.append(MetaBlock(hop, placed, counts, halo, least_halo, has_sums=has_sums))
     return blocks
 
 

@@ -68,11 +68,10 @@ class BatchLayout(VertexLayout):
         sizes, types = super().layer_sizes(rank), self.work.graph.edge_type
         if types is None:
             return sizes
-        endpoints = [(hop.block.edges()[1], types[hop.edge_ids.long()]) for hop in self.rank_batches[rank].hops]
-        relation_rows = [
-            (targets * len(self.work.graph.relations) + relation).unique() for targets, relation in endpoints
-        ]
-        return replace(sizes, relation_rows=tuple(len(rows) for rows in relation_rows))
+        count, hops = len(self.work.graph.relations), self.rank_batches[rank].hops
+        rows = [(hop.block.edges()[1] * count + types[hop.edge_ids.long()]).unique() % count for hop in hops]
+        relation_rows = (tuple(torch.bincount(relation, minlength=count).tolist()) for relation in rows)
+        return replace(sizes, relation_rows=tuple(relation_rows))
 
     def meta_embedded(self, placed: MetaRank) -> None:
         del placed  # a batch selects rows itself

@@ -121,13 +121,13 @@ class TensorLayout(Layout):
         return self.pruned.blocks.dependencies(0).hops[hop].block.num_edges
 
     @cached_property
-    def relation_rows(self) -> list[int]:
-        """Number of pairs of a relation and a vertex of each rank; split evenly if there is no graph."""
+    def relation_rows(self) -> list[tuple[int, ...]]:
+        """Number of relation rows of each rank's vertices, by relation; split evenly if there is no graph."""
         work = self.work
-        if not work.has_graph:
-            return [stop - start for start, stop in pairwise(even_bounds(work.stats.num_relation_rows, self.size))]
-        counts = work.graph.num_relations_in
-        return [int(counts[start:stop].sum()) for start, stop in pairwise(self.row_bounds)]
+        if work.has_graph:
+            return [work.graph.count_relation_rows(slice(*ends)) for ends in pairwise(self.row_bounds)]
+        bounds = [even_bounds(count, self.size) for count in work.stats.relation_rows]
+        return [tuple(each[rank + 1] - each[rank] for each in bounds) for rank in range(self.size)]
 
     @cached_property
     def num_remote(self) -> int:
@@ -256,7 +256,7 @@ class TensorLayout(Layout):
         exchange_plan = chunking.exchange_plan(op.op, cut.bounds, rank, self.size)
         results = [end - first for first, end in pairwise(cut.bounds)]
         if isinstance(op.op, ByRelation):
-            results = by_chunk(self.work.graph.num_relations_in, cut.bounds)
+            results = by_chunk(self.work.graph.relations_in.degree, cut.bounds)
         outbound = inbound = column_layout(self.row_bounds, op.width)
         ports = [inbound.width(rank)]
         if isinstance(op.op, EdgeSoftmax):
@@ -295,5 +295,6 @@ class TensorLayout(Layout):
         """
         before, after = (SetSize.between(self.layer_bounds(number), rank) for number in (op.hop, op.hop + op.steps))
         if isinstance(op.op, ByRelation):
-            after = SetSize(sum(self.relation_rows), self.relation_rows[rank])
+            totals = [*map(sum, self.relation_rows)]
+            after = SetSize(sum(totals), totals[rank])
         return [(before, sum(map(self.num_edges, op.hops)), after)]

@@ -30,7 +30,7 @@ class MetaColumns(ColumnExchange):
     Args:
         work: The workload.
         bounds: Bounds of the rows of each rank.
-        relation_rows: Number of relation rows of each rank's vertices.
+        relation_rows: Number of relation rows of each rank's vertices, by relation.
         group: Process group of the ranks as this rank sees it, on the meta device: it sends nothing.
         attention: Function that returns the distribution of an attention.
     """
@@ -39,7 +39,7 @@ class MetaColumns(ColumnExchange):
         self,
         work: Workload,
         bounds: tuple[int, ...],
-        relation_rows: Sequence[int],
+        relation_rows: Sequence[tuple[int, ...]],
         group: Group,
         attention: Callable[[EdgeSoftmax], AttentionPlan],
     ) -> None:
@@ -79,7 +79,7 @@ class MetaChunks(Exchange):
     def __init__(
         self, work: Workload, sizes: LayerSizes, passes: Mapping[PassKey, tuple[KernelMemory, int]], group: Group
     ) -> None:
-        stats, num_rows, relation_rows = work.stats, sizes.rows[0], sizes.relation_rows[:1] or (0,)
+        stats, num_rows, relation_rows = work.stats, sizes.rows[0], sizes.relation_rows[:1] or ((),)
         whole = stats.num_vertices, stats.num_vertices, stats.num_edges
         topology = MetaTopology(work, *whole, relation_rows=relation_rows, num_own=num_rows)
         super().__init__(topology, topology.ids[:num_rows], stats.num_vertices, group)

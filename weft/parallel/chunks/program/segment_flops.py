@@ -104,7 +104,7 @@ class SegmentFlops:
         )
         none = LayerSizes(
             rows=(0, 0),
-            relation_rows=(0,),
+            relation_rows=((0,) * len(levels.relation_rows[hop]),),
             blocks=(BlockSize(0, 0, 0, 0),),
             typed_blocks=tuple(block.without_rows() for block in typed),
         )
