@@ -61,7 +61,7 @@ def mistake(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
         (["train", "digits", "--batch_size=8"], "unknown flag --batch_size: did you mean --batch-size?"),
         (
             ["predict", "runs/no", "--out", "x.npy", "--id", "x"],
-            "--id has no effect here: leave it out, or give --ids (see weft predict --help)",
+            "--id has no effect here: leave it out, or use --ids (see weft predict --help)",
         ),
         (["data", "info", "x", "--epoch", "3"], "unrecognized arguments: --epoch 3 (see weft data info --help)"),
         (["train", "digits", "--num_workers", "2"], "unknown flag --num_workers: use --workers"),

@@ -156,7 +156,7 @@ def test_metrics_are_scikit_learns(kind: str, size: int) -> None:
             )
             assert bool(curves) == bool(details)
             if curves:
-                *by_class, together = curves
+                together, *by_class = curves
                 assert len(by_class) == {"five": 5, "labels": 4}.get(kind, 0)
                 assert together["class"] == ("all" if by_class else None)
                 check_curves(by_class or curves, result)

@@ -36,6 +36,7 @@ from weft.training.planning.search import (
     TOLERANCE,
     StrategyEstimate,
     best,
+    best_first,
     command,
     estimate_config,
     estimate_strategies,
@@ -140,12 +141,12 @@ def test_the_simplest_of_equally_fast_strategies_is_best() -> None:
         )
 
     alike, slower = 1 + 0.9 * TOLERANCE, 1 + 1.1 * TOLERANCE
-    assert best([estimate("tensor", 4, 1.0), estimate("communicated", 4, alike)])[0].strategy == "tensor"
-    assert best([estimate("hybrid", 4, 1.0), estimate("single", 1, alike)])[0].strategy == "single"
-    fastest, why = best([estimate("hybrid", 4, 1.0), estimate("single", 1, slower)])
+    assert best(best_first([estimate("tensor", 4, 1.0), estimate("communicated", 4, alike)]))[0].strategy == "tensor"
+    assert best(best_first([estimate("hybrid", 4, 1.0), estimate("single", 1, alike)]))[0].strategy == "single"
+    fastest, why = best(best_first([estimate("hybrid", 4, 1.0), estimate("single", 1, slower)]))
     assert fastest.strategy == "hybrid"
     assert "single 1.11 s" in why
-    assert "within the error" in best([estimate("hybrid", 4, 1.0), estimate("single", 1, alike)])[1]
+    assert "within the error" in best(best_first([estimate("hybrid", 4, 1.0), estimate("single", 1, alike)]))[1]
 
 
 def test_flags_choose_the_strategies() -> None:

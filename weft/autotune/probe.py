@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
-from itertools import product
+from itertools import cycle, islice, product
 from typing import Any
 
 import torch
@@ -91,7 +91,7 @@ CLASS_COUNTS = (2.0, 8.0, 64.0)
 TARGETS, FANOUTS, SAMPLED_GRAPH = (64.0, 2048.0, 32768.0), (2.0, 16.0), (131072.0, 1.0, 32.0)
 """Sampling of mini-batches: targets, fanouts, and the graph to sample from (arguments of `random_edges`)."""
 PERIOD = 1 << 16
-"""Number of different numbers in a sample's tensors."""
+"""Number of random values after which a sample's tensors repeat."""
 SOURCE_WINDOW = 64
 """Number of consecutive sources that nearby edges share."""
 COPIES, COLD_BYTES = 3, 64 << 20
@@ -111,7 +111,7 @@ class Stopwatch:
 
     Args:
         group: The ranks.
-        quick: Measure fewer sizes, smaller samples and shorter intervals.
+        quick: Measure fewer sizes and smaller samples, in fewer intervals.
         min_seconds: Shortest timed interval: shorter work is repeated.
         rounds: Number of timed intervals.
     """
@@ -134,11 +134,11 @@ class Stopwatch:
         )
 
     def seconds(self, *works: Work) -> float:
-        """Return the median of the seconds of several runs, after a warm-up run that is not counted.
+        """Return the seconds of a run, the median over intervals. Each function runs once before, untimed.
 
         Args:
-            *works: Equivalent functions that run in turn: an interval goes on with the one after the last. The result
-                of each is kept until its next turn, as a step keeps its activations.
+            *works: Equivalent functions that run in turn; each interval continues where the one before stopped. The
+                result of each is kept until its next turn, as a step keeps its activations.
         """
         return statistics.median(self._runs(works, self.rounds))
 
@@ -148,16 +148,14 @@ class Stopwatch:
 
     def _runs(self, works: Sequence[Work], rounds: int) -> list[float]:
         results: list[object] = [None] * len(works)
-        number = 0
+        turns = cycle(range(len(works)))
 
         def run(times: int) -> float:
-            nonlocal number
             self._barrier()
             start = time.perf_counter()
-            for _ in range(times):
+            for number in islice(turns, times):
                 results[number] = None
                 results[number] = works[number]()
-                number = (number + 1) % len(works)
             self.group.synchronize()
             return (time.perf_counter() - start) / times
 
@@ -178,7 +176,7 @@ def measure_kernels(group: Group, calls: Iterable[KernelCall] | None = None, *, 
         group: The ranks, which measure on their devices.
         calls: Kernel calls whose prices are needed. Only the sizes next to theirs are measured, and no fixed costs.
             None: all kernels at all sizes, and the fixed costs.
-        quick: Measure fewer sizes, smaller samples and shorter intervals.
+        quick: Measure fewer sizes and smaller samples, in fewer intervals.
     """
     watch = Stopwatch(group, quick=quick)
     samples = kernel_samples(watch.max_share)
@@ -269,7 +267,7 @@ def measure_network(
         profile: Profile of the hosts, which gives the time of the kernels in a step.
         hosts: Number of hosts.
         emulated: True if one machine stands for all hosts; see `Cluster`.
-        quick: Measure fewer sizes and shorter intervals.
+        quick: Measure fewer sizes, in fewer intervals.
     """
     watch = Stopwatch(group, quick=quick, **VARYING)
     tables = {
@@ -461,7 +459,7 @@ def copies(prepare: Callable[[], Work]) -> list[Work]:
 
 
 def random_numbers(*size: int) -> Tensor:
-    """Return random numbers in [0, 1) that repeat after PERIOD of them: drawing all would take longer than a kernel."""
+    """Return random numbers in [0, 1), PERIOD of them repeated: drawing all would take longer than a kernel."""
     count = math.prod(size)
     return torch.rand(min(count, PERIOD)).repeat(-(-count // PERIOD))[:count].view(size)
 

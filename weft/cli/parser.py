@@ -30,7 +30,7 @@ class Parser(argparse.ArgumentParser):
         self._root = root or self
 
     def add_subparsers(self, **options: Any) -> Any:
-        """Add the parsers of commands, which know the flags of all other commands.
+        """Add the parsers of commands. They share the root, so that an error can recognise a flag of another command.
 
         Args:
             **options: Arguments of `ArgumentParser.add_subparsers`.
@@ -80,7 +80,7 @@ class Parser(argparse.ArgumentParser):
             message = f"{flag[1]} is now --{former}"
         elif flag and flag[1] in _all_flags(self._root):
             near = nearest(flag[1], flags)
-            message = f"{flag[1]} has no effect here: leave it out" + (f", or give {near}" if near else "")
+            message = f"{flag[1]} has no effect here: leave it out" + (f", or use {near}" if near else "")
         elif flag and (options := [*map(flag_of, options_for(flag[1].removeprefix("--")))]) and {*options} <= {*flags}:
             message = f"unknown flag {flag[1]}: use {' and '.join(options)}"
         elif flag and (near := nearest(flag[1], flags)):
@@ -89,12 +89,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def _all_flags(root: Parser) -> set[str]:
-    """Return the flags of all commands, and of all options of training.
+    """Return the flags of the commands, except of those that take fixed words, and of all options of training.
 
     Args:
         root: Parser of all commands, or of the options of one strategy.
     """
-    flags = {word for _, words in root.words() for word in words}
+    flags = {word for _, words in root.words() for word in words if word.startswith("--")}
     return flags | {flag_of(spec.name) for spec in dataclasses.fields(Config)}
 
 

@@ -176,7 +176,7 @@ class Graph(GraphFields, Labels):
 
     @cached_property
     def relations_in(self) -> Adjacency:
-        """Relations by which each vertex has in-edges: an edge from each of them, as a source, to the vertex."""
+        """Edges from relations to vertices: (r, v) if v has an in-edge by relation r."""
         assert self.edge_type is not None
         count, (_, target) = len(self.relations), self.in_edges.edges()
         pairs = (target * count + self.edge_type).unique()
@@ -186,7 +186,7 @@ class Graph(GraphFields, Labels):
         """Return the number of vertices with in-edges by each relation; () in a graph without relations.
 
         Args:
-            vertices: The vertices that count, a range or int64.
+            vertices: Vertices to count: a range, or ids, int64.
         """
         if self.edge_type is None:
             return ()

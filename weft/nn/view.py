@@ -137,8 +137,8 @@ class View(Protocol):
 
         Args:
             x: Rows [n, .].
-            weight: [R, B, i, o]: for each relation r, a block-diagonal matrix W_r with B blocks of i x o. Or the blocks
-                of matrices that are zero elsewhere, with the columns of each block.
+            weight: Either [R, B, i, o]: for each relation r, a block-diagonal matrix W_r with B blocks of i x o. Or
+                blocks of the W_r by their columns; outside of these, W_r is zero, which weft skips.
             reduce: 'mean' or 'sum' over the in-neighbours by a relation.
 
         Raises:

@@ -85,7 +85,7 @@ def open_log_of_launcher() -> None:
 
 
 def log_warnings() -> None:
-    """Turn Python's warnings into messages, each in one line."""
+    """Send Python's warnings to weft's logger, each in one line."""
     warnings.showwarning = lambda text, *_: LOGGER.warning(str(text))
 
 

@@ -52,13 +52,13 @@ class OwnRelationRows:
 
         Args:
             z: Relation rows [m, .].
-            weight: [R, B, i, o]: for each relation r, a block-diagonal matrix W_r with B blocks of i x o. Or the blocks
-                of matrices that are zero elsewhere, with the columns of each block.
+            weight: Either [R, B, i, o]: for each relation r, a block-diagonal matrix W_r with B blocks of i x o. Or
+                blocks of the W_r by their columns; outside of these, W_r is zero, which is skipped.
         """
         if isinstance(weight, Tensor):
             parts = zip(z.split(self.counts), weight.unbind(0), strict=True)
             return spmm(self.sums, torch.cat([multiply_block_diagonal(rows, blocks) for rows, blocks in parts]))
-        order = TypeOrder(self.counts)  # rows are sorted by relation here, as by vertex type elsewhere
+        order = TypeOrder(self.counts)  # it needs groups of consecutive rows; here a group is a relation
         inputs = [Place(each.relation, each.inputs) for each in weight]
         distinct = [*dict.fromkeys(inputs)]
         rows = dict(zip(distinct, order.split(z, distinct), strict=True))

@@ -147,15 +147,12 @@ class OutlineView(GraphView):
             self._check_edge_features(len(rows["edge_map"]))
         origin = self.origin(x) if op.plain else "rows"
         number = self._record(x, op, *others, steps=steps, origin=origin, weighted=op.reads_weight)
+        by_relation = isinstance(op, ByRelation)
+        num_rows = sum(self.relation_rows.counts) if by_relation else self.state.rows_at(self.hop + steps)
         if not self.state.exchanges:
-            if isinstance(op, ByRelation):
-                num_rows = sum(self.relation_rows.counts)
-                return self.state.mark(x.new_empty(num_rows, x.shape[1]) + x.sum(), number)
-            return self._result(x, *others)
+            return self._result(num_rows, x, *others)
         if op.plain and self.aggregates_once(x):
             # Kept from before the step, so it must not count: one row, expanded. Its strides tell it from a transpose.
-            by_relation = isinstance(op, ByRelation)
-            num_rows = sum(self.relation_rows.counts) if by_relation else self.state.rows_at(self.hop + steps)
             return x.new_empty(1, x.shape[1]).expand(num_rows, -1)  # strides tell rows from columns
         return self.state.mark(self.state.exchanges[self.stage].aggregate(self, op, rows, steps), number)
 
@@ -214,7 +211,7 @@ class OutlineView(GraphView):
         if self.state.exchanges:
             sources, edge_index, num_targets = self.state.exchanges[self.stage].block(self, x)
             return self.state.mark(sources.view_as(sources), number), edge_index, num_targets
-        targets, size = self._result(x), self.block_size
+        targets, size = self._result(self.state.rows_at(self.hop + 1), x), self.block_size
         if size is None:
             return x.clone(), self.topology.edge_index, len(targets)
         edges = self.topology.edge_index.new_empty(2, size.edges)
@@ -357,21 +354,23 @@ class OutlineView(GraphView):
         state.steps[self.stage] = max(state.steps[self.stage], steps)
         return number
 
-    def _result(self, x: Tensor, *others: Tensor) -> Tensor:
+    def _result(self, num_rows: int, x: Tensor, *others: Tensor) -> Tensor:
         """Return rows for the result of the last call, through which gradients reach the tensors that it reads.
 
         Args:
+            num_rows: Number of rows of the result.
             x: Rows that the operation reads.
             *others: Further tensors that it reads.
         """
-        state = self.state
-        num_rows = state.rows_at(self.hop + state.operations[-1].steps)
         result: Tensor = ResultStandIn.apply(num_rows, x, *others)  # type: ignore[no-untyped-call]
-        return state.mark(result, len(state.operations) - 1)
+        return self.state.mark(result, len(self.state.operations) - 1)
 
 
 class ResultStandIn(torch.autograd.Function):
-    """Function on meta tensors that stands for an aggregate: its operations are priced separately, so it has none."""
+    """Stand-in for an aggregate on meta tensors: it has the shapes of the result and of the gradients.
+
+    It runs no operation that `FlopCounter` would record: the plan prices the aggregate itself.
+    """
 
     @staticmethod
     def forward(ctx: Any, num_rows: int, *inputs: Tensor) -> Tensor:

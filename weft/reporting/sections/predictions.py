@@ -152,7 +152,7 @@ def _curves(run: RunRecords, *, several: bool) -> Iterator[FigureGroup]:
 
     Args:
         run: Records of the run.
-        several: True if the report has several runs. Then each has one curve if possible: that of all classes together.
+        several: True if the report has several runs: then only the curve of all classes together, if it is recorded.
     """
     for split, counts in run.best_splits.items():
         curves = counts.get("by_threshold", ())

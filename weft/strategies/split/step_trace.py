@@ -69,8 +69,8 @@ class BatchLayout(VertexLayout):
         if types is None:
             return sizes
         count, hops = len(self.work.graph.relations), self.rank_batches[rank].hops
-        rows = [(hop.block.edges()[1] * count + types[hop.edge_ids.long()]).unique() % count for hop in hops]
-        relation_rows = (tuple(torch.bincount(relation, minlength=count).tolist()) for relation in rows)
+        relations = [(hop.block.edges()[1] * count + types[hop.edge_ids.long()]).unique() % count for hop in hops]
+        relation_rows = (tuple(torch.bincount(relation, minlength=count).tolist()) for relation in relations)
         return replace(sizes, relation_rows=tuple(relation_rows))
 
     def meta_embedded(self, placed: MetaRank) -> None:

@@ -89,7 +89,7 @@ class StrategyEstimate:
 
     @property
     def order(self) -> tuple[bool, float, int]:
-        """Sort key that puts the best estimate first; without an estimate of time, the one that needs least memory."""
+        """Sort key: estimates that fit first, then by seconds, or by memory if only memory is estimated."""
         return not self.fits, self.epoch_seconds, 0 if self.epoch_seconds else self.host_bytes
 
 
@@ -132,10 +132,7 @@ def estimate_strategies(
         if (STRATEGIES[name].max_ranks or cluster.ranks) >= cluster.ranks
         for variant in variants(replace(config, strategy=name, workers=cluster.ranks), STRATEGIES[name])
     ]
-    ranked = sorted(without_duplicates(estimates), key=lambda estimate: estimate.order)
-    fitting = [estimate for estimate in ranked if estimate.fits and estimate.epoch_seconds]
-    first = preferred(fitting) if fitting else None
-    return sorted(ranked, key=lambda estimate: estimate is not first)
+    return best_first(without_duplicates(estimates))
 
 
 def check_can_estimate(config: Config) -> None:
@@ -414,26 +411,28 @@ def close_to_fastest(fitting: Sequence[StrategyEstimate]) -> list[StrategyEstima
     return [estimate for estimate in fitting if estimate.epoch_seconds <= limit]
 
 
-def preferred(fitting: Sequence[StrategyEstimate]) -> StrategyEstimate:
-    """Return the best estimate: of those close to the fastest, the one with the fewest ranks.
+def best_first(estimates: Iterable[StrategyEstimate]) -> list[StrategyEstimate]:
+    """Return estimates in the order of their time, or of their memory if only memory is estimated; the best one first.
 
-    Among equal numbers of ranks, it is the strategy that comes first in `STRATEGIES`, then the one with fewest options.
-
-    Args:
-        fitting: Estimates that fit in memory, at least one.
+    Of the estimates close to the fastest, the best is the one with the fewest ranks, then the strategy that comes first
+    in `STRATEGIES`, then the one with the fewest options.
     """
-    order = list(STRATEGIES)
-    return min(
-        close_to_fastest(fitting),
-        key=lambda estimate: (estimate.workers, order.index(estimate.strategy), len(estimate.options)),
-    )
+    ranked = sorted(estimates, key=lambda estimate: estimate.order)
+    if fitting := [estimate for estimate in ranked if estimate.fits and estimate.epoch_seconds]:
+        order = list(STRATEGIES)
+        best = min(
+            close_to_fastest(fitting),
+            key=lambda estimate: (estimate.workers, order.index(estimate.strategy), len(estimate.options)),
+        )
+        ranked.sort(key=lambda estimate: estimate is not best)
+    return ranked
 
 
 def best(estimates: Sequence[StrategyEstimate]) -> tuple[StrategyEstimate, str]:
-    """Return the estimate of the strategy to use, and a line with the reason; see `preferred`.
+    """Return the estimate of the strategy to use, and a line with the reason.
 
     Args:
-        estimates: Estimates of time.
+        estimates: Result of `best_first`: the one to use is the first that fits.
 
     Raises:
         InputError: No strategy fits.
@@ -442,7 +441,7 @@ def best(estimates: Sequence[StrategyEstimate]) -> tuple[StrategyEstimate, str]:
     if not fitting:
         reasons = "; ".join(f"{estimate.strategy}: {estimate.reason}" for estimate in estimates[:3])
         raise InputError(f"no strategy fits: {reasons}")
-    chosen = preferred(fitting)
+    chosen = fitting[0]
     others = [estimate for estimate in fitting if estimate.strategy != chosen.strategy]
     why = f"{chosen.epoch_seconds:.3g} s per epoch"
     if others:

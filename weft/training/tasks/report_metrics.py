@@ -18,7 +18,7 @@ HELD_OUT = ("val", "test")
 MAX_CLASSES = 64
 """Largest number of classes for which rows are counted by class."""
 MAX_CURVES = 8
-"""Largest number of classes or labels that have a curve each, besides the one of all together."""
+"""Largest number of classes or labels of which each has a curve."""
 MAX_POINTS = 512
 """Largest number of points of a recorded curve."""
 
@@ -92,16 +92,18 @@ def threshold_curves(logits: Tensor, y: Tensor) -> list[dict[str, Any]] | None:
         y: Classes [k], or labels [k, C].
 
     Returns:
-        Curves with their `class`: its number, or None for two classes. Of several classes or labels, 'all' is the curve
-        of all together (their micro-average), and they have curves of their own up to MAX_CURVES. None: there is no
-        curve.
+        A curve of each class or label, up to MAX_CURVES (`class` is its number), and the micro-average of all (`class`
+        'all'); for two classes, a single curve (`class` None). None: no classifier has positive and negative rows.
     """
-    first, *others = classifiers = binary_classifiers(logits, y)
-    curves: list[tuple[int | str | None, Tensor, Tensor]] = [(None, *first)]
-    if others:
+    classifiers = binary_classifiers(logits, y)
+    curves: list[tuple[int | str | None, Tensor, Tensor]] = []
+    if len(classifiers) == 1:
+        curves.append((None, *classifiers[0]))
+    else:
         columns, true = zip(*classifiers, strict=True)
-        curves = [(number, *each) for number, each in enumerate(classifiers) if len(classifiers) <= MAX_CURVES]
         curves.append(("all", torch.cat(columns), torch.cat(true)))
+    if 1 < len(classifiers) <= MAX_CURVES:
+        curves += [(number, *each) for number, each in enumerate(classifiers)]
     return [
         {"class": number, **points} for number, scores, is_class in curves if (points := curve_points(scores, is_class))
     ] or None
