@@ -130,6 +130,17 @@ class Case:
         return replace(self, without=",".join(filter(None, (self.without, saving))))
 
     def build(self) -> tuple[Graph, Stack | nn.Module]:
+        graph = self.build_graph()
+        torch.manual_seed(5)
+        model = self.make_pyg_stack() if self.model in PYG else self.make_model(graph)
+        if self.frozen:
+            next(model.parameters()).requires_grad_(False)
+            model.register_parameter("unused", nn.Parameter(torch.ones(3)))
+        for parameter in model.parameters():  # biases and eps start at zero, where an error in them would not show
+            nn.init.uniform_(parameter, -0.6, 0.6)
+        return graph, model.double()
+
+    def build_graph(self) -> Graph:
         graph = (
             make_typed_graph(self.num_vertices, self.typed)
             if self.typed
@@ -148,14 +159,7 @@ class Case:
             graph = make_named_relations(graph).by_type()
         if self.labels:
             graph = with_few_labels(graph, self.labels, self.scored)
-        torch.manual_seed(5)
-        model = self.make_pyg_stack() if self.model in PYG else self.make_model(graph)
-        if self.frozen:
-            next(model.parameters()).requires_grad_(False)
-            model.register_parameter("unused", nn.Parameter(torch.ones(3)))
-        for parameter in model.parameters():  # biases and eps start at zero, where an error in them would not show
-            nn.init.uniform_(parameter, -0.6, 0.6)
-        return reorder(graph, self.order), model.double()
+        return reorder(graph, self.order)
 
     @property
     def by_type(self) -> bool:

@@ -257,10 +257,19 @@ def reference(case: Case, *, full: bool = False) -> Reference:
 
 
 def check_on_ranks(size: int, case: Case, name: str, options: Given = NOTHING, *, full: bool = False) -> None:
-    """Run `check_case` on `size` ranks, which read the reference and, if there are several, the plan made here."""
-    reference(case, full=full)
-    planned = Planned.of(case, name, options, size) if size > 1 else None
+    """Run `check_case` on `size` ranks. If there are several, rank 0 makes the plan of all, and the reference.
+
+    Ranks are forked with the models of the quick cases, which this process would have to convert first.
+    """
+    planned = on_ranks(size, _plan, case, name, options, full)[0] if size > 1 else None
     on_ranks(size, _check_rank, case, name, options, planned, full)
+
+
+def _plan(group: Group, case: Case, name: str, options: Given, full: bool) -> Planned | None:
+    if group.rank:
+        return None
+    reference(case, full=full)
+    return Planned.of(case, name, options, group.size)
 
 
 def _check_rank(group: Group, case: Case, name: str, options: Given, planned: Planned | None, full: bool) -> None:
@@ -383,5 +392,5 @@ def check_close(actual: Tensor, expected: Tensor, what: str) -> None:
 
 def part_by(method: str, case: Case, size: int) -> Tensor:
     """Return the part of every vertex of a case's graph."""
-    graph = workload(case).graph if isinstance(case, Case) else case.build()[0]
+    graph = case.build_graph() if isinstance(case, Case) else case.build()[0]
     return make_book(graph, min(size, graph.num_vertices), method=method).part

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from weft.nn.layers.pyg_conv import PyGConv, share_programs
 from weft.nn.messages import TiledConv, program
 from weft.nn.messages.edges import SortedEdges
 from weft.nn.messages.program import EdgeProgram
@@ -256,6 +258,14 @@ def extremum_onto(s: Any, i: Tensor, j: Tensor, e: Tensor, index: Tensor, n: int
     return start.scatter_reduce(0, index[:, None].expand_as(j), j * e, "amax", include_self=False)[index]
 
 
+def gated(s: Any, i: Tensor, j: Tensor, e: Tensor, index: Tensor, n: int) -> Tensor:
+    return j * torch.sigmoid(e * s.a)
+
+
+def gated_by_source(s: Any, i: Tensor, j: Tensor, e: Tensor, index: Tensor, n: int) -> Tensor:
+    return j * torch.sigmoid(j * s.a)
+
+
 UNUSUAL: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor] | None]] = {
     "parameter of targets": (total_of_targets, None),
     "no_grad": (without_grad, None),
@@ -281,6 +291,23 @@ def test_unusual_functions_have_pygs_numbers(name: str) -> None:
     torch.manual_seed(0)
     conv = Unusual(*UNUSUAL[name]).double()
     assert difference(conv, edges(in_order=name in ("sum along rows", "computed index")), with_edge_rows=True) < 1e-9
+
+
+def test_convolutions_of_equal_structure_share_programs() -> None:
+    """Others run programs of their own: they differ in a function, in a gradient, or in an unknown attribute."""
+    convs = [Unusual(message).double() for message in (gated, gated, gated_by_source, gated, gated)]
+    convs[3].a.requires_grad_(False)
+    convs[4].unknown = object()
+    layers = nn.ModuleList(PyGConv(conv, WIDTH) for conv in convs)
+    share_programs(layers)
+    for copied in (layers, pickle.loads(pickle.dumps(layers[:4]))):
+        assert [layer.tiled.messages is copied[0].tiled.messages for layer in copied[1:4]] == [True, False, False]
+    assert layers[4].tiled.messages is not layers[0].tiled.messages
+    x, features = torch.randn(2, NUM_VERTICES, WIDTH).double(), torch.rand(NUM_EDGES, NUM_EDGE_FEATURES).double()
+    for layer, rows in zip(layers, (x[0], x[1], x[0], x[0], x[0]), strict=True):
+        with layer.tiled.replacing():
+            y = layer.conv(rows, edges(), features)
+        torch.testing.assert_close(y, layer.conv(rows, edges(), features))
 
 
 def test_random_numbers_are_drawn_for_each_edge() -> None:

@@ -127,13 +127,21 @@ def check_rank(group: Group, case: AnyCase, name: str, options: Given, expected:
     check_same(seen, expected, f"{name}-{case.id}-P{group.size}")
 
 
+def train_alone(group: Group, case: AnyCase, options: Given, num_steps: int) -> Results | None:
+    """Return the results of `split` on one rank; None on all ranks but rank 0."""
+    if group.rank:
+        return None
+    return train(Group(), case, "split", Given(**{**options, "partition": None}), num_steps)
+
+
 def check(case: AnyCase, name: str, size: int, options: Given, num_steps: int = STEPS) -> None:
-    expected = train(Group(), case, "split", Given(**{**options, "partition": None}), num_steps)
+    """Compare a strategy with `split` on one rank, which is rank 0: it is forked with the models of quick cases."""
+    expected = on_ranks(size, train_alone, case, options, num_steps)[0]
     on_ranks(size, check_rank, case, name, options, expected)
 
 
 def has_batch_norm(case: Case) -> bool:
-    return any(isinstance(part, BatchNorm) for part in case.build()[1].modules())
+    return any(isinstance(part, BatchNorm) for part in workload(case).model.modules())
 
 
 @pytest.mark.parametrize(("point", "full"), params(MINIBATCH))

@@ -117,8 +117,8 @@ class Shaped(Case):
 
     shape: str = "none"
 
-    def build(self) -> tuple[Graph, Stack | nn.Module]:
-        graph, model = Case(model=self.model, layers=self.layers, hidden=self.hidden).build()
+    def build_graph(self) -> Graph:
+        graph = Case(model=self.model).build_graph()
         count = self.num_vertices
         others = torch.arange(1, count)
         hub, few = torch.zeros_like(others), torch.arange(min(3, count))
@@ -128,7 +128,7 @@ class Shaped(Case):
             "isolated": (few, few.roll(1)),
         }[self.shape]
         rows = {name: getattr(graph, name)[:count] for name in ("x", "y", "train_mask", "val_mask")}
-        return Graph.from_edges(source, target, num_vertices=count, **rows), model
+        return Graph.from_edges(source, target, num_vertices=count, **rows)
 
 
 def shapes() -> list[Any]:

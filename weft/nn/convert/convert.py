@@ -22,6 +22,7 @@ from weft.nn.convert.traced_steps import GraphStep, TracedProgram
 from weft.nn.convert.tracing import EDGES, parameters_of, trace
 from weft.nn.convert.typed_steps import INPUT, CallByType, JoinedCalls, NormByType, RowsByType
 from weft.nn.layers.norm import BatchNorm
+from weft.nn.layers.pyg_conv import share_programs
 from weft.nn.layers.relation_convs import RelationConv
 from weft.nn.layers.typed_conv import TypedConv
 from weft.utils.errors import InputError
@@ -93,6 +94,7 @@ def convert(
     if types is not None:
         shadow.add_module(INPUT, RowsByType(types.typed))
     converted = Converted(shadow, training, evaluating, model).train(model.training)
+    share_programs(converted)
     if not unchecked:
         alternative = f"{LISTED}, or weft.nn.RGCN" if types else alternative
         make_graph = partial(RandomGraph.of, model, frozenset(edge_inputs), shape)

@@ -6,9 +6,10 @@ import inspect
 import linecache
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -52,16 +53,30 @@ def _innermost(lines: Iterable[Line]) -> str:
 
     The lines go from the innermost call outward.
     """
-    pyg_location = ""
-    for file, line, name in lines:
-        if WEFT in Path(file).parents:
-            if name == "forward":  # of tracing.Root, which calls the model
-                break
-        elif TORCH not in Path(file).parents and not file.startswith("<"):
-            location = f"{Path(file).name}:{line}"
-            text = linecache.getline(file, line).strip()
-            location += f" `{text}`" if text else ""
-            if "torch_geometric" not in Path(file).parts:
-                return location
-            pyg_location = pyg_location or location
-    return pyg_location or "the model"
+    pyg_line: Line | None = None
+    for line in lines:
+        author = _author(line[0])
+        if author == "user":
+            return _described(line)
+        if author == "weft" and line[2] == "forward":  # of tracing.Root, which calls the model
+            break
+        if author == "pyg":
+            pyg_line = pyg_line or line
+    return _described(pyg_line) if pyg_line else "the model"
+
+
+def _described(line: Line) -> str:
+    file, number, _ = line
+    text = linecache.getline(file, number).strip()
+    return f"{Path(file).name}:{number}" + (f" `{text}`" if text else "")
+
+
+@cache
+def _author(file: str) -> Literal["weft", "torch", "pyg", "user"]:
+    """Return whose code a file contains. Tracing looks at the same few files for every call of a model."""
+    path = Path(file)
+    if WEFT in path.parents:
+        return "weft"
+    if TORCH in path.parents or file.startswith("<"):
+        return "torch"
+    return "pyg" if "torch_geometric" in path.parts else "user"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from weft.nn.messages import TiledConv
+from weft.nn.messages import TiledConv, structure_of
 from weft.nn.view import View
 from weft.utils.errors import InputError
 
@@ -113,6 +113,12 @@ class PyGConv(nn.Module):
         drop_results(self.conv)
         return y if self.takes_pair else y[:num_targets]
 
+    @property
+    def cost_key(self) -> Hashable:
+        """Key that layers of equal cost have in common, within a model: those that share programs."""
+        gradients = tuple(parameter.requires_grad for parameter in self.parameters())
+        return id(self.tiled.messages), self.tiled.state(), gradients
+
     def result_width(self, x: Tensor) -> int:
         """Return the number of columns of the result. `x`: its rows."""
         if self.out_width or not self.row_arguments.names:
@@ -160,6 +166,20 @@ class PyGConv(nn.Module):
             if wanted and features is not None:
                 arguments["edge_attr"] = features
         return arguments
+
+
+def share_programs(model: nn.Module) -> None:
+    """Let convolutions of equal structure share their programs, which are then traced once.
+
+    A model on a heterogeneous graph has a convolution for each relation, and many of them are alike.
+    """
+    first: dict[Hashable, PyGConv] = {}
+    for layer in model.modules():
+        if isinstance(layer, PyGConv) and not layer.row_arguments.names:  # whose widths only a call tells
+            structure = structure_of(layer.conv)
+            key = type(layer), layer.out_width, layer.needs_edge_attr, layer.takes, structure
+            if structure is not None:
+                layer.tiled.messages = first.setdefault(key, layer).tiled.messages
 
 
 def call_conv(

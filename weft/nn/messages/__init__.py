@@ -1,10 +1,12 @@
 """Message functions of PyG convolutions as programs that run in tiles of edges, without a row for each edge in memory.
 
-Reading order: tiled_conv (which calls of a convolution are replaced), messages (what happens then), trace (a message
-function as a graph of ATen operations), parts (what runs on vertices before and after the edges), operations, values
-and aten_operations (the graph as a list of operations), program (its run on all edges, by csrc/messages.h).
+Reading order: tiled_conv (which calls of a convolution are replaced), structure (which convolutions share programs),
+messages (what happens in a call), trace (a message function as a graph of ATen operations), parts (what runs on
+vertices before and after the edges), operations, values and aten_operations (the graph as a list of operations),
+program (its run on all edges, by csrc/messages.h).
 """
 
+from weft.nn.messages.structure import structure_of
 from weft.nn.messages.tiled_conv import TiledConv
 
-__all__ = ["TiledConv"]
+__all__ = ["TiledConv", "structure_of"]

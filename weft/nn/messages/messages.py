@@ -50,7 +50,8 @@ class MessageProgram:
         self._read_after = self.parts.read_after
         self._needed = {*self._read_after, *(each.value for each in self.parts.inputs)}
         self._gradients: dict[tuple[bool, ...], EdgeProgram] = {}
-        self.gradients(tuple(True for _ in self.roles))
+        if torch.is_grad_enabled():  # so that a function without gradients is refused now
+            self.gradients(tuple(True for _ in self.roles))
 
     def gradients(self, needed: tuple[bool, ...]) -> EdgeProgram:
         """Return the program of the gradients of some inputs."""

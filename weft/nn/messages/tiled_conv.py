@@ -24,6 +24,19 @@ GLOBAL = frozenset({"edge_index", "adj_t", "edge_index_j", "size", "size_j"})
 """Arguments of a message function that only the whole graph has."""
 
 
+class Programs(dict[Any, "MessageProgram | str"]):
+    """Programs of convolutions of equal structure, by the types and widths of a call; or why PyG runs a call.
+
+    Copies of a convolution share them, since they contain no parameters. Another process makes its own.
+    """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Programs:
+        return self
+
+    def __reduce__(self) -> tuple[type[Programs], tuple[()]]:
+        return Programs, ()
+
+
 class TiledConv:
     """Runs the message functions of a convolution in tiles, and keeps the edges that it has sorted.
 
@@ -33,19 +46,18 @@ class TiledConv:
 
     def __init__(self, conv: nn.Module) -> None:
         self.conv = conv
-        self.messages: dict[Any, MessageProgram | str] = {}
-        """Programs by the types and widths of a call; for calls that PyG runs, the reason."""
+        self.messages = Programs()
         self._sorted: list[SortedEdges] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TiledConv:
-        """Return a holder for a copy of the convolution, which shares the programs: they contain no parameters."""
+        """Return a holder for a copy of the convolution, without the sorted edges."""
         other = TiledConv(copy.deepcopy(self.conv, memo))
         other.messages = self.messages
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what another process needs, which makes its own programs."""
-        return TiledConv(self.conv).__dict__
+        """Return what another process needs."""
+        return {**TiledConv(self.conv).__dict__, "messages": self.messages}
 
     @contextmanager
     def replacing(self) -> Iterator[None]:
@@ -116,12 +128,12 @@ class TiledConv:
             (tensor.dtype, tensor.shape[role != "shared" :])
             for (_, role), tensor in zip(function.reads, call.tensors, strict=True)
         )
-        key = function.by_edge, function.reads, shapes, repr(function.others), self._state()
+        key = function.by_edge, function.reads, shapes, repr(function.others), self.state(), torch.is_grad_enabled()
         if key not in self.messages:
             self.messages[key] = make_program(function, call.tensors)
         return self.messages[key]
 
-    def _state(self) -> tuple[Any, ...]:
+    def state(self) -> tuple[Any, ...]:
         """Return what a trace contains besides the arguments: plain attributes, and shapes of parameters."""
         plain = (bool, int, float, str, type(None))
         attributes = tuple(

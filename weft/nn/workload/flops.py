@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -248,43 +247,50 @@ class BlockCostModel(NamedTuple):
         conv = copy.deepcopy(conv).to("cpu").train(training)
         dtype = next((parameter.dtype for parameter in conv.parameters()), torch.float32)
 
-        def run(size: tuple[int, ...], *, counts_sources: bool) -> tuple[list[int], list[int], list[int]]:
-            counter, peak = FlopCounter(), TensorPeak()
+        def run(size: tuple[int, ...]) -> list[tuple[list[int], list[int], list[int]]]:
+            """Return the counts and moments on a block: without the rows of the sources, and with them."""
+            counter, peaks = FlopCounter(), (TensorPeak(), TensorPeak())
+
+            def marks() -> list[tuple[int, int]]:
+                return [(len(peak.moments), peak.alive) for peak in peaks]
+
             with torch.device("cpu"):
                 block = make_block(size, dtype=dtype)
                 leaf = torch.ones(block.num_sources, width, dtype=dtype, requires_grad=gradient)
                 with torch.set_grad_enabled(training):
                     conv(block, leaf)  # what a first call keeps for all others is not part of a step
             conv.zero_grad()
-            with torch.set_grad_enabled(training), peak if counts_sources else nullcontext():
+            with torch.set_grad_enabled(training), peaks[1]:
                 sources = leaf * 1
-            with torch.device("cpu"), torch.set_grad_enabled(training), counter, peak:
-                first, of_sources = len(peak.moments), peak.alive
+            with torch.device("cpu"), torch.set_grad_enabled(training), counter, peaks[0], peaks[1]:
+                starts = marks()
                 y = conv(block, sources)
-                forward, moved, moments = counter.total, counter.num_bytes, len(peak.moments)
-                if counts_sources:
-                    del sources
-                saved = peak.alive
-            with torch.device("cpu"), torch.set_grad_enabled(training), counter, peak:
+                forward, moved, ends = counter.total, counter.num_bytes, marks()
+                del sources
+                left = marks()
+            with torch.device("cpu"), torch.set_grad_enabled(training), counter, peaks[0], peaks[1]:
                 scaled = y * 1  # so that the gradient of y is freed as soon as it has been read
-                begun, before = len(peak.moments), counter.num_bytes
+                before, begins = counter.num_bytes, marks()
                 if y.requires_grad:
                     scaled.backward(torch.ones_like(scaled))
             backward_moved = max(counter.num_bytes - before - 3 * y.nbytes, 0)  # without those of `scaled`
-            counts = [forward, counter.total - forward, moved, backward_moved, saved - of_sources - y.nbytes]
-            # The result and its gradient belong to the caller; next to them are `scaled` and its gradient.
-            backward_moments = [alive - 4 * y.nbytes for alive in peak.moments[begun:]]
-            return counts, [alive - of_sources for alive in peak.moments[first:moments]], backward_moments or [0]
+            counts = [forward, counter.total - forward, moved, backward_moved]
+            results = []
+            for peak, (start, of_sources), (end, _), (_, saved), (begin, _) in zip(
+                peaks, starts, ends, left, begins, strict=True
+            ):
+                forward_moments = [alive - of_sources for alive in peak.moments[start:end]]
+                # The result and its gradient belong to the caller; next to them are `scaled` and its gradient.
+                backward_moments = [alive - 4 * y.nbytes for alive in peak.moments[begin:]]
+                results.append(([*counts, saved - of_sources - y.nbytes], forward_moments, backward_moments or [0]))
+            return results
 
         sizes = [(*small[:number], small[number] + 1, *small[number + 1 :]) for number in range(len(small))]
         without, alone = (
-            [
-                _linear(values)
-                for values in zip(*(run(size, counts_sources=counts) for size in (small, *sizes)), strict=True)
-            ]
-            for counts in (False, True)
+            [_linear(values) for values in zip(*results, strict=True)]
+            for results in zip(*map(run, (small, *sizes)), strict=True)
         )
-        keeps_sources = bool((without[0] == alone[0]).all())
+        keeps_sources = bool((without[0][-1] == alone[0][-1]).all())  # as many saved bytes without the rows of sources
         counts, forward_moments, backward_moments = without
         return cls(counts, forward_moments, backward_moments, alone[-1], keeps_sources, small)
 

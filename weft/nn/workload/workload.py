@@ -271,9 +271,9 @@ class Workload:
             training: True for a training step, False for an evaluation.
             gradient: True if the input rows need a gradient.
         """
-        key = name, width, target_width, types, has_edges, training, gradient
+        conv, stats = cast(PyGConv, self.model.get_submodule(name)), self.stats
+        key = conv.cost_key, width, target_width, types, has_edges, training, gradient
         if key not in self._block_costs:
-            conv, stats = cast(PyGConv, self.model.get_submodule(name)), self.stats
             make_block, small = (
                 (types.small_block, types.small_size)
                 if types
