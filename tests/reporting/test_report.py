@@ -32,14 +32,14 @@ from tests.lib.running import train
 from tests.reporting.folders import Elements, Line, make_run, rank_line, tables, text
 from weft.cli.main import main
 from weft.reporting import page as page_module
-from weft.reporting import serve
+from weft.reporting import serve, write
 from weft.reporting.records import KINDS, REQUIRED_FIELDS
 from weft.reporting.serve import HOST, ReportServer
 from weft.reporting.write import read_runs, report_page
 from weft.utils.errors import InputError
 from weft.utils.files.jsonl import Recorder
 
-pytest.importorskip("altair")
+altair = pytest.importorskip("altair")
 vl_convert = pytest.importorskip("vl_convert")
 GRAPH = "sbm:vertices=300,degree=6,classes=3,features=8"
 EXPORTED = (".svg", ".png", ".csv")
@@ -430,7 +430,7 @@ def test_runs_of_other_names_are_grouped_by_their_configuration(tmp_path: Path) 
 
 
 def test_figures_are_written_without_a_browser(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "new" / "figures"
     command = ["report", str(folder), str(make_run(tmp_path / 'a "b", c')), "--figures", str(out)]
@@ -450,7 +450,20 @@ def test_figures_are_written_without_a_browser(
     assert scores[0].keys() == {"run", "split", "epoch", "value", "best"}
     assert main(command) == 2
     assert "exists already: choose another --figures, or add --overwrite" in capsys.readouterr().err
+    monkeypatch.setattr(write, "png", lambda _: b"drawn again")  # drawing takes a second
     assert main([*command, "--overwrite"]) == 0
+    assert (out / "loss.png").read_bytes() == b"drawn again"
+
+
+def test_figures_are_valid_vega_lite(folder: Path, tmp_path: Path) -> None:
+    """Reports are written without this check, which takes as long as everything else."""
+    few = make_ended_run(tmp_path / "few", {"val": BEST, "test": BEST}, class_names=["fine", "fraud"])
+    by_label = {"by_label": [[4, 0, 2], [1, 0, 2], [0, 0, 4]]}
+    pages = (page_of(folder), page_of(few), page_of(make_ended_run(tmp_path / "labels", {"test": by_label}), few))
+    specs = [script for page in pages for name, script in Elements(page).scripts.items() if name.startswith("figure-")]
+    assert len(specs) > 30
+    for spec in specs:
+        altair.Chart.from_dict(json.loads(spec))
 
 
 def test_every_figure_has_buttons_that_save_it(folder: Path) -> None:

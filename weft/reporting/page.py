@@ -70,7 +70,7 @@ def figure_spec(figure: Figure, width: int | str) -> dict[str, Any]:
         figure: The figure.
         width: Width in pixels, or "container" for that of the page.
     """
-    return dict(figure.chart.to_dict()) | {
+    return dict(figure.chart.to_dict(validate=False)) | {  # tests validate it, which takes as long as the rest
         "width": width,
         "autosize": {"type": "fit-x", "contains": "padding"},
         "description": f"{figure.title}. {figure.caption}",
