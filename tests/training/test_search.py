@@ -52,6 +52,8 @@ FIELDS = {
     "machines",
 }  # fmt: skip
 
+ONE_RANK = ("--workers", "1")
+"""Flag for plans of which only the messages are checked: those of several ranks take most of the time."""
 
 @pytest.fixture(autouse=True)
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -89,12 +91,12 @@ def test_memory_without_a_profile(machine: Path, tmp_path: Path, capsys: pytest.
     assert timed <= {tuple(getattr(row, name) for name in fields) for row in rows}
     assert [row.host_bytes for row in rows] == sorted(row.host_bytes for row in rows)
     assert not any(row.epoch_seconds for row in rows)
-    assert main(["plan", "digits", "--memory"]) == 0
+    assert main(["plan", "digits", "--memory", *ONE_RANK]) == 0
     table = capsys.readouterr().out
     assert "host memory" in table
     assert "epoch" not in table
     assert main(["plan", "digits", "--memory", "--machine", str(machine)]) == 2
-    assert main(["plan", "digits", "--memory", "--json"]) == 0
+    assert main(["plan", "digits", "--memory", *ONE_RANK, "--json"]) == 0
     plan = tmp_path / "plan.json"
     plan.write_text(capsys.readouterr().out)
     with pytest.raises(InputError, match="estimates only memory, so it cannot choose: write it without --memory"):
@@ -194,7 +196,7 @@ def test_a_plan_without_a_profile_probes_quickly(
         return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr("subprocess.run", run)
-    assert main(["plan", "digits"]) == 0
+    assert main(["plan", "digits", *ONE_RANK]) == 0
     printed = capsys.readouterr()
     assert commands == [["-m", "weft", "probe", "--quick"]]
     assert "measuring it quickly" in printed.err
@@ -211,7 +213,7 @@ def test_mistakes(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profile(cores=4).save(machine)
     assert main(["plan", "digits"]) == 2
     assert "cores is 4 there and 2 here" in capsys.readouterr().err
-    assert main(["plan", "digits", "--machine", str(machine)]) == 0
+    assert main(["plan", "digits", *ONE_RANK, "--machine", str(machine)]) == 0
     machine.write_text("{")
     assert main(["train", "digits", "--strategy", "auto"]) == 2
     assert "weft probe" in capsys.readouterr().err
@@ -376,7 +378,7 @@ def test_mini_batches_that_cannot_be_estimated(machine: Path, capsys: pytest.Cap
     tables = [{name: table for name, table in entry.tables.items() if name != "draw"} for entry in measured.prices]
     prices = [replace(entry, tables=some) for entry, some in zip(measured.prices, tables, strict=True)]
     replace(measured, prices=prices).save(machine)
-    assert main(["plan", "digits"]) == 0
+    assert main(["plan", "digits", *ONE_RANK]) == 0
     capsys.readouterr()
     assert main(["train", "digits", "--strategy", "auto", *flags]) == 2
     assert (
@@ -395,7 +397,7 @@ def test_a_damaged_plan(tmp_path: Path) -> None:
 
 def test_a_plan_decides_what_plans_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A plan sets neither unknown options nor the graph or the model, which could name code."""
-    assert main(["plan", "digits", "--json"]) == 0
+    assert main(["plan", "digits", *ONE_RANK, "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     for name in ("chonks", "graph", "model"):
         plan["plans"][0]["options"] = {name: "module:Class"}
