@@ -50,11 +50,12 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     import torch
 
-    from tests.lib.ranks import collect_seldom, keep_digits
+    from tests.lib.ranks import collect_seldom, keep_digits, never_wait_for_the_disk
 
     if not torch.cuda.is_available():
         os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported: its kernels then run on the CPU
     collect_seldom()
+    never_wait_for_the_disk()
     keep_digits()
     if SERVER in (worker_input := getattr(config, "workerinput", {})):
         fork_server.use(worker_input[SERVER])

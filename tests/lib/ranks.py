@@ -49,6 +49,15 @@ def collect_seldom() -> None:
     gc.set_threshold(50_000, 50, 100)
 
 
+def never_wait_for_the_disk() -> None:
+    """Leave out fsync, since no test cuts the power: a session calls it thousands of times, for milliseconds each."""
+
+    def fsync(fd: Any) -> None:
+        os.fstat(fd)  # raises the same error for a closed file
+
+    os.fsync = fsync
+
+
 def on_ranks(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Call `function(group, *arguments)` on each of `size` persistent ranks and return the results in rank order.
 
