@@ -55,6 +55,7 @@ FIELDS = {
 ONE_RANK = ("--workers", "1")
 """Flag for plans of which only the messages are checked: those of several ranks take most of the time."""
 
+
 @pytest.fixture(autouse=True)
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Save a profile where the user's is searched for; return its path."""
