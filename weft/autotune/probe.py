@@ -159,6 +159,7 @@ class Stopwatch:
             self.group.synchronize()
             return (time.perf_counter() - start) / times
 
+        # The warm-up run of each function also tells how many runs an interval needs; all ranks use that of rank 0.
         first = self.group.all_gather_object({"seconds": max(run(len(works)), 1e-9)})[0]["seconds"]
         repeats = max(1, int(self.min_seconds / first))
         affordable = int(self.max_seconds / (repeats * first))

@@ -28,10 +28,13 @@ class Columns(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Place of the rows of a vertex type in rows of all vertices. Types share columns, since a vertex has one type."""
+    """Place of the rows of a vertex type in rows of all vertices. Types share columns, since a vertex has one type.
+
+    `OwnRelationRows.transform` uses it for relations instead of types: each relation row has one relation.
+    """
 
     of_type: int
-    """Number of the type."""
+    """Number of the type, or of the relation."""
     columns: Columns
     """Columns."""
 

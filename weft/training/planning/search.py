@@ -412,10 +412,10 @@ def close_to_fastest(fitting: Sequence[StrategyEstimate]) -> list[StrategyEstima
 
 
 def best_first(estimates: Iterable[StrategyEstimate]) -> list[StrategyEstimate]:
-    """Return estimates in the order of their time, or of their memory if only memory is estimated; the best one first.
+    """Return estimates sorted by `order`, except that the best one is first.
 
     Of the estimates close to the fastest, the best is the one with the fewest ranks, then the strategy that comes first
-    in `STRATEGIES`, then the one with the fewest options.
+    in `STRATEGIES`, then the one with the fewest options. If only memory is estimated, no estimate is moved.
     """
     ranked = sorted(estimates, key=lambda estimate: estimate.order)
     if fitting := [estimate for estimate in ranked if estimate.fits and estimate.epoch_seconds]:
