@@ -35,8 +35,7 @@ class BroadcastPlan(ResidentPlan):
         for step in range(op.steps if op.reads_edges else 0):
             row = (op.width + (0 if step else op.separate_logit_width)) * self.work.itemsize
             sent, received = num_own * (self.size - 1) * row, (len(indptr) - 1 - num_own) * row
-            if self.size > 1:
-                operations.append(Operation(kind="collective", tag="halo", bytes_sent=sent, bytes_received=received))
+            operations.append(Operation(kind="collective", tag="halo", bytes_sent=sent, bytes_received=received))
             if op.is_aggregate:
                 edges = int(indptr[end] - indptr[first])
                 operations.append(aggregate(op, edges, AggregateSize(num_own, len(indptr) - 1)))
@@ -47,7 +46,7 @@ class BroadcastExchange(Exchange):
     """Exchange that gathers the rows of all ranks, this rank's first, and sends gradients back to the owners."""
 
     def __init__(self, whole: Topology, local: slice, group: Group) -> None:
-        # Sources are numbered with this rank's rows first, as `gather_rows` returns them.
+        # Sources are numbered with this rank's rows first, as `Halo.complete` returns them.
         edges, ids = whole.adjacency, torch.arange(whole.adjacency.num_targets, device=group.device)
         sources = torch.cat([ids[local], ids[: local.start], ids[local.stop :]])
         span = slice(int(edges.indptr[local.start]), int(edges.indptr[local.stop]))
@@ -64,19 +63,15 @@ class BroadcastExchange(Exchange):
         self.halo = Halo(route, group, name="broadcast")
 
     def aggregate(self, view: GraphView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
-        sources = self.gather_rows(torch.cat([rows[name] for name in op.source], 1))
-        gathered = (columns.contiguous() for columns in sources.split([rows[name].shape[1] for name in op.source], 1))
+        gathered = self.halo.complete(*(rows[name] for name in op.source))
         op, rows = op.stepwise({**rows, **dict(zip(op.source, gathered, strict=True))})
         prepared, x = op.prepare(self.topology, rows), rows[op.first]
         for step in range(steps):
-            x = view.run(op, {**prepared, op.first: self.gather_rows(x) if step else x}, 1, self.topology)
+            x = view.run(op, {**prepared, op.first: self.halo.complete(x)[0] if step else x}, 1, self.topology)
         return x
 
     def block(self, _view: GraphView, x: Tensor) -> tuple[Tensor, Tensor, int]:
-        return self.gather_rows(x), self.topology.edge_index, self.num_own
-
-    def gather_rows(self, x: Tensor) -> Tensor:
-        return torch.cat([x, self.halo.fetch(x)]) if self.group.size > 1 else x
+        return self.halo.complete(x)[0], self.topology.edge_index, self.num_own
 
 
 if __name__ == "__main__":
