@@ -6,9 +6,9 @@
 
 The graph has the types and relations of IGBH-small (papers, authors, institutes, fields of study), and `--scale` is its
 share; `--graph hetero_acm` names a stored one. Features are class centres with noise. The models are those of
-MLPerf's R-GAT, HeteroConv of GATConv with 4 heads, and the same with other attention. Without `--epochs`, the script
-compares results and gradients with PyG's, then the steps of both alternate. The training needs 21 GB, with weft's
-heap for large arrays, which `weft train` preloads itself.
+MLPerf's R-GAT, HeteroConv of GATConv with 4 heads, the same with other attention, and HGTConv. Without `--epochs`, the
+script compares results and gradients with PyG's, then the steps of both alternate. The training needs 21 GB, with
+weft's heap for large arrays, which `weft train` preloads itself.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ EDGES = {
 }
 """Number of edges of each relation of IGBH-small, rounded; each but citations has an inverse."""
 NUM_CLASSES, HEADS = 19, 4
-ATTENTION = {"GATConv": pyg.GATConv, "GATv2Conv": pyg.GATv2Conv, "TransformerConv": pyg.TransformerConv}
+ATTENTION = {kind.__name__: kind for kind in (pyg.GATConv, pyg.GATv2Conv, pyg.TransformerConv, pyg.HGTConv)}
 
 
 def generate(scale: float, width: int) -> Graph:
@@ -90,7 +90,7 @@ def stored(name: str) -> Graph:
 
 
 class Attention(nn.Module):
-    """Layers of HeteroConv with an attention for each relation, as MLPerf's R-GAT.
+    """Layers of HeteroConv with an attention for each relation, as MLPerf's R-GAT, or of HGTConv.
 
     Args:
         graph: The graph.
@@ -107,11 +107,13 @@ class Attention(nn.Module):
         options = {} if kind is pyg.TransformerConv else {"add_self_loops": False}
         self.layers, self.dropout = nn.ModuleList(), dropout
         for _ in range(layers):
-            convs = {
-                (source, name, target): kind((widths[source], widths[target]), hidden // HEADS, HEADS, **options)
-                for source, name, target in relations
-            }
-            self.layers.append(pyg.HeteroConv(convs, aggr="sum"))
+            if kind is pyg.HGTConv:
+                layer = pyg.HGTConv(widths, hidden, (list(widths), relations), HEADS)
+            else:
+                ends = {(source, name, target): (widths[source], widths[target]) for source, name, target in relations}
+                convs = {key: kind(pair, hidden // HEADS, HEADS, **options) for key, pair in ends.items()}
+                layer = pyg.HeteroConv(convs, aggr="sum")
+            self.layers.append(layer)
             widths = dict.fromkeys(widths, hidden)
         self.out = nn.Linear(hidden, graph.num_classes)
         labelled = int(graph.train_mask.nonzero()[0])

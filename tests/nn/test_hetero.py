@@ -156,6 +156,21 @@ def test_a_step_leaves_no_tensors_to_the_garbage_collector() -> None:
         gc.garbage.clear()
 
 
+def test_transforms_by_type_write_no_slices() -> None:
+    """PyTorch copies the gradient of all rows for each slice that a forward pass wrote, as PyG's HGTConv does."""
+    graph = graph_of("pyg-hetero-hgt")
+    y = of_weft(convert(make_model("pyg-hetero-hgt"), shape=GraphShape.of(graph)), graph)
+    functions, waiting = set[Any](), [y.grad_fn]
+    while waiting:
+        function = waiting.pop()
+        if function is not None and function not in functions:
+            functions.add(function)
+            waiting += [source for source, _ in function.next_functions]
+    names = {function.name() for function in functions}
+    assert "CatBackward0" in names
+    assert not any("CopySlices" in name for name in names)
+
+
 def check_by_type(graph: Graph, y: Tensor, expected: dict[str, Tensor]) -> None:
     for name in graph.vertex_types:
         span = graph.type_range(name)

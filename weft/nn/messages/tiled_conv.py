@@ -61,18 +61,27 @@ class TiledConv:
 
     @contextmanager
     def replacing(self) -> Iterator[None]:
-        """Let `propagate` and `edge_updater` of the convolution run in tiles inside the `with` block."""
-        replaced = {
-            name: partial(self._call, getattr(self.conv, name), name == "edge_updater")
+        """Let the convolution run its message functions in tiles inside the `with` block.
+
+        Its linear transforms by type then run without writes into slices, whose gradients PyTorch copies as a whole.
+        """
+        replaced: list[tuple[nn.Module, str, Any]] = [
+            (self.conv, name, partial(self._call, getattr(self.conv, name), name == "edge_updater"))
             for name in ("propagate", "edge_updater")
             if hasattr(self.conv, name)
-        }
-        self.conv.__dict__.update(replaced)
+        ]
+        replaced += [
+            (part, "forward_naive", partial(transform_by_type, part))
+            for part in self.conv.modules()
+            if hasattr(part, "forward_naive")
+        ]
+        for part, name, function in replaced:
+            part.__dict__[name] = function
         try:
             yield
         finally:
-            for name in replaced:
-                del self.conv.__dict__[name]
+            for part, name, _ in replaced:
+                del part.__dict__[name]
 
     def _call(self, original: Any, by_edge: bool, /, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
         call = self._prepare(edge_index, size, kwargs, by_edge=by_edge)
@@ -168,6 +177,18 @@ class MessageCall(NamedTuple):
     """Number of sources."""
     num_targets: int
     """Number of targets."""
+
+
+def transform_by_type(linear: Any, x: Tensor, bounds: Tensor) -> Tensor:
+    """Return the linear transform of each type's rows, as `forward_naive` of PyG's HeteroLinear.
+
+    Args:
+        linear: The HeteroLinear, with a weight [i, o] for each type.
+        x: Rows sorted by type, [n, i].
+        bounds: First row of each type, and n.
+    """
+    parts = x.split(bounds.diff().tolist())
+    return torch.cat([part @ weight for part, weight in zip(parts, linear.weight.unbind(), strict=True)])
 
 
 def is_observed(conv: Any) -> bool:
