@@ -22,7 +22,8 @@ from weft.training.artifacts.embedding_shards import gather_rows
 from weft.training.custom_functions import OwnFunctions, extract_functions
 from weft.training.flag_checks import refuse_foreign_flags
 from weft.training.input_checks import check
-from weft.training.launch.joined_ranks import closing_on_error, join_ranks, make_on_all_ranks, plan_with_kernels
+from weft.training.launch.joined_ranks import check_consistent, closing_on_error, make_on_all_ranks, plan_with_kernels
+from weft.training.launch.launcher import launcher_for
 from weft.training.launch.torchrun import on_present_ranks, under_torchrun
 from weft.training.optimizer import added_to_gradients
 from weft.training.rank import use_kernels_of_rank_zero
@@ -286,10 +287,11 @@ def place(graph: Graph | str | Path, model: nn.Module | str = "gcn", **options: 
     refuse_foreign_flags(config)
     # A loop may use any row, so no row is left out that the loss of a labelled vertex does not need.
     config = replace(config, disable=f"{config.disable},reach")
-    work = make_on_all_ranks(config, lambda: prepared_workload(config, graph_object, module))
+    launcher = launcher_for(config)
+    work = make_on_all_ranks(launcher.connect(), lambda: prepared_workload(config, graph_object, module))
     check(config, work, functions, launched=False, own_model=bool(custom_class(config, module)))
-    group = join_ranks("weft.place", config, work)
-    with closing_on_error(group):
+    with closing_on_error(launcher.connect()) as group:
+        check_consistent(group, "weft.place", config, work)
         plan, choices = plan_with_kernels(config, work, group)
         use_kernels_of_rank_zero(choices, group)
         return PlacedModel(config, plan.place(group, seed=config.seed), group, functions)

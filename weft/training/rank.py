@@ -201,7 +201,7 @@ def use_local_gpu(config: Config) -> None:
         torch.cuda.set_device(local_gpu())
 
 
-def run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, *, impatient: bool = False) -> Ended:
+def run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group) -> Ended:
     """Train on one rank, and leave the best weights in the model of the workload.
 
     Args:
@@ -209,10 +209,9 @@ def run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, *, impatient
         folder: The run's folder, which only rank 0 touches.
         plan: The plan of the run.
         group: The ranks.
-        impatient: See StopRequest.
     """
     watchdog = Watchdog(group.meter, group.rank, job.config.timeout)
-    with watchdog, StopRequest(impatient=impatient) as stop, refusing_exit():
+    with watchdog, StopRequest(impatient=not under_torchrun()) as stop, refusing_exit():
         return _run_rank(job, folder, plan, group, stop)
 
 
@@ -230,12 +229,12 @@ def _run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, stop: StopR
     measure_seconds = 0.0
     if config.measure and group.size > 1:
         started = time.perf_counter()
-        with waiting("measuring this machine", quiet=job.quiet or group.rank > 0):
+        with waiting("measuring this machine", quiet=job.quiet):
             profile, hosts = profile_to_complete(config), num_hosts(group.size)
             machine, measured = measured_machine(work, group, profile, hosts=hosts)
         plan = type(plan)(work, plan.size, plan.options, machine)
         measure_seconds = time.perf_counter() - started
-    with waiting(f"placing rows under {config.strategy}", quiet=job.quiet or group.rank > 0):
+    with waiting(f"placing rows under {config.strategy}", quiet=job.quiet):
         strategy = plan.place(group, seed=config.seed)
         trainer = Trainer(config, strategy, make_task(config, strategy, job.functions), job.functions)
         restored = checkpoint.broadcast_newest(folder.checkpoints, group) if job.resume else None

@@ -13,7 +13,6 @@ from typing import Any, Unpack
 from torch import nn
 
 from weft import reporting
-from weft.comm import Group
 from weft.config.config import Config, is_imported
 from weft.data import Graph, GraphShape, as_asked, load
 from weft.nn import Workload, check_model_name, row_dtype
@@ -29,18 +28,17 @@ from weft.training.flag_checks import (
     fields_unused_by_functions,
     fields_unused_by_module,
     refuse_foreign_flags,
-    rows_device,
 )
 from weft.training.input_checks import check, check_checkpoint
-from weft.training.launch.joined_ranks import closing_on_error, join_ranks, make_on_all_ranks, plan_together
-from weft.training.launch.local_ranks import on_local_ranks
+from weft.training.launch.joined_ranks import check_consistent, closing_on_error, make_on_all_ranks, plan_together
+from weft.training.launch.launcher import Launcher, launcher_for
 from weft.training.launch.processes import require_guard
-from weft.training.launch.torchrun import is_main_process, on_present_ranks, restarted, under_torchrun
+from weft.training.launch.torchrun import on_present_ranks, restarted
 from weft.training.machine_context import kernels_for_run
 from weft.training.planning.run_estimate import estimate_run, resolve_strategy
 from weft.training.planning.search import AUTO
 from weft.training.progress import waiting
-from weft.training.rank import Ended, Job, make_plan, make_workload, prepare_process, run_rank
+from weft.training.rank import Job, make_plan, make_workload, prepare_process, run_rank
 from weft.training.signature import listing
 from weft.training.tasks.scores import with_registered
 from weft.training.tasks.task import graph_for_task, is_custom, requested_model, task_model
@@ -277,30 +275,30 @@ def run(
     config, work, estimate = on_present_ranks(config), None, None
     if config.strategy == AUTO or plan is not None:
         any_strategy = replace(config, strategy=Config().strategy)
-        work = load_workload(any_strategy, graph, model, quiet=quiet)
-        config, estimate = resolve_strategy(config, work, plan)
+        launcher = launcher_for(any_strategy, in_subprocess=in_subprocess, quiet=quiet)
+        work = load_workload(launcher, graph, model)
+        config, estimate = resolve_strategy(config, work, plan, launcher.connect())
     refuse_foreign_flags(config)
     functions = with_registered(functions, config)
     job = replace(
         make_job(config, graph, model, functions, out=out, resume=resume, quiet=quiet, name=name), estimate=estimate
     )
-    launched = (in_subprocess or config.workers > 1) and not under_torchrun()
-    work = work or load_workload(config, graph, model, quiet=quiet)
-    check(config, work, functions, launched=launched, own_model=bool(job.own_model))
-    return replace(run_checked(job, work, launched=launched), module=model)
+    launcher = launcher_for(config, in_subprocess=in_subprocess, quiet=quiet)
+    work = work or load_workload(launcher, graph, model)
+    check(config, work, functions, launched=launcher.starts_ranks, own_model=bool(job.own_model))
+    return replace(run_checked(job, launcher, work), module=model)
 
 
-def load_workload(config: Config, graph: Graph | None, model: nn.Module | None, *, quiet: bool) -> Workload:
-    """Return the workload of a configuration, and show that it is loading. Ranks of torchrun report errors together.
+def load_workload(launcher: Launcher, graph: Graph | None, model: nn.Module | None) -> Workload:
+    """Return the workload of a call, and show that it is loading. Ranks of torchrun report errors together.
 
     Args:
-        config: The configuration.
+        launcher: The launcher of the call.
         graph: The graph, or None for the one that the configuration names.
         model: The module, or None for the model that the configuration names.
-        quiet: Show no progress.
     """
-    with waiting(f"loading {config.graph}", quiet=quiet or not is_main_process()):
-        return make_on_all_ranks(config, lambda: prepared_workload(config, graph, model))
+    with waiting(f"loading {launcher.config.graph}", quiet=launcher.quiet):
+        return make_on_all_ranks(launcher.connect(), lambda: prepared_workload(launcher.config, graph, model))
 
 
 def make_job(
@@ -394,36 +392,53 @@ def custom_class(config: Config, model: nn.Module | None = None) -> str:
     return ""
 
 
-def run_checked(job: Job, work: Workload, plan: Plan | None = None, *, launched: bool, last: bool = True) -> Run:
+def run_checked(job: Job, launcher: Launcher, work: Workload, planned: Plan | None = None, *, last: bool = True) -> Run:
     """Train after all checks of `check` have passed.
 
     Args:
         job: Settings of the run.
+        launcher: The launcher of the call.
         work: The model and graph.
-        plan: The plan of the run, if it was already made.
-        launched: Start local ranks as subprocesses.
-        last: Under torchrun, disconnect the ranks afterwards. False: another run follows.
+        planned: The plan of the run, if it was already made.
+        last: Disconnect the ranks of torchrun afterwards. False: another run follows.
     """
-    if under_torchrun():
-        folder, ended = _work_joined(job, work, last=last)
-    else:
+    # 1. Connect, and check that all ranks do the same. 2. Rank 0 plans, and opens the folder. 3. Train on all ranks.
+    led: list[tuple[Job, RunFolder]] = []
+
+    def lead() -> tuple[Plan, dict[str, Any]]:
         _check_folder(job, work.graph)
         with waiting(f"planning {job.config.strategy}", quiet=job.quiet):
-            plan = plan or make_plan(job.config, work)
-            job = with_kernels(with_estimate(job, plan))
-        folder = _open_folder(job, work)
+            plan = planned or make_plan(job.config, work)
+            leader_job = with_kernels(with_estimate(job, plan))
+        folder = _open_folder(leader_job, work)
+        led.append((leader_job, folder))
+        return plan, {"folder": str(folder.path)}
+
+    with closing_on_error(launcher.connect()) as group:
+        check_consistent(group, "weft.train", job.config, work)
+        # An agent of torchrun counts only failures of its own ranks: the ranks of another host may know of no restart.
+        is_restarted = any(report["restarted"] for report in group.all_gather_object({"restarted": restarted()}))
+        job = replace(job, resume=job.resume or is_restarted, restarted=is_restarted)
+        plan, values = plan_together(job.config, work, group, lead)
+        job, folder = led[0] if led else (job, RunFolder(Path(values["folder"])))
+        remedy = f"continue with {how_to_resume(job, folder)}"
+        report_status(group.meter, remedy)
         try:
-            ended = (_work_launched if launched else _work_alone)(job, folder, plan)
-        except RunError:
-            raise
+            ended = launcher.run(plan, partial(run_rank, job, folder), group)
+            if launcher.starts_ranks and not isinstance(ended, int):
+                work.model.load_state_dict(load_tensors(folder.model))
+        except RunError as error:
+            raise RunError(f"{error}; {remedy}") from error
         except Exception:
-            folder.discard()
+            if led:
+                folder.discard()
             raise
         finally:
             folder.release()
+        if last or isinstance(ended, int):
+            group.close()
     if isinstance(ended, int):
-        name = signal.Signals(ended).name
-        raise Stopped(f"stopped by {name}; continue with {how_to_resume(job, folder)}", ended)
+        raise Stopped(f"stopped by {signal.Signals(ended).name}; {remedy}", ended)
     return Run(folder=folder.path, summary=ended)
 
 
@@ -514,60 +529,3 @@ def _open_folder(job: Job, work: Workload) -> RunFolder:
             folder.path.rmdir()
         raise
     return folder
-
-
-def _work_alone(job: Job, folder: RunFolder, plan: Plan) -> Ended:
-    """Train in this process, on one rank."""
-    group = Group(device=rows_device(job.config))
-    report_status(group.meter, f"continue with {how_to_resume(job, folder)}")
-    return run_rank(job, folder, plan, group, impatient=True)
-
-
-def _work_joined(job: Job, work: Workload, *, last: bool) -> tuple[RunFolder, Ended]:
-    """Train on a rank that torchrun started.
-
-    Rank 0 plans and opens the folder. If it raises InputError, all ranks do.
-    """
-    config, graph = job.config, work.graph
-    group = join_ranks("weft.train", config, work)
-    with closing_on_error(group):
-        # An agent of torchrun counts only failures of its own ranks: the ranks of another host may know of no restart.
-        is_restarted = any(report["restarted"] for report in group.all_gather_object({"restarted": restarted()}))
-    job = replace(job, resume=job.resume or is_restarted, restarted=is_restarted)
-    folders: list[RunFolder] = []
-    jobs: list[Job] = []
-
-    def lead() -> tuple[Plan, str]:
-        _check_folder(job, graph)
-        plan = make_plan(config, work)
-        jobs.append(with_kernels(with_estimate(job, plan)))
-        folders.append(_open_folder(jobs[0], work))
-        return plan, str(folders[0].path)
-
-    with closing_on_error(group):
-        plan, path = plan_together(config, work, group, lead)
-        folder = folders[0] if folders else RunFolder(Path(path))
-        report_status(group.meter, f"continue with {how_to_resume(job, folder)}")
-        try:
-            ended = run_rank(jobs[0] if jobs else job, folder, plan, group)
-        except InputError:
-            if group.rank == 0:
-                folder.discard()
-            raise
-        finally:
-            folder.release()
-    if last or isinstance(ended, int):
-        group.close()
-    return folder, ended
-
-
-def _work_launched(job: Job, folder: RunFolder, plan: Plan) -> Ended:
-    """Train on local ranks, then load the best weights into the model of this process."""
-    model = plan.work.model
-    try:
-        ended = on_local_ranks(job.config, partial(run_rank, job, folder), plan, quiet=job.quiet)
-    except RunError as error:
-        raise RunError(f"{error}; continue with {how_to_resume(job, folder)}") from None
-    if not isinstance(ended, int):
-        model.load_state_dict(load_tensors(folder.model))
-    return ended

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.autotune import epoch_time, plan_memory
+from weft.comm import Group
 from weft.config.config import Config
 from weft.nn import Workload
 from weft.strategies import Plan
@@ -22,7 +23,7 @@ MIN_EPOCHS = 100
 """Fewest epochs of a run that is estimated only for its summary: an estimate costs at most a few epochs."""
 
 
-def resolve_strategy(config: Config, work: Workload, path: Path | None) -> tuple[Config, Estimate | None]:
+def resolve_strategy(config: Config, work: Workload, path: Path | None, group: Group) -> tuple[Config, Estimate | None]:
     """Return a configuration with the best strategy, and its estimate.
 
     Under torchrun, rank 0 decides for all ranks. Only rank 0 returns the estimate, and only if all ranks are on one
@@ -32,6 +33,7 @@ def resolve_strategy(config: Config, work: Workload, path: Path | None) -> tuple
         config: The configuration as requested, with `--strategy auto` or without a strategy.
         work: The model and the graph.
         path: File of `weft plan --json` to take the best plan from. None: estimate with this machine's profile.
+        group: The connected processes.
 
     Raises:
         InputError: No strategy fits, or the configuration contradicts the file.
@@ -46,7 +48,7 @@ def resolve_strategy(config: Config, work: Workload, path: Path | None) -> tuple
         names = [spec.name for spec in dataclasses.fields(config)]
         return {name: getattr(best, name) for name in names if getattr(best, name) != getattr(config, name)}
 
-    resolved = dataclasses.replace(config, **result_of_rank_zero(config, lead))
+    resolved = dataclasses.replace(config, **result_of_rank_zero(group, lead))
     return resolved, estimates[0] if estimates and on_one_host() else None
 
 

@@ -1,6 +1,6 @@
-"""Local ranks that execute a plan.
+"""The three ways to have ranks: this process, local processes that it starts, or those that torchrun started.
 
-They share the graph through the page cache, and receive the model's structure and weights from the launching process.
+Local processes share the graph through the page cache, and receive the model's structure and weights from this process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,9 @@ from weft.runtime.processes.cores import cores_per_rank
 from weft.runtime.processes.temporary_folder import temporary_folder
 from weft.strategies import Options, Plan
 from weft.training.flag_checks import partition_of, rows_device, with_partition
+from weft.training.input_checks import require_device
 from weft.training.launch.processes import NO_SPACE, STOPPED, Meeting, launch
+from weft.training.launch.torchrun import under_torchrun
 from weft.training.progress import waiting
 from weft.training.rank import Ended, named_tensors, prepare_process
 from weft.utils.errors import InputError, RunError
@@ -40,6 +42,99 @@ count."""
 
 RESULT_FILE = "ended.json"
 """Name of the file to which rank 0 writes its JSON values."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launcher:
+    """One rank, which is this process. A subclass is another way to have ranks; `launcher_for` chooses one.
+
+    A call such as `weft.train` connects its processes, plans together with them, and then runs work on all ranks.
+    """
+
+    config: Config
+    quiet: bool = False
+    """True to show no progress."""
+    starts_ranks: ClassVar[bool] = False
+    """True if the ranks are processes that this process starts, and to which it sends the model and the work."""
+
+    def connect(self) -> Group:
+        """Return a new group of the processes that make the call, with a new meter.
+
+        Raises:
+            InputError: The device does not exist.
+            RunError: The other ranks do not connect.
+        """
+        require_device(self.config)
+        return Group(device=rows_device(self.config))
+
+    def run(self, plan: Plan, work: RankWork, group: Group) -> Ended:
+        """Run work on all ranks.
+
+        Args:
+            plan: The plan.
+            work: Work of each rank.
+            group: The connected processes.
+
+        Returns:
+            The number of the signal that stopped the ranks, or the JSON values of rank 0.
+
+        Raises:
+            RunError: A rank failed.
+        """
+        return work(plan, group)
+
+
+class TorchrunRanks(Launcher):
+    """Ranks that torchrun started, of which this process is one."""
+
+    def connect(self) -> Group:
+        require_device(self.config)
+        return join(timeout_seconds=self.config.timeout, meter=Meter(), device=rows_device(self.config))
+
+
+class LocalRanks(Launcher):
+    """Processes that this process starts. This process is no rank: it plans, and waits for the ranks."""
+
+    starts_ranks = True
+
+    def connect(self) -> Group:
+        return Group()
+
+    def run(self, plan: Plan, work: RankWork, group: Group) -> Ended:
+        del group  # this process, which is no rank
+        config, graph, model = self.config, plan.work.graph, plan.work.model
+        with temporary_folder() as scratch:
+            weights, store = scratch / "weights.safetensors", graph.path or scratch / "graph"
+            part = partition_of(plan.options)
+            try:
+                save_tensors(dict(named_tensors(model)), weights)
+                if graph.path is None:
+                    graph.save(store)
+                if part is not None:
+                    save_tensors({"part": part}, scratch / "part.safetensors")
+            except (OSError, InputError) as error:
+                raise RunError(NO_SPACE.format(scratch, error)) from error
+            skeleton, planned = copy.deepcopy(model).to("meta"), Planned.of(plan)
+            plan.release()  # while the ranks work, this process does not need it
+            arguments = (config, work, store, skeleton, weights, planned)
+            meeting = Meeting(scratch)
+            starting = f"starting {config.workers} {'rank' if config.workers == 1 else 'ranks'}"
+            with waiting(starting, quiet=self.quiet, until=lambda: has_status(meeting.status, 0)):
+                stopped_by = launch(local_rank, arguments, workers=config.workers, folder=meeting.folder)
+            return stopped_by or dict(json.loads((scratch / RESULT_FILE).read_text()))
+
+
+def launcher_for(config: Config, *, in_subprocess: bool = False, quiet: bool = False) -> Launcher:
+    """Return the launcher of a call.
+
+    Args:
+        config: The configuration, with the number of ranks.
+        in_subprocess: Start a process even for a single rank.
+        quiet: Show no progress.
+    """
+    is_local = in_subprocess or config.workers > 1
+    way = TorchrunRanks if under_torchrun() else LocalRanks if is_local else Launcher
+    return way(config=config, quiet=quiet)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,43 +181,6 @@ class Planned:
         options = with_partition(self.options, part)
         work = Workload(model, graph, self.optimisations, num_classes=self.num_classes, outlines=self.outlines)
         return self.strategy(work, config.workers, options, self.machine, self.state)
-
-
-def on_local_ranks(config: Config, work: RankWork, plan: Plan, *, quiet: bool = False) -> Ended:
-    """Start local ranks that work on a plan, and wait for them. The plan is released in this process.
-
-    Args:
-        config: The run's configuration.
-        work: Work of each rank.
-        plan: The plan.
-        quiet: Do not show that the ranks start.
-
-    Returns:
-        The number of the signal that stopped the ranks, or the JSON values of rank 0.
-
-    Raises:
-        RunError: A rank failed, see `launch`, or there is no space for the files that the ranks share.
-    """
-    graph, model = plan.work.graph, plan.work.model
-    with temporary_folder() as scratch:
-        weights, store = scratch / "weights.safetensors", graph.path or scratch / "graph"
-        part = partition_of(plan.options)
-        try:
-            save_tensors(dict(named_tensors(model)), weights)
-            if graph.path is None:
-                graph.save(store)
-            if part is not None:
-                save_tensors({"part": part}, scratch / "part.safetensors")
-        except (OSError, InputError) as error:
-            raise RunError(NO_SPACE.format(scratch, error)) from error
-        skeleton, planned = copy.deepcopy(model).to("meta"), Planned.of(plan)
-        plan.release()
-        arguments = (config, work, store, skeleton, weights, planned)
-        meeting = Meeting(scratch)
-        starting = f"starting {config.workers} {'rank' if config.workers == 1 else 'ranks'}"
-        with waiting(starting, quiet=quiet, until=lambda: has_status(meeting.status, 0)):
-            stopped_by = launch(local_rank, arguments, workers=config.workers, folder=meeting.folder)
-        return stopped_by or dict(json.loads((scratch / RESULT_FILE).read_text()))
 
 
 def local_rank(
