@@ -46,7 +46,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Save a profile where the user's is searched for, and let runs of few epochs calibrate it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(probe_command, "hardware", lambda: HARDWARE)
-    monkeypatch.setattr(run_estimate, "MIN_EPOCHS", NUM_EPOCHS)
+    monkeypatch.setattr("weft.training.run.MIN_EPOCHS", NUM_EPOCHS)
     path = tmp_path / "cache" / "weft" / "machine.json"
     profile().save(path)
     return path

@@ -125,9 +125,7 @@ def import_graph(options: argparse.Namespace) -> int:
 
     check_new_store(options.out, overwrite=options.overwrite)  # before the source is read
     public_split, shares, column = parse_split(options.split)
-    config = Config(
-        **given_fields(options, Config) | {"graph": options.graph or options.edges or "", "split": public_split}
-    )
+    config = Config(**given_fields(options) | {"graph": options.graph or options.edges or "", "split": public_split})
     memory_options = {name: getattr(config, name) for name in (*IN_MEMORY, "seed")}
     kind = kind_of_source(options)
     refuse_unused_flags(options, kind, column)
@@ -136,7 +134,7 @@ def import_graph(options: argparse.Namespace) -> int:
         graph = load_whole_graph(config, memory_options, shares)
     else:
         parts = open_parts(options, kind, config, shares, column)
-        if not any(getattr(config, name) != getattr(Config(), name) for name in IN_MEMORY):
+        if config.non_defaults().keys().isdisjoint(IN_MEMORY):
             parts = parts if dtype is None else with_feature_dtype(parts, dtype)
             _describe(import_parts(parts, options.out, throttled_printer(), overwrite=options.overwrite))
             print_line(f"saved in {options.out}")

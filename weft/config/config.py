@@ -313,10 +313,9 @@ class Config(
         Raises:
             InputError: A name does not exist. The message suggests the most similar one.
         """
-        names = [spec.name for spec in dataclasses.fields(cls)]
         for name in values:
-            if name not in names:
-                raise InputError(f"{source}: {unknown_option(name, names)}")
+            if name not in OPTIONS:
+                raise InputError(f"{source}: {unknown_option(name, OPTIONS)}")
         return cls(**values)
 
     @classmethod
@@ -338,10 +337,19 @@ class Config(
         values = {name: value for name, value in dataclasses.asdict(self).items() if name not in leave_out}
         return options_text(type(self), values)
 
+    def non_defaults(self, leave_out: Collection[str] = ()) -> dict[str, Any]:
+        """Return the values that differ from their defaults, by name, except for those of the fields in `leave_out`."""
+        values = {name: getattr(self, name) for name in OPTIONS if name not in leave_out}
+        return {name: value for name, value in values.items() if value != OPTIONS[name].default}
+
     def changed(self, other: Config) -> list[str]:
         """Return the names of the fields that affect a run's results and differ between two configurations."""
         fixed = (spec.name for spec in dataclasses.fields(self) if spec.metadata["fixed"])
         return [name for name in fixed if getattr(self, name) != getattr(other, name)]
+
+
+OPTIONS = {spec.name: spec for spec in dataclasses.fields(Config)}
+"""Fields of Config by name, with help, limits and default."""
 
 
 def is_imported(model: str) -> bool:

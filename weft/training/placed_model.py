@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Unpack
@@ -271,9 +271,9 @@ def place(graph: Graph | str | Path, model: nn.Module | str = "gcn", **options: 
     """
     functions, named_options = extract_functions(options)
     config, graph_object, module = parse_call(graph, model, named_options, "weft.place")
-    for spec in fields(config):
-        if spec.name in LOOP_FIELDS and getattr(config, spec.name) != spec.default:
-            raise InputError(f"{spec.name} has no effect in weft.place, because your own loop decides it: leave it out")
+    for name in config.non_defaults():
+        if name in LOOP_FIELDS:
+            raise InputError(f"{name} has no effect in weft.place, because your own loop decides it: leave it out")
     if functions.callbacks or functions.loss or functions.optimizer or functions.scheduler:
         raise InputError(
             "weft.place uses no loss, optimizer, scheduler or callbacks, because your own loop calls them: leave them "

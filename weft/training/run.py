@@ -34,9 +34,10 @@ from weft.training.launch.joined_ranks import check_consistent, closing_on_error
 from weft.training.launch.launcher import Launcher, launcher_for
 from weft.training.launch.processes import require_guard
 from weft.training.launch.torchrun import on_present_ranks, restarted
-from weft.training.machine_context import kernels_for_run
-from weft.training.planning.run_estimate import estimate_run, resolve_strategy
-from weft.training.planning.search import AUTO
+from weft.training.machine_context import kernels_for_run, local_cluster
+from weft.training.planning.plan_file import as_planned
+from weft.training.planning.run_estimate import agree_on_options, estimate_run
+from weft.training.planning.search import AUTO, choose_options
 from weft.training.progress import waiting
 from weft.training.rank import Job, make_plan, make_workload, prepare_process, run_rank
 from weft.training.signature import listing
@@ -48,6 +49,9 @@ from weft.utils.files import jsonl
 from weft.utils.files.tensor_file import load_tensors
 from weft.utils.notebook import facts_table
 from weft.utils.optional_packages import import_extra
+
+MIN_EPOCHS = 100
+"""Fewest epochs of a run that is estimated only for its summary: an estimate costs at most a few epochs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,10 +278,12 @@ def run(
         raise InputError("--resume needs --out: the folder of the run to continue")
     config, work, estimate = on_present_ranks(config), None, None
     if config.strategy == AUTO or plan is not None:
-        any_strategy = replace(config, strategy=Config().strategy)
+        any_strategy = replace(config, strategy=Config.strategy)
         launcher = launcher_for(any_strategy, in_subprocess=in_subprocess, quiet=quiet)
         work = load_workload(launcher, graph, model)
-        config, estimate = resolve_strategy(config, work, plan, launcher.connect())
+        choose = partial(as_planned, vars(config), work, plan) if plan else partial(choose_options, config, work)
+        options, estimate = agree_on_options(choose, launcher.connect())
+        config = replace(config, **options)
     refuse_foreign_flags(config)
     functions = with_registered(functions, config)
     job = replace(
@@ -456,13 +462,17 @@ def how_to_resume(job: Job, folder: RunFolder) -> str:
 
 
 def with_estimate(job: Job, plan: Plan) -> Job:
-    """Add an estimate of time and memory to a job that has none, if the plan allows one.
+    """Add an estimate of time and memory to a job that has none, if it has enough epochs and the plan allows one.
 
     Args:
         job: Settings of the run.
         plan: The plan of the run.
     """
-    return job if job.estimate else replace(job, estimate=estimate_run(job.config, plan))
+    config = job.config
+    if job.estimate or config.epochs < MIN_EPOCHS or config.task != "node":
+        return job
+    cluster = local_cluster(config)
+    return replace(job, estimate=estimate_run(plan, cluster)) if cluster else job
 
 
 def with_kernels(job: Job) -> Job:
