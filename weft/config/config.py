@@ -275,21 +275,20 @@ class RunOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(
-    RunOptions,
-    BatchFlags,
-    StaleFlags,
-    HostRowFlags,
-    CachingFlags,
-    PlacementOptions,
-    TrainingOptions,
-    ModelOptions,
-    TaskOptions,
-    GraphOptions,
-):
+class LearningOptions(TrainingOptions, ModelOptions, TaskOptions, GraphOptions):
+    """Options of what is learned: the sections of graph, task, model and training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankOptions(RunOptions, BatchFlags, StaleFlags, HostRowFlags, CachingFlags, PlacementOptions):
+    """Options of how ranks work: the strategy with the flags of single strategies, the devices and the records."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(RankOptions, LearningOptions):
     """All options of a run. Instances are frozen; `dataclasses.replace` returns a changed copy.
 
-    The base classes are the sections; code that reads only one section takes it in place of a Config.
+    The base classes are the sections; code that reads only some of them takes these in place of a Config.
     """
 
     def __post_init__(self) -> None:

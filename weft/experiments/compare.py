@@ -20,7 +20,6 @@ from weft.training.artifacts.run_folder import new_folder
 from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, extract_functions
 from weft.training.flag_checks import refuse_foreign_flags, strategy_flags, without_foreign_flags
 from weft.training.input_checks import check
-from weft.training.launch.joined_ranks import make_on_all_ranks
 from weft.training.launch.launcher import Launcher, launcher_for
 from weft.training.launch.processes import require_guard
 from weft.training.launch.torchrun import is_main_process, on_present_ranks, under_torchrun
@@ -208,16 +207,17 @@ def run_all(
         name: make_job(contender, graph, model, functions, out=None, quiet=quiet, name=name)
         for name, contender in contenders.items()
     }
-    connected = launcher_for(config, in_subprocess=True).connect()
     with waiting(f"loading {config.graph}", quiet=quiet):
-        whole = make_on_all_ranks(connected, lambda: prepared_graph(config, graph, model))
+        whole = launcher_for(config).load(lambda: prepared_graph(config, graph, model))
     shape = GraphShape.of(whole, config.task)
     custom = requested_model(model, config)
-    custom = None if custom is None else task_model(copy.deepcopy(custom), shape, config)
+    if custom is not None:
+        custom = task_model(copy.deepcopy(custom), shape, config, strategy=config.strategy)
     prepared: dict[str, tuple[Launcher, Workload, Plan | None]] = {}
     for name, contender in contenders.items():
         prepare_process(contender)
-        work, plan = make_workload(contender, whole, task_model(copy.deepcopy(custom), shape, contender)), None
+        copied = task_model(copy.deepcopy(custom), shape, contender, strategy=contender.strategy)
+        work, plan = make_workload(contender, whole, copied), None
         launcher = launcher_for(contender, in_subprocess=True, quiet=quiet)
         check(contender, work, functions, launched=launcher.starts_ranks, own_model=bool(jobs[name].own_model))
         if launcher.starts_ranks:  # under torchrun, rank 0 plans just before the run

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import signal
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, Unpack, overload
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.comm import Group
-from weft.config.config import PLACEMENT_FIELDS, Config
+from weft.config.config import PLACEMENT_FIELDS, LearningOptions, RankOptions
 from weft.config.optimisations import Optimisations
 from weft.config.option import unknown_option
 from weft.data import (
@@ -54,19 +54,19 @@ from weft.prediction.result_file import (
 )
 from weft.runtime.kernel_selection import KernelSelection
 from weft.storage.table_file import HEADERS, TableFile
-from weft.strategies import Placed, Plan, get_strategy
+from weft.strategies import Placed, Plan
 from weft.training.arguments import PredictArguments
 from weft.training.artifacts.run_folder import NO_DIGESTS, RunFolder
 from weft.training.artifacts.saved_model import SavedModel
-from weft.training.flag_checks import refuse_foreign_flags, without_foreign_flags
+from weft.training.flag_checks import predicting_config
 from weft.training.input_checks import check_placing
-from weft.training.launch.joined_ranks import check_consistent, closing_on_error, make_on_all_ranks, plan_with_kernels
+from weft.training.launch.joined_ranks import check_consistent, closing_on_error
 from weft.training.launch.launcher import launcher_for
 from weft.training.launch.processes import require_guard
 from weft.training.launch.torchrun import is_main_process, on_first_host, on_present_ranks
 from weft.training.launch.watchdog import Watchdog
 from weft.training.progress import waiting
-from weft.training.rank import prepare_process, use_kernels_of_rank_zero, use_local_gpu
+from weft.training.rank import plan_with_kernels, prepare_process, use_kernels_of_rank_zero, use_local_gpu
 from weft.training.run import Run, data_options, load_graph
 from weft.training.tasks.edge_prediction import EdgeAssignment
 from weft.training.tasks.link_prediction import LinkTask, owner_of_vertices
@@ -75,9 +75,6 @@ from weft.training.tasks.row_batching import row_blocks
 from weft.training.tasks.task import graph_for_task, make_task
 from weft.utils.errors import InputError, RunError, Stopped
 from weft.utils.log import LOGGER
-
-TRAINING_FIELDS = ("patience", "until", "timeline", "tensorboard")
-"""Fields of a configuration that affect only training, whatever its strategy."""
 
 
 @overload
@@ -207,7 +204,7 @@ def predict(
         requested_part(saved.model(model), what, layer)  # checks `what` and `layer` before the graph is loaded
     launcher = launcher_for(config)
     with waiting("loading the graph", quiet=False):
-        loaded = make_on_all_ranks(launcher.connect(), lambda: find_graph(saved, config, graph))
+        loaded = launcher.load(lambda: find_graph(saved, config, graph))
     labels = edges_to_predict(saved, loaded) if config.task == "edge" and what != "embeddings" else None
     selection = selected_rows(loaded, vertex_type, ids, of_vertices=labels is None and pairs is None)
     if selection is not None and top is not None:
@@ -224,14 +221,16 @@ def predict(
         of_vertices = labels is None and not scores_links
         plan, choices = plan_with_kernels(config, work, group, saved.folder, predicts=of_vertices)
         rank_work: RowsOfRank = RowsOfRank(
-            config=config,
+            options=config,
             choices=choices,
             kinds=kinds,
             draft=draft,
             suffix=path.suffix if path and path.suffix in HEADERS else ".npy",
         )
         if scores_links:
-            rank_work = LinkScoresOfRank(**vars(rank_work), top=top or 0, selection=selection, pairs=pair_ids)
+            rank_work = LinkScoresOfRank(
+                **vars(rank_work), learning=config, top=top or 0, selection=selection, pairs=pair_ids
+            )
         ended = launcher.run(plan, rank_work, group)
         if isinstance(ended, int):
             raise Stopped(f"stopped by {signal.Signals(ended).name}; nothing was written", ended)
@@ -260,7 +259,8 @@ def predict(
 class RowsOfRank:
     """Work of a rank in a prediction: evaluate the model, and write the rank's rows to a table that all ranks share."""
 
-    config: Config
+    options: RankOptions
+    """Options of the prediction."""
     choices: KernelSelection
     """Implementations of kernels that rank 0 uses, and so all ranks."""
     kinds: Kinds
@@ -277,8 +277,8 @@ class RowsOfRank:
             plan: Plan of the prediction.
             group: The ranks.
         """
-        with Watchdog(group.meter, group.rank, self.config.timeout):
-            use_local_gpu(self.config)
+        with Watchdog(group.meter, group.rank, self.options.timeout):
+            use_local_gpu(self.options)
             use_kernels_of_rank_zero(self.choices, group)
             placed = plan.place(group)
             with group.meter.during("eval", "the prediction"):
@@ -362,6 +362,8 @@ class LinkScoresOfRank(RowsOfRank):
     The table has the keys of the best targets of each source, int64 [q, k], or the scores of pairs, [p].
     """
 
+    learning: LearningOptions
+    """Options of the task."""
     top: int
     """Number of targets of each source, k."""
     selection: Tensor | None
@@ -370,7 +372,7 @@ class LinkScoresOfRank(RowsOfRank):
     """Pairs to score, by original ids, int64 [p, 3]; None: best targets."""
 
     def _fill(self, placed: Placed, group: Group) -> TableFile:
-        task, z = make_task(self.config, placed), placed.forward(placed.evaluation(0))
+        task, z = make_task(self.learning, placed), placed.forward(placed.evaluation(0))
         assert isinstance(task, LinkTask)
         vertex_of_id = task.links.vertex_of_id
         if self.pairs is not None:
@@ -405,25 +407,6 @@ def gather_on_rank_0(group: Group, rows: Tensor, counts: Sequence[int]) -> Tenso
     sent = [rows.numel(), *[0] * (group.size - 1)]
     numbers = group.all_to_all(rows.reshape(-1).to(group.device), sent, received, tag="prediction")
     return numbers.cpu().view(sum(received) // max(width, 1), *rows.shape[1:])
-
-
-def predicting_config(trained: Config, options: Mapping[str, Any]) -> Config:
-    """Return the configuration of a prediction.
-
-    Args:
-        trained: Configuration of the run.
-        options: Fields that differ from the run's.
-
-    Raises:
-        InputError: An option has no effect under the strategy.
-    """
-    requested = get_strategy(options.get("strategy", trained.strategy))
-    strategy = requested.evaluates_as or requested.name
-    defaults = {name: getattr(Config(), name) for name in TRAINING_FIELDS}
-    fields = asdict(without_foreign_flags(replace(trained, **defaults), strategy))
-    config = Config(**{**fields, **options, "strategy": strategy})
-    refuse_foreign_flags(config)
-    return config
 
 
 def requested_part(model: nn.Module, what: str, layer: int | None) -> nn.Module:
@@ -465,7 +448,7 @@ def requested_part(model: nn.Module, what: str, layer: int | None) -> nn.Module:
     return model.up_to(number)
 
 
-def find_graph(saved: SavedModel, config: Config, graph: Graph | str | Path | None) -> Graph:
+def find_graph(saved: SavedModel, config: LearningOptions, graph: Graph | str | Path | None) -> Graph:
     """Load the graph to predict on, with the data and in the vertex order of the run's configuration.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.config.config import OPTIONS, Config
+from weft.config.config import OPTIONS, Config, RankOptions
 from weft.data import Graph
 from weft.nn import FAMILY_OPTIONS, MODEL_NAMES, MODELS, RELATIONAL, LinkModel, parameter_dtype, row_dtype
 from weft.nn.convert import is_pyg, unwrapped
@@ -23,6 +23,8 @@ from weft.training.optimizer import OPTIMIZER_FLAGS, OPTIMIZERS, SCHEDULER_FLAGS
 from weft.utils.dtypes import dtype_name, is_low_precision
 from weft.utils.errors import InputError, unknown
 
+TRAINING_FIELDS = ("patience", "until", "timeline", "tensorboard")
+"""Fields of a configuration that affect only training, whatever its strategy."""
 CHOICE_FLAGS = {
     "decoder": ("task", ("link",)),
     "negatives": ("task", ("link",)),
@@ -258,6 +260,24 @@ def make_options(
     return plan.options_type(**values)
 
 
+def predicting_config(trained: Config, options: Mapping[str, Any]) -> Config:
+    """Return the configuration of a prediction.
+
+    Args:
+        trained: Configuration of the run.
+        options: Fields that differ from the run's.
+
+    Raises:
+        InputError: An option has no effect under the strategy.
+    """
+    requested = get_strategy(options.get("strategy", trained.strategy))
+    strategy = requested.evaluates_as or requested.name
+    defaults: dict[str, Any] = {name: OPTIONS[name].default for name in TRAINING_FIELDS}
+    config = replace(without_foreign_flags(replace(trained, **defaults), strategy), **{**options, "strategy": strategy})
+    refuse_foreign_flags(config)
+    return config
+
+
 def partition_of(options: Options) -> Tensor | None:
     """Return the rank of every vertex, int32 [N], if the options contain a partition."""
     return options.partition if isinstance(options, VertexOptions) else None
@@ -273,7 +293,7 @@ def with_partition(options: Options, part: Tensor | None) -> Options:
     return replace(options, partition=part) if isinstance(options, VertexOptions) else options
 
 
-def rows_device(config: Config) -> str:
+def rows_device(config: RankOptions) -> str:
     """Return the device where a rank stores rows, runs dense layers, and sends and receives rows.
 
     Args:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.comm import Group
-from weft.config.config import Config
+from weft.config.config import LearningOptions
 from weft.data import Graph
 from weft.nn import embeddings
 from weft.strategies import Placed, Step
@@ -22,11 +22,11 @@ from weft.training.artifacts.embedding_shards import gather_rows
 from weft.training.custom_functions import OwnFunctions, extract_functions
 from weft.training.flag_checks import refuse_foreign_flags
 from weft.training.input_checks import check
-from weft.training.launch.joined_ranks import check_consistent, closing_on_error, make_on_all_ranks, plan_with_kernels
+from weft.training.launch.joined_ranks import check_consistent, closing_on_error
 from weft.training.launch.launcher import launcher_for
 from weft.training.launch.torchrun import on_present_ranks, under_torchrun
 from weft.training.optimizer import added_to_gradients
-from weft.training.rank import use_kernels_of_rank_zero
+from weft.training.rank import plan_with_kernels, use_kernels_of_rank_zero
 from weft.training.run import custom_class, parse_call, prepared_workload
 from weft.training.signature import listing
 from weft.training.tasks.metrics import NodeTask
@@ -85,13 +85,13 @@ class PlacedModel:
     this rank and the number of ranks. `vertices`, int64 [n], are the original ids of the vertices of this rank.
 
     Args:
-        config: The configuration of strategy, metrics and seed.
+        config: The configuration of task, metrics and seed.
         placed: The model and graph, placed on this rank by a strategy.
         group: The ranks.
         functions: User-defined metrics.
     """
 
-    def __init__(self, config: Config, placed: Placed, group: Group, functions: OwnFunctions) -> None:
+    def __init__(self, config: LearningOptions, placed: Placed, group: Group, functions: OwnFunctions) -> None:
         self.placed, self.group, self.model = placed, group, placed.model
         self.graph, self.rank, self.size = placed.graph, group.rank, group.size
         self.vertices = self._original_ids(torch.arange(self.graph.num_vertices)[placed.rows])
@@ -288,7 +288,7 @@ def place(graph: Graph | str | Path, model: nn.Module | str = "gcn", **options: 
     # A loop may use any row, so no row is left out that the loss of a labelled vertex does not need.
     config = replace(config, disable=f"{config.disable},reach")
     launcher = launcher_for(config)
-    work = make_on_all_ranks(launcher.connect(), lambda: prepared_workload(config, graph_object, module))
+    work = launcher.load(lambda: prepared_workload(config, graph_object, module))
     check(config, work, functions, launched=False, own_model=bool(custom_class(config, module)))
     with closing_on_error(launcher.connect()) as group:
         check_consistent(group, "weft.place", config, work)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from weft.autotune import measured_machine
 from weft.comm import Group, local_gpu
-from weft.config.config import Config
+from weft.config.config import Config, PlacementOptions
 from weft.config.optimisations import Optimisations
 from weft.data import Graph, degree_counts
 from weft.nn import Workload
@@ -34,10 +34,11 @@ from weft.training.artifacts.saved_model import Description
 from weft.training.artifacts.tensorboard import TensorBoard
 from weft.training.custom_functions import NO_FUNCTIONS, Callback, OwnFunctions, combined_callbacks
 from weft.training.flag_checks import make_options
+from weft.training.launch.joined_ranks import plan_together
 from weft.training.launch.torchrun import under_torchrun
 from weft.training.launch.watchdog import Watchdog
 from weft.training.loop import Trainer
-from weft.training.machine_context import known_machine, num_hosts, profile_to_complete
+from weft.training.machine_context import kernels_for_run, known_machine, num_hosts, profile_to_complete
 from weft.training.planning.calibration import Estimate
 from weft.training.progress import ProgressShow, waiting
 from weft.training.tasks.losses import num_logits
@@ -166,12 +167,12 @@ def check_memory(plan: Plan, *, predicts: bool = False) -> None:
         )
 
 
-def prepare_process(config: Config) -> None:
+def prepare_process(options: PlacementOptions) -> None:
     """Apply the optimisations that are settings of the whole process.
 
     Call it in the process that trains, not while a rank still imports the script.
     """
-    if Optimisations.without(config.disable).pages:
+    if Optimisations.without(options.disable).pages:
         keep_freed_memory()
 
 
@@ -190,14 +191,32 @@ def use_kernels_of_rank_zero(choices: KernelSelection, group: Group) -> KernelSe
     return selection
 
 
-def named_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Return all parameters and buffers of a model, also the non-persistent ones, by name."""
-    return [*model.named_parameters(), *model.named_buffers()]
+def plan_with_kernels(
+    config: Config, work: Workload, group: Group, resumed: RunFolder | None = None, *, predicts: bool = False
+) -> tuple[Plan, KernelSelection]:
+    """Return the plan and the kernel selection of rank 0 in all processes.
+
+    Args:
+        config: The run's configuration.
+        work: The model and graph.
+        group: The processes.
+        resumed: Folder of the run that is resumed, or that predicts.
+        predicts: The plan only evaluates.
+
+    Raises:
+        InputError: Rank 0 has raised it.
+    """
+
+    def lead() -> tuple[Plan, dict[str, Any]]:
+        return make_plan(config, work, predicts=predicts), kernels_for_run(config, resumed).record()
+
+    plan, kernels = plan_together(group, work, get_strategy(config.strategy), make_options(config), lead)
+    return plan, KernelSelection.from_record(kernels)
 
 
-def use_local_gpu(config: Config) -> None:
+def use_local_gpu(options: PlacementOptions) -> None:
     """Select this rank's GPU as the current device, if the run is on GPUs."""
-    if config.device == "cuda":
+    if options.device == "cuda":
         torch.cuda.set_device(local_gpu())
 
 

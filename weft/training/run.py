@@ -13,12 +13,12 @@ from typing import Any, Unpack
 from torch import nn
 
 from weft import reporting
-from weft.config.config import Config, is_imported
+from weft.config.config import Config, LearningOptions, is_imported
 from weft.data import Graph, GraphShape, as_asked, load
 from weft.nn import Workload, check_model_name, row_dtype
 from weft.nn.convert import takes_types
 from weft.runtime.processes.child_process import report_status
-from weft.strategies import Plan
+from weft.strategies import Plan, get_strategy
 from weft.training.arguments import TrainArguments
 from weft.training.artifacts.checkpoint import Checkpoint
 from weft.training.artifacts.run_folder import RunFolder, new_folder
@@ -27,10 +27,11 @@ from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, extract_f
 from weft.training.flag_checks import (
     fields_unused_by_functions,
     fields_unused_by_module,
+    make_options,
     refuse_foreign_flags,
 )
 from weft.training.input_checks import check, check_checkpoint
-from weft.training.launch.joined_ranks import check_consistent, closing_on_error, make_on_all_ranks, plan_together
+from weft.training.launch.joined_ranks import check_consistent, closing_on_error, plan_together
 from weft.training.launch.launcher import Launcher, launcher_for
 from weft.training.launch.processes import require_guard
 from weft.training.launch.torchrun import on_present_ranks, restarted
@@ -280,9 +281,9 @@ def run(
     if config.strategy == AUTO or plan is not None:
         any_strategy = replace(config, strategy=Config.strategy)
         launcher = launcher_for(any_strategy, in_subprocess=in_subprocess, quiet=quiet)
-        work = load_workload(launcher, graph, model)
+        work = load_workload(launcher, any_strategy, graph, model)
         choose = partial(as_planned, vars(config), work, plan) if plan else partial(choose_options, config, work)
-        options, estimate = agree_on_options(choose, launcher.connect())
+        options, estimate = agree_on_options(choose, launcher)
         config = replace(config, **options)
     refuse_foreign_flags(config)
     functions = with_registered(functions, config)
@@ -290,21 +291,22 @@ def run(
         make_job(config, graph, model, functions, out=out, resume=resume, quiet=quiet, name=name), estimate=estimate
     )
     launcher = launcher_for(config, in_subprocess=in_subprocess, quiet=quiet)
-    work = work or load_workload(launcher, graph, model)
+    work = work or load_workload(launcher, config, graph, model)
     check(config, work, functions, launched=launcher.starts_ranks, own_model=bool(job.own_model))
     return replace(run_checked(job, launcher, work), module=model)
 
 
-def load_workload(launcher: Launcher, graph: Graph | None, model: nn.Module | None) -> Workload:
+def load_workload(launcher: Launcher, config: Config, graph: Graph | None, model: nn.Module | None) -> Workload:
     """Return the workload of a call, and show that it is loading. Ranks of torchrun report errors together.
 
     Args:
         launcher: The launcher of the call.
+        config: The configuration.
         graph: The graph, or None for the one that the configuration names.
         model: The module, or None for the model that the configuration names.
     """
-    with waiting(f"loading {launcher.config.graph}", quiet=launcher.quiet):
-        return make_on_all_ranks(launcher.connect(), lambda: prepared_workload(launcher.config, graph, model))
+    with waiting(f"loading {config.graph}", quiet=launcher.quiet):
+        return launcher.load(lambda: prepared_workload(config, graph, model))
 
 
 def make_job(
@@ -364,10 +366,11 @@ def prepared_workload(config: Config, graph: Graph | None, model: nn.Module | No
         fields_unused_by_module(config, model)
     graph = prepared_graph(config, graph, model)
     shape = GraphShape.of(graph, config.task)
-    return make_workload(config, graph, task_model(requested_model(model, config), shape, config))
+    model = task_model(requested_model(model, config), shape, config, strategy=config.strategy)
+    return make_workload(config, graph, model)
 
 
-def prepared_graph(config: Config, graph: Graph | None, model: nn.Module | None) -> Graph:
+def prepared_graph(config: LearningOptions, graph: Graph | None, model: nn.Module | None) -> Graph:
     """Return the graph of a run, as its task and model need it.
 
     Args:
@@ -425,7 +428,8 @@ def run_checked(job: Job, launcher: Launcher, work: Workload, planned: Plan | No
         # An agent of torchrun counts only failures of its own ranks: the ranks of another host may know of no restart.
         is_restarted = any(report["restarted"] for report in group.all_gather_object({"restarted": restarted()}))
         job = replace(job, resume=job.resume or is_restarted, restarted=is_restarted)
-        plan, values = plan_together(job.config, work, group, lead)
+        strategy, options = get_strategy(job.config.strategy), make_options(job.config)
+        plan, values = plan_together(group, work, strategy, options, lead)
         job, folder = led[0] if led else (job, RunFolder(Path(values["folder"])))
         remedy = f"continue with {how_to_resume(job, folder)}"
         report_status(group.meter, remedy)
@@ -490,12 +494,12 @@ def with_kernels(job: Job) -> Job:
     return replace(job, choices=kernels, estimate=estimate, config=replace(job.config, choices=""))
 
 
-def load_graph(config: Config) -> Graph:
+def load_graph(config: LearningOptions) -> Graph:
     """Load the graph that a configuration names, with the configured random data and order."""
     return load(config.graph, split=config.split, **data_options(config))
 
 
-def data_options(config: Config) -> dict[str, Any]:
+def data_options(config: LearningOptions) -> dict[str, Any]:
     """Return a configuration's arguments for `weft.load`: random data, normalization and the order of vertices."""
     names = ("random_features", "random_classes", "seed", "normalize_features", "order")
     inverse = config.inverse_relations and config.task != "link"  # for links, they are added after links were held out

@@ -17,16 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from weft.comm import Group
-from weft.config.config import Config
+from weft.config.config import RankOptions
 from weft.cost import Machine
 from weft.data import Graph
 from weft.nn import Workload
-from weft.runtime.kernel_selection import KernelSelection
-from weft.strategies import Plan, get_strategy
-from weft.training.artifacts.run_folder import RunFolder
-from weft.training.flag_checks import make_options, partition_of, with_partition
-from weft.training.machine_context import kernels_for_run
-from weft.training.rank import make_plan, named_tensors
+from weft.strategies import Options, Plan
+from weft.training.flag_checks import partition_of, with_partition
 from weft.utils.errors import InputError
 
 Result = TypeVar("Result")
@@ -49,8 +45,6 @@ def make_on_all_ranks(group: Group, make: Callable[[], Result]) -> Result:
     Raises:
         InputError: `make` has raised it on a rank.
     """
-    if group.size == 1:
-        return make()
     error_text = ""
     with closing_on_error(group):
         try:
@@ -73,8 +67,6 @@ def result_of_rank_zero(group: Group, compute: Callable[[], dict[str, Any]]) -> 
     Raises:
         InputError: `compute` has raised it. All ranks raise it.
     """
-    if group.size == 1:
-        return compute()
     with closing_on_error(group):
         report: dict[str, Any] = {}
         if group.rank == 0:
@@ -102,7 +94,7 @@ def combined_errors(reports: Sequence[Mapping[str, str]]) -> str:
     )
 
 
-def check_consistent(group: Group, call: str, config: Config, work: Workload) -> None:
+def check_consistent(group: Group, call: str, config: RankOptions, work: Workload) -> None:
     """Check that all processes do the same, and copy the weights of rank 0 to all of them.
 
     Args:
@@ -132,7 +124,7 @@ def check_consistent(group: Group, call: str, config: Config, work: Workload) ->
             tensor.copy_(values)
 
 
-def _facts_of_rank(call: str, config: Config, graph: Graph, model: nn.Module) -> dict[str, str]:
+def _facts_of_rank(call: str, config: RankOptions, graph: Graph, model: nn.Module) -> dict[str, str]:
     """Return the properties of a run that must be equal on all ranks, as text, by their names in the error."""
     options = {
         f"--{name.replace('_', '-')}": str(value) for name, value in asdict(config).items() if name not in PATH_FIELDS
@@ -173,38 +165,25 @@ def closing_on_error(group: Group) -> Iterator[Group]:
         raise
 
 
-def plan_with_kernels(
-    config: Config, work: Workload, group: Group, resumed: RunFolder | None = None, *, predicts: bool = False
-) -> tuple[Plan, KernelSelection]:
-    """Return the plan and the kernel selection of rank 0 in all processes.
-
-    Args:
-        config: The run's configuration.
-        work: The model and graph.
-        group: The processes.
-        resumed: Folder of the run that is resumed, or that predicts.
-        predicts: The plan only evaluates.
-
-    Raises:
-        InputError: Rank 0 has raised it.
-    """
-
-    def lead() -> tuple[Plan, dict[str, Any]]:
-        return make_plan(config, work, predicts=predicts), kernels_for_run(config, resumed).record()
-
-    plan, kernels = plan_together(config, work, group, lead)
-    return plan, KernelSelection.from_record(kernels)
+def named_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Return all parameters and buffers of a model, also the non-persistent ones, by name."""
+    return [*model.named_parameters(), *model.named_buffers()]
 
 
 def plan_together(
-    config: Config, work: Workload, group: Group, lead: Callable[[], tuple[Plan, dict[str, Any]]]
+    group: Group,
+    work: Workload,
+    strategy: type[Plan],
+    options: Options,
+    lead: Callable[[], tuple[Plan, dict[str, Any]]],
 ) -> tuple[Plan, dict[str, Any]]:
     """Return the plan of rank 0, and JSON values from it, in all processes.
 
     Args:
-        config: The run's configuration.
-        work: The model and graph.
         group: The processes.
+        work: The model and graph.
+        strategy: Type of the plan.
+        options: Options of the strategy, without a partition.
         lead: Makes the plan and the values on rank 0.
 
     Raises:
@@ -230,7 +209,7 @@ def plan_together(
         part = part.to(group.device)
         group.broadcast(part, tag="partition")
     if not plans:
-        options = with_partition(make_options(config), None if part is None else part.cpu())
+        options = with_partition(options, None if part is None else part.cpu())
         machine = Machine(**message["machine"]) if message["machine"] else None
-        plans.append(get_strategy(config.strategy)(work, config.workers, options, machine, message["state"]))
+        plans.append(strategy(work, group.size, options, machine, message["state"]))
     return plans[0], message["values"]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.comm import Group, join
-from weft.config.config import Config
+from weft.config.config import RankOptions
 from weft.config.optimisations import Optimisations
 from weft.cost import Machine
 from weft.data import Graph
@@ -29,10 +29,11 @@ from weft.runtime.processes.temporary_folder import temporary_folder
 from weft.strategies import Options, Plan
 from weft.training.flag_checks import partition_of, rows_device, with_partition
 from weft.training.input_checks import require_device
+from weft.training.launch.joined_ranks import Result, make_on_all_ranks, named_tensors, result_of_rank_zero
 from weft.training.launch.processes import NO_SPACE, STOPPED, Meeting, launch
 from weft.training.launch.torchrun import under_torchrun
 from weft.training.progress import waiting
-from weft.training.rank import Ended, named_tensors, prepare_process
+from weft.training.rank import Ended, prepare_process
 from weft.utils.errors import InputError, RunError
 from weft.utils.files.tensor_file import load_tensors, save_tensors
 
@@ -51,11 +52,20 @@ class Launcher:
     A call such as `weft.train` connects its processes, plans together with them, and then runs work on all ranks.
     """
 
-    config: Config
+    options: RankOptions
+    """Options of the call, with the number of ranks."""
     quiet: bool = False
     """True to show no progress."""
     starts_ranks: ClassVar[bool] = False
     """True if the ranks are processes that this process starts, and to which it sends the model and the work."""
+
+    def load(self, make: Callable[[], Result]) -> Result:
+        """Create an object, such as a graph, in each process that makes the call. All raise the errors of each."""
+        return make()
+
+    def lead(self, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Compute JSON values on rank 0, for all processes that make the call. All raise its errors."""
+        return compute()
 
     def connect(self) -> Group:
         """Return a new group of the processes that make the call, with a new meter.
@@ -64,8 +74,8 @@ class Launcher:
             InputError: The device does not exist.
             RunError: The other ranks do not connect.
         """
-        require_device(self.config)
-        return Group(device=rows_device(self.config))
+        require_device(self.options)
+        return Group(device=rows_device(self.options))
 
     def run(self, plan: Plan, work: RankWork, group: Group) -> Ended:
         """Run work on all ranks.
@@ -87,9 +97,15 @@ class Launcher:
 class TorchrunRanks(Launcher):
     """Ranks that torchrun started, of which this process is one."""
 
+    def load(self, make: Callable[[], Result]) -> Result:
+        return make_on_all_ranks(self.connect(), make)
+
+    def lead(self, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        return result_of_rank_zero(self.connect(), compute)
+
     def connect(self) -> Group:
-        require_device(self.config)
-        return join(timeout_seconds=self.config.timeout, meter=Meter(), device=rows_device(self.config))
+        require_device(self.options)
+        return join(timeout_seconds=self.options.timeout, meter=Meter(), device=rows_device(self.options))
 
 
 class LocalRanks(Launcher):
@@ -102,7 +118,7 @@ class LocalRanks(Launcher):
 
     def run(self, plan: Plan, work: RankWork, group: Group) -> Ended:
         del group  # this process, which is no rank
-        config, graph, model = self.config, plan.work.graph, plan.work.model
+        options, graph, model = self.options, plan.work.graph, plan.work.model
         with temporary_folder() as scratch:
             weights, store = scratch / "weights.safetensors", graph.path or scratch / "graph"
             part = partition_of(plan.options)
@@ -116,25 +132,25 @@ class LocalRanks(Launcher):
                 raise RunError(NO_SPACE.format(scratch, error)) from error
             skeleton, planned = copy.deepcopy(model).to("meta"), Planned.of(plan)
             plan.release()  # while the ranks work, this process does not need it
-            arguments = (config, work, store, skeleton, weights, planned)
+            arguments = (options, work, store, skeleton, weights, planned)
             meeting = Meeting(scratch)
-            starting = f"starting {config.workers} {'rank' if config.workers == 1 else 'ranks'}"
+            starting = f"starting {options.workers} {'rank' if options.workers == 1 else 'ranks'}"
             with waiting(starting, quiet=self.quiet, until=lambda: has_status(meeting.status, 0)):
-                stopped_by = launch(local_rank, arguments, workers=config.workers, folder=meeting.folder)
+                stopped_by = launch(local_rank, arguments, workers=options.workers, folder=meeting.folder)
             return stopped_by or dict(json.loads((scratch / RESULT_FILE).read_text()))
 
 
-def launcher_for(config: Config, *, in_subprocess: bool = False, quiet: bool = False) -> Launcher:
+def launcher_for(options: RankOptions, *, in_subprocess: bool = False, quiet: bool = False) -> Launcher:
     """Return the launcher of a call.
 
     Args:
-        config: The configuration, with the number of ranks.
+        options: The configuration, with the number of ranks.
         in_subprocess: Start a process even for a single rank.
         quiet: Show no progress.
     """
-    is_local = in_subprocess or config.workers > 1
+    is_local = in_subprocess or options.workers > 1
     way = TorchrunRanks if under_torchrun() else LocalRanks if is_local else Launcher
-    return way(config=config, quiet=quiet)
+    return way(options=options, quiet=quiet)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,22 +185,22 @@ class Planned:
             outlines=plan.work.outlines,
         )
 
-    def plan(self, config: Config, graph: Graph, model: nn.Module, part: Tensor | None) -> Plan:
+    def plan(self, workers: int, graph: Graph, model: nn.Module, part: Tensor | None) -> Plan:
         """Return the same plan in the other process, without a search.
 
         Args:
-            config: The run's configuration.
+            workers: Number of ranks.
             graph: The graph.
             model: The model.
             part: Rank of every vertex, int32 [N], or None.
         """
         options = with_partition(self.options, part)
         work = Workload(model, graph, self.optimisations, num_classes=self.num_classes, outlines=self.outlines)
-        return self.strategy(work, config.workers, options, self.machine, self.state)
+        return self.strategy(work, workers, options, self.machine, self.state)
 
 
 def local_rank(
-    config: Config,
+    options: RankOptions,
     work: RankWork,
     store: Path,
     skeleton: nn.Module,
@@ -195,7 +211,7 @@ def local_rank(
     """Run one local rank. The launcher calls it in each of its processes.
 
     Args:
-        config: The run's configuration.
+        options: The run's configuration.
         work: Work of the rank.
         store: Folder of the graph.
         skeleton: The model without data, on the meta device.
@@ -203,11 +219,11 @@ def local_rank(
         planned: The plan.
         meeting: Files over which the ranks connect.
     """
-    prepare_process(config)
+    prepare_process(options)
     meter = Meter()
     meter.write_status_to(meeting.status, int(os.environ["RANK"]))
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(cores_per_rank(config.workers))
+        torch.set_num_threads(cores_per_rank(options.workers))
     graph = Graph.open(store, verify=False)
     model = skeleton.to_empty(device="cpu")
     values = load_tensors(weights)
@@ -215,9 +231,9 @@ def local_rank(
         for name, tensor in named_tensors(model):
             tensor.copy_(values[name])
     parts = weights.with_name("part.safetensors")
-    plan = planned.plan(config, graph, model, load_tensors(parts)["part"] if parts.exists() else None)
+    plan = planned.plan(options.workers, graph, model, load_tensors(parts)["part"] if parts.exists() else None)
     group = join(
-        timeout_seconds=config.timeout, meter=meter, device=rows_device(config), init_method=meeting.init_method
+        timeout_seconds=options.timeout, meter=meter, device=rows_device(options), init_method=meeting.init_method
     )
     ended = work(plan, group)
     group.close()

@@ -6,22 +6,21 @@ from collections.abc import Callable
 from typing import Any
 
 from weft.autotune import Cluster, epoch_time, plan_memory
-from weft.comm import Group
 from weft.strategies import Plan
-from weft.training.launch.joined_ranks import result_of_rank_zero
+from weft.training.launch.launcher import Launcher
 from weft.training.launch.torchrun import on_one_host
 from weft.training.planning.calibration import Correction, Epoch, Estimate
 from weft.utils.log import LOGGER
 
 
 def agree_on_options(
-    choose: Callable[[], tuple[dict[str, Any], Estimate, str]], group: Group
+    choose: Callable[[], tuple[dict[str, Any], Estimate, str]], launcher: Launcher
 ) -> tuple[dict[str, Any], Estimate | None]:
     """Return the options that rank 0 chooses for all processes: the strategy, its number of ranks and more.
 
     Args:
         choose: Chooses the options; see `choose_options` and `as_planned`.
-        group: The connected processes.
+        launcher: The launcher of the call.
 
     Returns:
         The options by name, and their estimate: only on rank 0, and only if all ranks are on one host; else None.
@@ -38,7 +37,7 @@ def agree_on_options(
             LOGGER.info(message)
         return options
 
-    options = result_of_rank_zero(group, lead)
+    options = launcher.lead(lead)
     return options, estimates[0] if estimates and on_one_host() else None
 
 
