@@ -75,7 +75,7 @@ def test_imports_go_down() -> None:
 
 
 WHOLE_CONFIGURATION = {
-    *("__init__.py", "cli/main.py", "cli/data.py", "training/run.py"),  # make it: weft.Config, a command line, a call
+    *("__init__.py", "cli/main.py", "training/run.py"),  # make it: weft.Config, a command line, a call
     *("experiments/compare.py", "experiments/sweep.py", "training/planning/search.py"),  # make variants of it
     "training/planning/plan_call.py",  # passes it to the search
     *("training/flag_checks.py", "training/input_checks.py"),  # check all sections

@@ -12,7 +12,7 @@ from typing import Any
 
 from weft.config.files import named_by, options_text, read_options
 from weft.config.optimisations import OPTIMISATIONS
-from weft.config.option import checked, option, unknown_option
+from weft.config.option import CheckedOptions, option, unknown_option
 from weft.config.strategy_flags import BatchFlags, CachingFlags, HostRowFlags, StaleFlags, strategy_option
 from weft.utils.errors import InputError
 
@@ -275,7 +275,7 @@ class RunOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearningOptions(TrainingOptions, ModelOptions, TaskOptions, GraphOptions):
+class LearningOptions(CheckedOptions, TrainingOptions, ModelOptions, TaskOptions, GraphOptions):
     """Options of what is learned: the sections of graph, task, model and training."""
 
 
@@ -292,8 +292,7 @@ class Config(RankOptions, LearningOptions):
     """
 
     def __post_init__(self) -> None:
-        for spec in dataclasses.fields(self):
-            object.__setattr__(self, spec.name, checked(spec, getattr(self, spec.name)))
+        super().__post_init__()
         _ = self.ratio  # raises InputError if --cache-ratio is between -1 and 0
         if not self.scheduler_epochs and self.scheduler in SCHEDULER_EPOCHS:
             epochs = SCHEDULER_EPOCHS[self.scheduler] or self.epochs
@@ -336,11 +335,6 @@ class Config(RankOptions, LearningOptions):
         values = {name: value for name, value in dataclasses.asdict(self).items() if name not in leave_out}
         return options_text(type(self), values)
 
-    def non_defaults(self, leave_out: Collection[str] = ()) -> dict[str, Any]:
-        """Return the values that differ from their defaults, by name, except for those of the fields in `leave_out`."""
-        values = {name: getattr(self, name) for name in OPTIONS if name not in leave_out}
-        return {name: value for name, value in values.items() if value != OPTIONS[name].default}
-
     def changed(self, other: Config) -> list[str]:
         """Return the names of the fields that affect a run's results and differ between two configurations."""
         fixed = (spec.name for spec in dataclasses.fields(self) if spec.metadata["fixed"])
@@ -376,7 +370,7 @@ PLACEMENT_FIELDS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartitionOptions:
+class PartitionOptions(CheckedOptions):
     """Options of the methods of weft.partition; each method uses some of them."""
 
     seed: int = option(0, "random, metis, balanced, and fennel with --stream random: seed", least=0, below=2**63)
@@ -385,7 +379,3 @@ class PartitionOptions:
     stream: str = option(
         "id", "fennel: order in which vertices are assigned: by id or random", choices=("id", "random")
     )
-
-    def __post_init__(self) -> None:
-        for spec in dataclasses.fields(self):
-            checked(spec, getattr(self, spec.name))
