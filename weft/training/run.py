@@ -432,8 +432,8 @@ def run_checked(job: Job, launcher: Launcher, work: Workload, planned: Plan | No
         plan, values = plan_together(group, work, strategy, options, lead)
         job, folder = led[0] if led else (job, RunFolder(Path(values["folder"])))
         remedy = f"continue with {how_to_resume(job, folder)}"
-        report_status(group.meter, remedy)
         try:
+            report_status(group.meter, remedy)
             ended = launcher.run(plan, partial(run_rank, job, folder), group)
             if launcher.starts_ranks and not isinstance(ended, int):
                 work.model.load_state_dict(load_tensors(folder.model))
