@@ -63,7 +63,7 @@ class Launcher:
         """Create an object, such as a graph, in each process that makes the call. All raise the errors of each."""
         return make()
 
-    def lead(self, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def on_rank_zero(self, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Compute JSON values on rank 0, for all processes that make the call. All raise its errors."""
         return compute()
 
@@ -100,7 +100,7 @@ class TorchrunRanks(Launcher):
     def load(self, make: Callable[[], Result]) -> Result:
         return make_on_all_ranks(self.connect(), make)
 
-    def lead(self, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def on_rank_zero(self, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return result_of_rank_zero(self.connect(), compute)
 
     def connect(self) -> Group:

@@ -37,7 +37,7 @@ def agree_on_options(
             LOGGER.info(message)
         return options
 
-    options = launcher.lead(lead)
+    options = launcher.on_rank_zero(lead)
     return options, estimates[0] if estimates and on_one_host() else None
 
 
