@@ -29,7 +29,7 @@ from weft.cost import MemoryUse, Profile
 from weft.nn import Workload
 from weft.runtime.processes.usage import ProcessUsage, watch
 from weft.strategies import get_strategy
-from weft.training.planning.plan_subject import Parts
+from weft.training.flag_checks import make_options
 from weft.training.planning.search import command
 from weft.training.run import prepared_workload
 
@@ -104,8 +104,7 @@ def measured(config: Config, work: Workload, machine: Profile, *, limits: bool) 
 
 def estimated(config: Config, work: Workload, machine: Profile) -> MemoryUse:
     """Return the memory that the plan of a run estimates."""
-    options = Parts(work.graph).options(config)
-    plan = get_strategy(config.strategy)(work, config.workers, options)
+    plan = get_strategy(config.strategy)(work, config.workers, make_options(config, work.graph))
     cluster = Cluster(profile=machine, ranks=config.workers, hosts=1, threads=1, memory_bytes=0)
     return plan_memory(plan, cluster)
 

@@ -25,11 +25,11 @@ from weft.comm import Group
 from weft.config.config import Config
 from weft.cost import Machine, Profile
 from weft.cost.profile import MAX_FACTOR, MAX_RUNS, MIN_RUNS
-from weft.prediction.prediction import predicting_config
 from weft.reporting import run_facts, run_table
 from weft.reporting.records import RunRecords
 from weft.runtime.kernel_selection import DEFAULT
 from weft.strategies.single import SinglePlan
+from weft.training.flag_checks import predicting_config
 from weft.training.machine_context import known_machine, local_cluster
 from weft.training.planning import calibration, probe_command, run_estimate
 from weft.training.planning.calibration import Correction, Epoch, Estimate
@@ -46,7 +46,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Save a profile where the user's is searched for, and let runs of few epochs calibrate it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(probe_command, "hardware", lambda: HARDWARE)
-    monkeypatch.setattr(run_estimate, "MIN_EPOCHS", NUM_EPOCHS)
+    monkeypatch.setattr("weft.training.run.MIN_EPOCHS", NUM_EPOCHS)
     path = tmp_path / "cache" / "weft" / "machine.json"
     profile().save(path)
     return path

@@ -21,13 +21,13 @@ from tests.lib.planted import replaced
 from tests.lib.running import losses
 from tests.lib.session import Session
 from weft.comm import Group
-from weft.config.config import Config
 from weft.config.optimisations import Optimisations
 from weft.kernels import cpu
 from weft.nn import GraphView, make_model
 from weft.parallel.exchange import PlacedView
 from weft.training import cuda_graph, loop
 from weft.training.custom_functions import NO_FUNCTIONS
+from weft.training.tasks.metrics import NodeTask
 
 GRAPH = "sbm:vertices=120,degree=6,features=12,classes=3"
 OPTIONS: dict[str, Any] = {
@@ -145,13 +145,13 @@ def test_captures_small_steps_of_kernels_alone(changed: dict[str, Any], expected
     placed: Any = SimpleNamespace(
         work=work, graph=SimpleNamespace(**sizes), group=group, model=model, capturable=capturable
     )
-    config = Config(timeline=settings["timeline"])
     functions = replace(NO_FUNCTIONS, loss=settings["loss"])
     with (
         replaced(cuda_graph, "triton_backend", lambda: settings["triton"]),
         replaced(cuda_graph, "kernels_in_use", lambda _: {settings["sums"], "triton"}),
     ):
-        assert cuda_graph.is_captured(config, placed, functions) is expected
+        task: Any = object.__new__(NodeTask)
+        assert cuda_graph.is_captured(placed, task, functions, timeline=settings["timeline"]) is expected
 
 
 def graph_with_labels(share: float) -> weft.Graph:
@@ -171,7 +171,7 @@ def run_captured(
     """Train with captured passes; return the run and these passes."""
     passes: list[cuda_graph.CapturedPass] = []
 
-    def make(_: Config, strategy: Any, task: Any, *__: Any) -> cuda_graph.CapturedPass:
+    def make(strategy: Any, task: Any, *_: Any, **__: Any) -> cuda_graph.CapturedPass:
         passes.append(cuda_graph.CapturedPass(strategy, task))
         return passes[-1]
 

@@ -243,7 +243,7 @@ def test_k_and_k_epochs_are_2k(tmp_path: Path) -> None:
 def test_ranks_that_share_a_gpu_print_a_warning(
     shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("weft.training.run.Group", partial(Group, staged=True, shares_gpu=shared))
+    monkeypatch.setattr("weft.training.launch.launcher.Group", partial(Group, staged=True, shares_gpu=shared))
     weft.train("sbm:vertices=60,degree=4,features=4,classes=2", "gcn", out=tmp_path / "run", epochs=1, quiet=True)
     assert capfd.readouterr().err.count("weft: warning: ranks share a GPU") == shared
 

@@ -245,7 +245,7 @@ def test_tasks_on_edges_are_estimated(options: dict[str, Any], tmp_path: Path) -
         assert estimate.fits, estimate.reason
         sent = sum(rank["bytes_sent"] for rank in run.summary["ranks"])
         assert sent == pytest.approx(estimate.sent_bytes, rel=0.1 if options["task"] == "link" else 0)
-        plan = get_strategy(strategy)(subject.planned.work, 2, subject.planned.parts.options(run.config))
+        plan = get_strategy(strategy)(subject.planned.work, 2, make_options(run.config, subject.planned.work.graph))
         assert estimate.epoch_seconds > epoch_time(plan, cluster).total
         assert estimate.host_bytes > plan_memory(plan, cluster).host
     assert "forecast" in train(graph, out=tmp_path / "auto", strategy="auto", **run_options).summary

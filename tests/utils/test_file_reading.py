@@ -25,7 +25,7 @@ READERS = {
     "data/store/write_parts.py": 2,  # a draft of this process
     "data/tables/table.py": 2,  # dataset of pyarrow after check_regular
     "data/tables/text_table.py": 1,  # gzip.open after check_regular
-    "prediction/prediction.py": 2,  # open of TableFile, a draft of this process
+    "prediction/prediction.py": 1,  # open of TableFile, a draft of this process
     "reporting/page.py": 1,  # a file of the package
     "runtime/processes/child_process.py": 1,  # a file in the private folder of this process
     "runtime/processes/cores.py": 1,  # /sys
@@ -35,7 +35,7 @@ READERS = {
     "runtime/processes/usage.py": 1,  # standard error of a measured run, in a private folder
     "storage/table_file.py": 1,  # a draft of this process
     "storage/unnamed_files.py": 1,  # an unnamed file of this process
-    "training/launch/local_ranks.py": 1,  # a file in the launcher's private folder
+    "training/launch/launcher.py": 1,  # a file in the launcher's private folder
     "training/launch/processes.py": 1,  # open of Received, not of a file
     "training/planning/probe_command.py": 1,  # /proc
     "utils/files/tensor_file.py": 1,  # safe_open after check_regular

@@ -28,7 +28,7 @@ WRITERS = {
     "prediction/prediction.py": 1,  # Parquet, a draft
     "storage/table_file.py": 1,  # exclusive
     "training/artifacts/checkpoint.py": 1,  # in the draft of a checkpoint
-    "training/launch/local_ranks.py": 3,  # in a folder that only this user may open
+    "training/launch/launcher.py": 3,  # in a folder that only this user may open
     "training/launch/processes.py": 1,  # in such a folder
     "utils/error_line.py": 1,  # torchrun's file for an error
     "utils/files/jsonl.py": 1,  # a descriptor of open_in_place

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
 from weft.cli.parser import Parser, flag_of
-from weft.config.config import Config
+from weft.config.config import OPTIONS
 
 SHELLS = ("bash", "zsh")
 SCRIPT = """\
@@ -36,9 +35,9 @@ def completion_script(parser: Parser, shell: str, names: Mapping[str, list[str]]
     Args:
         parser: Parser of all commands.
         shell: One of SHELLS.
-        names: Values of options by name, in addition to those that `Config` lists.
+        names: Values of options by name, in addition to those that `OPTIONS` lists.
     """
-    values = {spec.name: list(spec.metadata["choices"]) for spec in dataclasses.fields(Config)} | dict(names)
+    values = {name: list(spec.metadata["choices"]) for name, spec in OPTIONS.items()} | dict(names)
     by_flag = [f'        {flag_of(name)}) words="{" ".join(words)}" ;;' for name, words in values.items() if words]
     patterns = ((f'"{path}"*' if path else '" "', words) for path, words in parser.words())
     by_command = [f'            {pattern}) words="{" ".join(words)}" ;;' for pattern, words in patterns]

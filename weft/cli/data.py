@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.cli.parser import add_options, given_fields, real
-from weft.config.config import Config
+from weft.config.config import LearningOptions
 from weft.utils.errors import InputError, readable
 from weft.utils.log import LOGGER
 from weft.utils.terminal import print_line
@@ -29,7 +29,7 @@ DATA_OPTIONS = (
     "order",
     "seed",
 )
-"""Fields of Config that are flags of `weft data import`."""
+"""Options that are flags of `weft data import`."""
 FEATURE_DTYPES = ("float32", "float16", "bfloat16")
 """Names of the types in which features can be stored."""
 IN_MEMORY = ("normalize_features", "random_features", "random_classes", "inverse_relations", "order")
@@ -125,8 +125,8 @@ def import_graph(options: argparse.Namespace) -> int:
 
     check_new_store(options.out, overwrite=options.overwrite)  # before the source is read
     public_split, shares, column = parse_split(options.split)
-    config = Config(
-        **given_fields(options, Config) | {"graph": options.graph or options.edges or "", "split": public_split}
+    config = LearningOptions(
+        **given_fields(options) | {"graph": options.graph or options.edges or "", "split": public_split}
     )
     memory_options = {name: getattr(config, name) for name in (*IN_MEMORY, "seed")}
     kind = kind_of_source(options)
@@ -136,7 +136,7 @@ def import_graph(options: argparse.Namespace) -> int:
         graph = load_whole_graph(config, memory_options, shares)
     else:
         parts = open_parts(options, kind, config, shares, column)
-        if not any(getattr(config, name) != getattr(Config(), name) for name in IN_MEMORY):
+        if config.non_defaults().keys().isdisjoint(IN_MEMORY):
             parts = parts if dtype is None else with_feature_dtype(parts, dtype)
             _describe(import_parts(parts, options.out, throttled_printer(), overwrite=options.overwrite))
             print_line(f"saved in {options.out}")
@@ -221,7 +221,9 @@ def refuse_unused_flags(options: argparse.Namespace, kind: str, column: str | No
         )
 
 
-def load_whole_graph(config: Config, memory_options: dict[str, Any], shares: tuple[float, ...] | None) -> Graph:
+def load_whole_graph(
+    config: LearningOptions, memory_options: dict[str, Any], shares: tuple[float, ...] | None
+) -> Graph:
     """Load a graph by a dataset name, a generator, or a file that contains all of it.
 
     Args:
@@ -236,7 +238,11 @@ def load_whole_graph(config: Config, memory_options: dict[str, Any], shares: tup
 
 
 def open_parts(
-    options: argparse.Namespace, kind: str, config: Config, shares: tuple[float, ...] | None, column: str | None
+    options: argparse.Namespace,
+    kind: str,
+    config: LearningOptions,
+    shares: tuple[float, ...] | None,
+    column: str | None,
 ) -> GraphParts:
     """Return a graph in parts, as its source provides it.
 

@@ -435,7 +435,7 @@ def _parser() -> Parser:
     command.add_argument(
         "--method", default="metis", metavar="X", help="partition method, such as range or balanced (default: metis)"
     )
-    add_options(command, PartitionOptions)
+    add_options(command, dataclasses.fields(PartitionOptions))
     command.add_argument("--out", type=Path, help="partition file (book) to write (default: one in books/)")
     _add_log(command)
     command.set_defaults(command=_partition)
@@ -502,7 +502,7 @@ def _require_named(options: argparse.Namespace, model: object) -> None:
     """
     files = [path for path, values in _files(options).items() if "model" in values]
     for name in model if isinstance(model, list) else [model]:
-        if is_imported(str(name)) and name != given_fields(options, Config).get("model"):
+        if is_imported(str(name)) and name != given_fields(options).get("model"):
             source = files[-1] if files else options.out / "config.toml"
             instead = ", which replaces the list" if isinstance(model, list) else ""
             raise InputError(
@@ -534,7 +534,7 @@ def _given_options(options: argparse.Namespace) -> dict[str, Any]:
     for values in _files(options).values():
         merged |= values
     _require_encodable(merged.values())
-    return merged | given_fields(options, Config)
+    return merged | given_fields(options)
 
 
 @contextmanager
@@ -550,7 +550,7 @@ def _imports_frozen() -> Iterator[None]:
 @contextmanager
 def _named_by_files(options: argparse.Namespace) -> Iterator[None]:
     """Let errors about an option name the file that sets it, if no flag does."""
-    named = set(given_fields(options, Config))
+    named = set(given_fields(options))
     with ExitStack() as stack:
         for path, values in reversed(_files(options).items()):
             stack.enter_context(named_by(path, Config, values.keys() - named))
@@ -759,7 +759,8 @@ def _partition(options: argparse.Namespace) -> int:
     from weft.training.progress import waiting
     from weft.training.run import load_graph
 
-    config, method = _config(options), PartitionOptions(**given_fields(options, PartitionOptions))
+    names = [spec.name for spec in dataclasses.fields(PartitionOptions)]
+    config, method = _config(options), PartitionOptions(**given_fields(options, names))
     stem = Path(config.graph).stem.replace(":", "-").replace(",", "-")
     out = options.out or Path("books") / f"{stem}-{options.method}-{options.parts}.safetensors"
     require_writable(out)  # refuse a bad path before the work

@@ -1,15 +1,15 @@
-"""Command line flags, one for each field of a schema such as Config."""
+"""Command line flags, one for each field of a schema, such as the options of a run."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-from weft.config.config import Config, PartitionOptions
+from weft.config.config import OPTIONS
 from weft.config.familiar import FAMILIAR_COMMANDS, options_for
 from weft.config.option import help_text
 from weft.utils.errors import InputError, nearest
@@ -95,7 +95,7 @@ def _all_flags(root: Parser) -> set[str]:
         root: Parser of all commands, or of the options of one strategy.
     """
     flags = {word for _, words in root.words() for word in words if word.startswith("--")}
-    return flags | {flag_of(spec.name) for spec in dataclasses.fields(Config)}
+    return flags | {*map(flag_of, OPTIONS)}
 
 
 def flag_of(name: str) -> str:
@@ -128,23 +128,23 @@ NUMBERS: dict[type, Callable[[str], Any]] = {int: integer, float: real}
 
 def add_options(
     parser: argparse.ArgumentParser,
-    schema: type[Config | PartitionOptions] = Config,
+    specs: Iterable[dataclasses.Field[Any]] = tuple(OPTIONS.values()),
     *,
     leave_out: Sequence[str] = (),
     only: Sequence[str] | None = None,
 ) -> None:
-    """Add a flag for each field of a schema to a parser, grouped by section in the help.
+    """Add a flag for each field of a dataclass to a parser, grouped by section in the help.
 
     Flags that are not given are absent from the parsed result.
 
     Args:
         parser: The parser.
-        schema: The schema.
+        specs: The fields. Default: all options of a run.
         leave_out: Names of fields without a flag.
         only: Names of the fields that get a flag. Default: all.
     """
     groups: dict[str, argparse._ActionsContainer] = {"": parser}
-    for spec in dataclasses.fields(schema):
+    for spec in specs:
         if spec.name in leave_out or (only is not None and spec.name not in only):
             continue
         if spec.name == "graph":
@@ -187,16 +187,15 @@ def parse_strategies(text: str) -> dict[str, dict[str, Any]]:
             raise InputError(f"--strategies {name}: {error}") from error
         if name in fields_by_name:
             raise InputError(f"--strategies {text}: give different names, separated by commas")
-        fields_by_name[name] = {"strategy": strategy, **given_fields(values, Config)}
+        fields_by_name[name] = {"strategy": strategy, **given_fields(values)}
     return fields_by_name
 
 
-def given_fields(options: argparse.Namespace, schema: type[Config | PartitionOptions]) -> dict[str, Any]:
-    """Return the fields of a schema that the command line sets.
+def given_fields(options: argparse.Namespace, names: Collection[str] = OPTIONS) -> dict[str, Any]:
+    """Return the fields that the command line sets, by name.
 
     Args:
         options: The parsed command line.
-        schema: The schema.
+        names: Names of the fields. Default: those of all options of a run.
     """
-    names = {spec.name for spec in dataclasses.fields(schema)}
     return {name: value for name, value in vars(options).items() if name in names}

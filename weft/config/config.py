@@ -12,7 +12,7 @@ from typing import Any
 
 from weft.config.files import named_by, options_text, read_options
 from weft.config.optimisations import OPTIMISATIONS
-from weft.config.option import checked, option, unknown_option
+from weft.config.option import CheckedOptions, option, unknown_option
 from weft.config.strategy_flags import BatchFlags, CachingFlags, HostRowFlags, StaleFlags, strategy_option
 from weft.utils.errors import InputError
 
@@ -275,26 +275,24 @@ class RunOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(
-    RunOptions,
-    BatchFlags,
-    StaleFlags,
-    HostRowFlags,
-    CachingFlags,
-    PlacementOptions,
-    TrainingOptions,
-    ModelOptions,
-    TaskOptions,
-    GraphOptions,
-):
+class LearningOptions(CheckedOptions, TrainingOptions, ModelOptions, TaskOptions, GraphOptions):
+    """Options of what is learned: the sections of graph, task, model and training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankOptions(RunOptions, BatchFlags, StaleFlags, HostRowFlags, CachingFlags, PlacementOptions):
+    """Options of how ranks work: the strategy with the flags of single strategies, the devices and the records."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(RankOptions, LearningOptions):
     """All options of a run. Instances are frozen; `dataclasses.replace` returns a changed copy.
 
-    The base classes are the sections; code that reads only one section takes it in place of a Config.
+    The base classes are the sections; code that reads only some of them takes these in place of a Config.
     """
 
     def __post_init__(self) -> None:
-        for spec in dataclasses.fields(self):
-            object.__setattr__(self, spec.name, checked(spec, getattr(self, spec.name)))
+        super().__post_init__()
         _ = self.ratio  # raises InputError if --cache-ratio is between -1 and 0
         if not self.scheduler_epochs and self.scheduler in SCHEDULER_EPOCHS:
             epochs = SCHEDULER_EPOCHS[self.scheduler] or self.epochs
@@ -313,10 +311,9 @@ class Config(
         Raises:
             InputError: A name does not exist. The message suggests the most similar one.
         """
-        names = [spec.name for spec in dataclasses.fields(cls)]
         for name in values:
-            if name not in names:
-                raise InputError(f"{source}: {unknown_option(name, names)}")
+            if name not in OPTIONS:
+                raise InputError(f"{source}: {unknown_option(name, OPTIONS)}")
         return cls(**values)
 
     @classmethod
@@ -344,6 +341,10 @@ class Config(
         return [name for name in fixed if getattr(self, name) != getattr(other, name)]
 
 
+OPTIONS = {spec.name: spec for spec in dataclasses.fields(Config)}
+"""Fields of Config by name, with help, limits and default."""
+
+
 def is_imported(model: str) -> bool:
     """Return True if a model is given as package.module:Class, to be imported and called."""
     return ":" in model
@@ -369,7 +370,7 @@ PLACEMENT_FIELDS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartitionOptions:
+class PartitionOptions(CheckedOptions):
     """Options of the methods of weft.partition; each method uses some of them."""
 
     seed: int = option(0, "random, metis, balanced, and fennel with --stream random: seed", least=0, below=2**63)
@@ -378,7 +379,3 @@ class PartitionOptions:
     stream: str = option(
         "id", "fennel: order in which vertices are assigned: by id or random", choices=("id", "random")
     )
-
-    def __post_init__(self) -> None:
-        for spec in dataclasses.fields(self):
-            checked(spec, getattr(self, spec.name))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from weft.config.familiar import options_for
@@ -131,3 +131,17 @@ def unknown_option(name: str, names: Collection[str], what: str = "option") -> I
     if (options := options_for(name)) and set(options) <= set(names):
         return InputError(f"unknown {what} '{name}': use {' and '.join(options)}")
     return InputError(f"{name} is now called {today}") if today in names else unknown(what, name, names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedOptions:
+    """Base of dataclasses whose fields are options. Their values are checked when an instance is made."""
+
+    def __post_init__(self) -> None:
+        for spec in dataclasses.fields(self):
+            object.__setattr__(self, spec.name, checked(spec, getattr(self, spec.name)))
+
+    def non_defaults(self, leave_out: Collection[str] = ()) -> dict[str, Any]:
+        """Return the values that differ from their defaults, by name, except for those of the fields in `leave_out`."""
+        specs = (spec for spec in dataclasses.fields(self) if spec.name not in leave_out)
+        return {spec.name: value for spec in specs if (value := getattr(self, spec.name)) != spec.default}

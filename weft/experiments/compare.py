@@ -20,7 +20,7 @@ from weft.training.artifacts.run_folder import new_folder
 from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, extract_functions
 from weft.training.flag_checks import refuse_foreign_flags, strategy_flags, without_foreign_flags
 from weft.training.input_checks import check
-from weft.training.launch.joined_ranks import make_on_all_ranks
+from weft.training.launch.launcher import Launcher, launcher_for
 from weft.training.launch.processes import require_guard
 from weft.training.launch.torchrun import is_main_process, on_present_ranks, under_torchrun
 from weft.training.progress import waiting
@@ -201,32 +201,35 @@ def run_all(
     if out and out.exists() and not under_torchrun() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"--out {out} is not empty: choose another folder")
     contenders = {name: on_present_ranks(contender) for name, contender in contenders.items()}
-    config, launched = next(iter(contenders.values())), not under_torchrun()
+    config = next(iter(contenders.values()))
     functions = with_registered(functions, config)
     jobs = {
         name: make_job(contender, graph, model, functions, out=None, quiet=quiet, name=name)
         for name, contender in contenders.items()
     }
-    with waiting(f"loading {config.graph}", quiet=quiet or not is_main_process()):
-        whole = make_on_all_ranks(config, lambda: prepared_graph(config, graph, model))
+    with waiting(f"loading {config.graph}", quiet=quiet):
+        whole = launcher_for(config).load(lambda: prepared_graph(config, graph, model))
     shape = GraphShape.of(whole, config.task)
     custom = requested_model(model, config)
-    custom = None if custom is None else task_model(copy.deepcopy(custom), shape, config)
-    prepared: dict[str, tuple[Workload, Plan | None]] = {}
+    if custom is not None:
+        custom = task_model(copy.deepcopy(custom), shape, config, strategy=config.strategy)
+    prepared: dict[str, tuple[Launcher, Workload, Plan | None]] = {}
     for name, contender in contenders.items():
         prepare_process(contender)
-        work, plan = make_workload(contender, whole, task_model(copy.deepcopy(custom), shape, contender)), None
-        check(contender, work, functions, launched=launched, own_model=bool(jobs[name].own_model))
-        if launched:  # under torchrun, rank 0 plans just before the run
+        copied = task_model(copy.deepcopy(custom), shape, contender, strategy=contender.strategy)
+        work, plan = make_workload(contender, whole, copied), None
+        launcher = launcher_for(contender, in_subprocess=True, quiet=quiet)
+        check(contender, work, functions, launched=launcher.starts_ranks, own_model=bool(jobs[name].own_model))
+        if launcher.starts_ranks:  # under torchrun, rank 0 plans just before the run
             with waiting(f"planning {name}", quiet=quiet):
                 plan = make_plan(contender, work)
             plan.release()
-        prepared[name] = work, plan
+        prepared[name] = launcher, work, plan
     out = out or new_folder(config.graph, "compare")
     runs = Runs()
     for name, job in jobs.items():
         prepare_process(job.config)
-        finished = run_checked(replace(job, out=out / name), *prepared.pop(name), launched=launched, last=not prepared)
+        finished = run_checked(replace(job, out=out / name), *prepared.pop(name), last=not prepared)
         runs[name] = replace(finished, module=model)
     if not is_main_process():
         return runs

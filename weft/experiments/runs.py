@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from weft.config.config import Config
+from weft.config.config import OPTIONS
 from weft.reporting.write import read_runs, write_report
 from weft.training.run import Run
 from weft.utils.errors import InputError, unknown
@@ -29,7 +28,7 @@ class Runs(dict[str, Run]):
         epochs. None: the run has no such number, or has not ended.
         """
         configs, numbers = [run.config for run in self.values()], [_numbers(run) for run in self.values()]
-        options = {spec.name: [getattr(config, spec.name) for config in configs] for spec in fields(Config)}
+        options = {name: [getattr(config, name) for config in configs] for name in OPTIONS}
         differing = {name: values for name, values in options.items() if any(value != values[0] for value in values)}
         names = dict.fromkeys(name for entry in numbers for name in entry)
         return differing | {name: [entry.get(name) for entry in numbers] for name in names}

@@ -6,11 +6,11 @@ import itertools
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.config.config import Config
+from weft.config.config import OPTIONS, Config
 from weft.config.option import unknown_option
 from weft.config.value_range import ValueRange, as_range
 from weft.experiments.runs import Runs
@@ -70,11 +70,10 @@ def sweep(
         Stopped: SIGTERM or Ctrl-C ended a run.
     """
     require_guard()
-    specs = {spec.name: spec for spec in fields(Config)}
     for name in options:
-        if name not in specs:
-            raise InputError(f"weft.sweep: {unknown_option(name, specs)}")
-    values = {name: as_range(specs[name], value) for name, value in options.items()}
+        if name not in OPTIONS:
+            raise InputError(f"weft.sweep: {unknown_option(name, OPTIONS)}")
+    values = {name: as_range(OPTIONS[name], value) for name, value in options.items()}
     models = model if isinstance(model, str) else list(model)
     entries = sweep_as({**values, "graph": str(graph), "model": models}, Path(out), random=random, quiet=quiet)
     return Runs({run.folder.name: Run.open(run.folder) for run in entries if RunFolder(run.folder).config.exists()})
@@ -193,7 +192,7 @@ def _random_points(values: Mapping[str, Any], number: int) -> Iterator[dict[str,
         raise InputError(f"--seed {seeds}: give a list of seeds, with each of which every combination is trained")
     if not several:
         raise InputError(f"--random {number} has no effect without a list or a range of values: leave it out")
-    first_seed = seeds[0] if seeds else values.get("seed", Config.seed)
+    first_seed = seeds[0] if seeds else values.get("seed", OPTIONS["seed"].default)
     for index in range(number):
         point = {}
         for name, value in several.items():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import signal
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, Unpack, overload
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.comm import Group
-from weft.config.config import PLACEMENT_FIELDS, Config
+from weft.config.config import PLACEMENT_FIELDS, LearningOptions, RankOptions
 from weft.config.optimisations import Optimisations
 from weft.config.option import unknown_option
 from weft.data import (
@@ -54,19 +54,19 @@ from weft.prediction.result_file import (
 )
 from weft.runtime.kernel_selection import KernelSelection
 from weft.storage.table_file import HEADERS, TableFile
-from weft.strategies import Placed, Plan, get_strategy
+from weft.strategies import Placed, Plan
 from weft.training.arguments import PredictArguments
 from weft.training.artifacts.run_folder import NO_DIGESTS, RunFolder
 from weft.training.artifacts.saved_model import SavedModel
-from weft.training.flag_checks import refuse_foreign_flags, without_foreign_flags
+from weft.training.flag_checks import predicting_config
 from weft.training.input_checks import check_placing
-from weft.training.launch.joined_ranks import closing_on_error, join_ranks, make_on_all_ranks, plan_with_kernels
-from weft.training.launch.local_ranks import on_local_ranks
+from weft.training.launch.joined_ranks import check_consistent, closing_on_error
+from weft.training.launch.launcher import launcher_for
 from weft.training.launch.processes import require_guard
-from weft.training.launch.torchrun import is_main_process, on_first_host, on_present_ranks, under_torchrun
+from weft.training.launch.torchrun import is_main_process, on_first_host, on_present_ranks
 from weft.training.launch.watchdog import Watchdog
 from weft.training.progress import waiting
-from weft.training.rank import prepare_process, use_kernels_of_rank_zero, use_local_gpu
+from weft.training.rank import plan_with_kernels, prepare_process, use_kernels_of_rank_zero, use_local_gpu
 from weft.training.run import Run, data_options, load_graph
 from weft.training.tasks.edge_prediction import EdgeAssignment
 from weft.training.tasks.link_prediction import LinkTask, owner_of_vertices
@@ -75,9 +75,6 @@ from weft.training.tasks.row_batching import row_blocks
 from weft.training.tasks.task import graph_for_task, make_task
 from weft.utils.errors import InputError, RunError, Stopped
 from weft.utils.log import LOGGER
-
-TRAINING_FIELDS = ("patience", "until", "timeline", "tensorboard")
-"""Fields of a configuration that affect only training, whatever its strategy."""
 
 
 @overload
@@ -205,8 +202,9 @@ def predict(
         check_link_request(config.task, what, layer, top, has_pairs=pairs is not None)
     else:
         requested_part(saved.model(model), what, layer)  # checks `what` and `layer` before the graph is loaded
-    with waiting("loading the graph", quiet=not is_main_process()):
-        loaded = make_on_all_ranks(config, lambda: find_graph(saved, config, graph))
+    launcher = launcher_for(config)
+    with waiting("loading the graph", quiet=False):
+        loaded = launcher.load(lambda: find_graph(saved, config, graph))
     labels = edges_to_predict(saved, loaded) if config.task == "edge" and what != "embeddings" else None
     selection = selected_rows(loaded, vertex_type, ids, of_vertices=labels is None and pairs is None)
     if selection is not None and top is not None:
@@ -217,22 +215,29 @@ def predict(
     prepare_process(config)
     # `reach` would skip the rows of vertices that no label depends on.
     work = Workload(part, loaded, Optimisations.without(f"{config.disable},reach"))
-    launched = config.workers > 1 and not under_torchrun()
-    check_placing(config, work, launched=launched, own_model=model is not None)
-    group = join_ranks(f"weft.predict, {what}", config, work)
-    with closing_on_error(group), draft_of(path) as draft:
+    check_placing(config, work, launched=launcher.starts_ranks, own_model=model is not None)
+    with closing_on_error(launcher.connect()) as group, draft_of(path) as draft:
+        check_consistent(group, f"weft.predict, {what}", config, work)
         of_vertices = labels is None and not scores_links
         plan, choices = plan_with_kernels(config, work, group, saved.folder, predicts=of_vertices)
         rank_work: RowsOfRank = RowsOfRank(
-            config=config,
+            options=config,
             choices=choices,
             kinds=kinds,
             draft=draft,
             suffix=path.suffix if path and path.suffix in HEADERS else ".npy",
         )
         if scores_links:
-            rank_work = LinkScoresOfRank(**vars(rank_work), top=top or 0, selection=selection, pairs=pair_ids)
-        rows = launched_rows(rank_work, plan) if launched else rank_work.rows(plan, group)
+            rank_work = LinkScoresOfRank(
+                **vars(rank_work), learning=config, top=top or 0, selection=selection, pairs=pair_ids
+            )
+        ended = launcher.run(plan, rank_work, group)
+        if isinstance(ended, int):
+            raise Stopped(f"stopped by {signal.Signals(ended).name}; nothing was written", ended)
+        table = TableFile.from_record(ended)
+        rows = (table if on_first_host() else replace(table, shape=(0, *table.shape[1:]))).open()
+        group.all_gather_object({})  # wait until all ranks have opened the table, since rank 0 then renames it
+        group.close()
         if not on_first_host():
             return rows
         targets = top_of_keys(rows, loaded, selection) if top is not None else None
@@ -254,7 +259,8 @@ def predict(
 class RowsOfRank:
     """Work of a rank in a prediction: evaluate the model, and write the rank's rows to a table that all ranks share."""
 
-    config: Config
+    options: RankOptions
+    """Options of the prediction."""
     choices: KernelSelection
     """Implementations of kernels that rank 0 uses, and so all ranks."""
     kinds: Kinds
@@ -264,42 +270,19 @@ class RowsOfRank:
     suffix: str
     """File format of the table; see `TableFile`."""
 
-    def rows(self, plan: Plan, group: Group) -> Tensor:
-        """Predict as the only rank, or as a rank of torchrun; closes the group.
-
-        Args:
-            plan: Plan of the prediction.
-            group: The ranks.
-
-        Returns:
-            The whole table, mapped; without rows, [0, C], on hosts other than rank 0's.
-        """
-        table = self._write(plan, group)
-        rows = (table if on_first_host() else replace(table, shape=(0, *table.shape[1:]))).open()
-        group.all_gather_object({})  # wait until all ranks have opened the table, since rank 0 then renames it
-        group.close()
-        return rows
-
     def __call__(self, plan: Plan, group: Group) -> dict[str, Any]:
-        """Predict as a rank of the launcher.
+        """Run the model and write the rows of a rank. Return the record of the table once all ranks have written.
 
         Args:
             plan: Plan of the prediction.
             group: The ranks.
-
-        Returns:
-            Record of the table file.
         """
-        return self._write(plan, group).record()
-
-    def _write(self, plan: Plan, group: Group) -> TableFile:
-        """Run the model and write this rank's rows. Returns the table once all ranks have written."""
-        with Watchdog(group.meter, group.rank, self.config.timeout):
-            use_local_gpu(self.config)
+        with Watchdog(group.meter, group.rank, self.options.timeout):
+            use_local_gpu(self.options)
             use_kernels_of_rank_zero(self.choices, group)
             placed = plan.place(group)
             with group.meter.during("eval", "the prediction"):
-                return self._fill(placed, group)
+                return self._fill(placed, group).record()
 
     def _fill(self, placed: Placed, group: Group) -> TableFile:
         """Evaluate the placed model and write this rank's rows. Returns the table once all ranks have written."""
@@ -379,6 +362,8 @@ class LinkScoresOfRank(RowsOfRank):
     The table has the keys of the best targets of each source, int64 [q, k], or the scores of pairs, [p].
     """
 
+    learning: LearningOptions
+    """Options of the task."""
     top: int
     """Number of targets of each source, k."""
     selection: Tensor | None
@@ -387,7 +372,7 @@ class LinkScoresOfRank(RowsOfRank):
     """Pairs to score, by original ids, int64 [p, 3]; None: best targets."""
 
     def _fill(self, placed: Placed, group: Group) -> TableFile:
-        task, z = make_task(self.config, placed), placed.forward(placed.evaluation(0))
+        task, z = make_task(self.learning, placed), placed.forward(placed.evaluation(0))
         assert isinstance(task, LinkTask)
         vertex_of_id = task.links.vertex_of_id
         if self.pairs is not None:
@@ -422,41 +407,6 @@ def gather_on_rank_0(group: Group, rows: Tensor, counts: Sequence[int]) -> Tenso
     sent = [rows.numel(), *[0] * (group.size - 1)]
     numbers = group.all_to_all(rows.reshape(-1).to(group.device), sent, received, tag="prediction")
     return numbers.cpu().view(sum(received) // max(width, 1), *rows.shape[1:])
-
-
-def launched_rows(work: RowsOfRank, plan: Plan) -> Tensor:
-    """Predict on local ranks and return the whole table, mapped.
-
-    Args:
-        work: Work of each rank.
-        plan: Plan of the prediction.
-
-    Raises:
-        Stopped: A signal stopped the ranks.
-    """
-    result = on_local_ranks(work.config, work, plan)
-    if isinstance(result, int):
-        raise Stopped(f"stopped by {signal.Signals(result).name}; nothing was written", result)
-    return TableFile.from_record(result).open()
-
-
-def predicting_config(trained: Config, options: Mapping[str, Any]) -> Config:
-    """Return the configuration of a prediction.
-
-    Args:
-        trained: Configuration of the run.
-        options: Fields that differ from the run's.
-
-    Raises:
-        InputError: An option has no effect under the strategy.
-    """
-    requested = get_strategy(options.get("strategy", trained.strategy))
-    strategy = requested.evaluates_as or requested.name
-    defaults = {name: getattr(Config(), name) for name in TRAINING_FIELDS}
-    fields = asdict(without_foreign_flags(replace(trained, **defaults), strategy))
-    config = Config(**{**fields, **options, "strategy": strategy})
-    refuse_foreign_flags(config)
-    return config
 
 
 def requested_part(model: nn.Module, what: str, layer: int | None) -> nn.Module:
@@ -498,7 +448,7 @@ def requested_part(model: nn.Module, what: str, layer: int | None) -> nn.Module:
     return model.up_to(number)
 
 
-def find_graph(saved: SavedModel, config: Config, graph: Graph | str | Path | None) -> Graph:
+def find_graph(saved: SavedModel, config: LearningOptions, graph: Graph | str | Path | None) -> Graph:
     """Load the graph to predict on, with the data and in the vertex order of the run's configuration.
 
     Args:

@@ -12,14 +12,13 @@ from typing import NamedTuple
 from torch import Tensor
 
 from weft.comm import Group
-from weft.config.config import Config
 from weft.kernels import triton_backend
 from weft.runtime.clock import HostClock
 from weft.runtime.kernel_selection import kernels_in_use
 from weft.runtime.streams import Captured, capture
 from weft.strategies import Placed, Step
 from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions
-from weft.training.tasks.metrics import Task
+from weft.training.tasks.metrics import NodeTask, Task
 from weft.training.tasks.row_batching import block_bytes
 from weft.utils.log import LOGGER
 from weft.utils.random import KeyTable
@@ -130,32 +129,36 @@ class CapturedPass(TrainingPass):
         self.recording = Recording(step, captured, loss, [parameter.grad for parameter in self.parameters], edges)
 
 
-def make_pass(config: Config, strategy: Placed, task: Task, functions: OwnFunctions = NO_FUNCTIONS) -> TrainingPass:
+def make_pass(strategy: Placed, task: Task, functions: OwnFunctions = NO_FUNCTIONS, *, timeline: int) -> TrainingPass:
     """Return the training pass for a run, captured as a CUDA graph if `is_captured` says so.
 
     Args:
-        config: The run's configuration.
         strategy: The model and graph, placed on this rank by a strategy.
         task: Computes the loss and its gradient from the model's output rows.
         functions: User-defined functions of the run.
+        timeline: Number of epochs whose operations are recorded.
     """
-    return (CapturedPass if is_captured(config, strategy, functions) else TrainingPass)(strategy, task)
+    way = CapturedPass if is_captured(strategy, task, functions, timeline=timeline) else TrainingPass
+    return way(strategy, task)
 
 
-def is_captured(config: Config, strategy: Placed, functions: OwnFunctions = NO_FUNCTIONS) -> bool:
+def is_captured(strategy: Placed, task: Task, functions: OwnFunctions, *, timeline: int) -> bool:
     """Return True if all steps launch the same kernels on the same memory, and the graph is small.
 
     Args:
-        config: The run's configuration.
         strategy: The model and graph, placed on this rank by a strategy.
+        task: Computes the loss. Losses of edges and links are not captured.
         functions: User-defined functions of the run. A custom loss is not captured.
+        timeline: Number of epochs whose operations are recorded, which a captured step has not.
     """
     work, graph, device = strategy.work, strategy.graph, strategy.group.device
     return (
         device.type == "cuda"
         and work.optimisations.capture
         and strategy.capturable
-        and (config.task, config.timeline, functions.loss) == ("node", 0, None)
+        and isinstance(task, NodeTask)
+        and functions.loss is None
+        and not timeline
         and kernels_in_use("sum") == {"triton"}  # cuSPARSE's wait for the GPU
         and triton_backend() is not None
         and graph.num_edges <= MAX_EDGES

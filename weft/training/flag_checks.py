@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.config.config import Config
+from weft.config.config import OPTIONS, Config, RankOptions
 from weft.data import Graph
 from weft.nn import FAMILY_OPTIONS, MODEL_NAMES, MODELS, RELATIONAL, LinkModel, parameter_dtype, row_dtype
 from weft.nn.convert import is_pyg, unwrapped
@@ -23,6 +23,8 @@ from weft.training.optimizer import OPTIMIZER_FLAGS, OPTIMIZERS, SCHEDULER_FLAGS
 from weft.utils.dtypes import dtype_name, is_low_precision
 from weft.utils.errors import InputError, unknown
 
+TRAINING_FIELDS = ("patience", "until", "timeline", "tensorboard")
+"""Fields of a configuration that affect only training, whatever its strategy."""
 CHOICE_FLAGS = {
     "decoder": ("task", ("link",)),
     "negatives": ("task", ("link",)),
@@ -61,8 +63,7 @@ def configured_options(plan: type[Plan]) -> list[str]:
 
     Other options, of a user-defined strategy, keep their defaults.
     """
-    config_names = {spec.name for spec in dataclasses.fields(Config)}
-    return [spec.name for spec in dataclasses.fields(plan.options_type) if spec.name in config_names]
+    return [spec.name for spec in dataclasses.fields(plan.options_type) if spec.name in OPTIONS]
 
 
 def draws_batches(plan: type[Plan]) -> bool:
@@ -72,8 +73,7 @@ def draws_batches(plan: type[Plan]) -> bool:
 
 def requests_batches(config: Config) -> bool:
     """Return True if a flag that only mini-batch strategies read differs from its default."""
-    changed_fields = [spec.name for spec in dataclasses.fields(config) if getattr(config, spec.name) != spec.default]
-    owners = filter(None, map(strategies_with, changed_fields))
+    owners = filter(None, map(strategies_with, config.non_defaults()))
     return any(all(draws_batches(STRATEGIES[name]) for name in strategies) for strategies in owners)
 
 
@@ -99,13 +99,11 @@ def foreign_flags(config: Config, strategy: str) -> dict[str, str]:
     """
     foreign: dict[str, str] = {}
     find_strategy(strategy)  # registers one of an installed package, which then counts as an owner of its flags
-    for spec in dataclasses.fields(config):
-        flag, owners = "--" + spec.name.replace("_", "-"), strategies_with(spec.name)
-        if getattr(config, spec.name) == spec.default:
-            continue
+    for name in config.non_defaults():
+        flag, owners = "--" + name.replace("_", "-"), strategies_with(name)
         if owners and strategy not in owners:
             foreign[flag] = f"--strategy {' or '.join(owners)}"
-        field, values = CHOICE_FLAGS.get(spec.name, ("", ()))
+        field, values = CHOICE_FLAGS.get(name, ("", ()))
         if field and getattr(config, field) in CHOICES[field] and getattr(config, field) not in values:
             foreign[flag] = f"--{field} {' or '.join(values)}"
     for name in filter(None, config.disable.split(",")):
@@ -148,10 +146,10 @@ def fields_unused_by_module(config: Config, model: nn.Module | None) -> tuple[st
     idle = [name for name in FAMILY_OPTIONS if name != "hidden" or config.task == "node"]
     if isinstance(model, LinkModel):
         idle += ["hidden", "decoder"]
-    for spec in dataclasses.fields(config):
-        if spec.name in idle and getattr(config, spec.name) != spec.default:
+    for name in config.non_defaults():
+        if name in idle:
             raise InputError(
-                f"{spec.name} has no effect on a custom model: leave it out, and set it where you create {config.model}"
+                f"{name} has no effect on a custom model: leave it out, and set it where you create {config.model}"
             )
     if config.unchecked and model is not None and not is_pyg(unwrapped(model)):
         raise InputError("unchecked has no effect on a model that is not written for PyG: leave it out")
@@ -183,10 +181,10 @@ def fields_unused_by_functions(config: Config, functions: OwnFunctions) -> tuple
     for option, fields in (("optimizer", OPTIMIZER_FLAGS), ("scheduler", SCHEDULER_FLAGS)):
         if getattr(functions, option) is not None:
             idle += fields
-            for spec in dataclasses.fields(config):
-                if spec.name in fields and getattr(config, spec.name) != spec.default:
+            for name in config.non_defaults():
+                if name in fields:
                     raise InputError(
-                        f"{spec.name} has no effect on a custom {option}: leave it out, and set it in your function"
+                        f"{name} has no effect on a custom {option}: leave it out, and set it in your function"
                     )
     return tuple(idle)
 
@@ -200,9 +198,7 @@ def without_foreign_flags(config: Config, strategy: str) -> Config:
     """
     flags = strategy_flags(get_strategy(strategy))
     defaults: dict[str, Any] = {
-        spec.name: spec.default
-        for spec in dataclasses.fields(config)
-        if strategies_with(spec.name) and spec.name not in flags
+        name: spec.default for name, spec in OPTIONS.items() if strategies_with(name) and name not in flags
     }
     optimisations = [
         name
@@ -210,60 +206,6 @@ def without_foreign_flags(config: Config, strategy: str) -> Config:
         if name and strategy in (strategies_with_optimisation(name) or [strategy])
     ]
     return replace(config, strategy=strategy, disable=",".join(optimisations), **defaults)
-
-
-def make_options(config: Config, graph: Graph | None = None) -> Options:
-    """Return the options of the configured strategy.
-
-    Args:
-        config: The configuration.
-        graph: The graph, whose partition is computed or read. None: the options contain no partition.
-
-    Raises:
-        InputError: The partition method is unknown, or the partition file is for another graph or number of parts.
-    """
-    plan = get_strategy(config.strategy)
-    values = {name: getattr(config, name) for name in configured_options(plan)}
-    if "partition" in values:
-        method = config.partition or plan.partition
-        part = open_book(method, config.workers, graph).part if method and graph is not None else None
-        values["partition"] = part
-    return plan.options_type(**values)
-
-
-def partition_of(options: Options) -> Tensor | None:
-    """Return the rank of every vertex, int32 [N], if the options contain a partition."""
-    return options.partition if isinstance(options, VertexOptions) else None
-
-
-def with_partition(options: Options, part: Tensor | None) -> Options:
-    """Return options with another partition.
-
-    Args:
-        options: Options of any strategy. Strategies without a partition get the same options back.
-        part: Rank of every vertex, int32 [N], or None for no partition.
-    """
-    return replace(options, partition=part) if isinstance(options, VertexOptions) else options
-
-
-def rows_device(config: Config) -> str:
-    """Return the device where a rank stores rows, runs dense layers, and sends and receives rows.
-
-    Args:
-        config: The configuration.
-
-    Raises:
-        InputError: --nn-device contradicts --device-memory.
-    """
-    if "nn_device" not in strategy_flags(get_strategy(config.strategy)):
-        return config.device
-    if config.nn_device == "device" and config.device_memory:
-        raise InputError(
-            "--nn-device device: with --device-memory, dense layers run on the host: leave out one of them"
-        )
-    if config.nn_device == "host" and config.device != "cpu" and not config.device_memory:
-        raise InputError("--nn-device host needs --device-memory: give both, or leave it out")
-    return "cpu" if config.nn_device == "host" or config.device_memory else config.device
 
 
 def open_book(name: str, workers: int, graph: Graph) -> PartitionBook:
@@ -294,3 +236,78 @@ def open_book(name: str, workers: int, graph: Graph) -> PartitionBook:
             f"--partition {name}: the file has {book.num_parts} parts: start the same number of --workers or ranks"
         )
     return book
+
+
+def make_options(
+    config: Config, graph: Graph | None = None, find_book: Callable[[str, int, Graph], PartitionBook] = open_book
+) -> Options:
+    """Return the options of the configured strategy.
+
+    Args:
+        config: The configuration.
+        graph: The graph, whose partition is computed or read. None: the options contain no partition.
+        find_book: `open_book`, or a function that remembers its results.
+
+    Raises:
+        InputError: The partition method is unknown, or the partition file is for another graph or number of parts.
+    """
+    plan = get_strategy(config.strategy)
+    values = {name: getattr(config, name) for name in configured_options(plan)}
+    if "partition" in values:
+        method = config.partition or plan.partition
+        book = find_book(method, config.workers, graph) if method and graph is not None else None
+        values["partition"] = book.part if book else None
+    return plan.options_type(**values)
+
+
+def predicting_config(trained: Config, options: Mapping[str, Any]) -> Config:
+    """Return the configuration of a prediction.
+
+    Args:
+        trained: Configuration of the run.
+        options: Fields that differ from the run's.
+
+    Raises:
+        InputError: An option has no effect under the strategy.
+    """
+    requested = get_strategy(options.get("strategy", trained.strategy))
+    strategy = requested.evaluates_as or requested.name
+    defaults: dict[str, Any] = {name: OPTIONS[name].default for name in TRAINING_FIELDS}
+    config = replace(without_foreign_flags(replace(trained, **defaults), strategy), **{**options, "strategy": strategy})
+    refuse_foreign_flags(config)
+    return config
+
+
+def partition_of(options: Options) -> Tensor | None:
+    """Return the rank of every vertex, int32 [N], if the options contain a partition."""
+    return options.partition if isinstance(options, VertexOptions) else None
+
+
+def with_partition(options: Options, part: Tensor | None) -> Options:
+    """Return options with another partition.
+
+    Args:
+        options: Options of any strategy. Strategies without a partition get the same options back.
+        part: Rank of every vertex, int32 [N], or None for no partition.
+    """
+    return replace(options, partition=part) if isinstance(options, VertexOptions) else options
+
+
+def rows_device(config: RankOptions) -> str:
+    """Return the device where a rank stores rows, runs dense layers, and sends and receives rows.
+
+    Args:
+        config: The configuration.
+
+    Raises:
+        InputError: --nn-device contradicts --device-memory.
+    """
+    if "nn_device" not in strategy_flags(get_strategy(config.strategy)):
+        return config.device
+    if config.nn_device == "device" and config.device_memory:
+        raise InputError(
+            "--nn-device device: with --device-memory, dense layers run on the host: leave out one of them"
+        )
+    if config.nn_device == "host" and config.device != "cpu" and not config.device_memory:
+        raise InputError("--nn-device host needs --device-memory: give both, or leave it out")
+    return "cpu" if config.nn_device == "host" or config.device_memory else config.device

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from weft.config.config import Config
+from weft.config.config import Config, LearningOptions, PlacementOptions, TrainingOptions
 from weft.data import DataWarning, Graph
 from weft.kernels import NO_TRITON, triton_backend
 from weft.nn import (
@@ -99,6 +99,8 @@ def check_placing(config: Config, work: Workload, *, launched: bool, own_model: 
     """
     graph, model = work.graph, work.model
     require_device(config)
+    if lacks_triton(config) and is_low_precision(getattr(torch, config.dtype)):
+        raise InputError(f"--dtype {config.dtype}: {NO_TRITON}")
     if own_model:
         check_restorable(model)
     check_input(graph, model)
@@ -126,24 +128,22 @@ def check_placing(config: Config, work: Workload, *, launched: bool, own_model: 
             pickled(copy.deepcopy(model).to("meta"))
 
 
-def require_device(config: Config) -> None:
-    """Check that the configured device exists and has kernels for the configured dtype.
+def require_device(options: PlacementOptions) -> None:
+    """Check that the configured device exists.
 
     Raises:
-        InputError: There is no GPU, or a 16-bit dtype needs Triton, which is missing.
+        InputError: There is no GPU.
     """
-    if config.device == "cuda" and not torch.cuda.is_available():
+    if options.device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: torch finds no GPU here; give --device cpu, or install a CUDA build of torch")
-    if lacks_triton(config) and is_low_precision(getattr(torch, config.dtype)):
-        raise InputError(f"--dtype {config.dtype}: {NO_TRITON}")
 
 
-def lacks_triton(config: Config) -> bool:
+def lacks_triton(options: PlacementOptions) -> bool:
     """Return True if the run is on a GPU without Triton. Such a run has kernels for sums only."""
-    return config.device == "cuda" and triton_backend() is None
+    return options.device == "cuda" and triton_backend() is None
 
 
-def check_functions(config: Config, work: Workload, functions: OwnFunctions, validation: str | None) -> None:
+def check_functions(config: LearningOptions, work: Workload, functions: OwnFunctions, validation: str | None) -> None:
     """Check that loss, metrics, optimizer and scheduler can be created and fit the graph and each other.
 
     Args:
@@ -192,7 +192,7 @@ def check_restorable(model: nn.Module) -> None:
         ) from error
 
 
-def check_checkpoint(saved: Checkpoint, config: Config, model: nn.Module, functions: OwnFunctions) -> None:
+def check_checkpoint(saved: Checkpoint, config: TrainingOptions, model: nn.Module, functions: OwnFunctions) -> None:
     """Check that a run can continue from a checkpoint, before anything is removed that was written after it.
 
     Args:

@@ -66,7 +66,7 @@ class Trainer:
         lower_is_better = metrics[0].lower_is_better
         self.scheduler = make_scheduler(config, self.optimizer, functions, lower_is_better=lower_is_better)
         self.progress = Progress(lower_is_better=lower_is_better)
-        self.train_pass = make_pass(config, strategy, task, functions)
+        self.train_pass = make_pass(strategy, task, functions, timeline=config.timeline)
         self.validation = validation_score(strategy.graph, config)
         self.best = checkpoint.model_tensors(self.model)
         self._timeline_until = 0

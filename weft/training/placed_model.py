@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Unpack
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.comm import Group
-from weft.config.config import Config
+from weft.config.config import LearningOptions
 from weft.data import Graph
 from weft.nn import embeddings
 from weft.strategies import Placed, Step
@@ -22,10 +22,11 @@ from weft.training.artifacts.embedding_shards import gather_rows
 from weft.training.custom_functions import OwnFunctions, extract_functions
 from weft.training.flag_checks import refuse_foreign_flags
 from weft.training.input_checks import check
-from weft.training.launch.joined_ranks import closing_on_error, join_ranks, make_on_all_ranks, plan_with_kernels
+from weft.training.launch.joined_ranks import check_consistent, closing_on_error
+from weft.training.launch.launcher import launcher_for
 from weft.training.launch.torchrun import on_present_ranks, under_torchrun
 from weft.training.optimizer import added_to_gradients
-from weft.training.rank import use_kernels_of_rank_zero
+from weft.training.rank import plan_with_kernels, use_kernels_of_rank_zero
 from weft.training.run import custom_class, parse_call, prepared_workload
 from weft.training.signature import listing
 from weft.training.tasks.metrics import NodeTask
@@ -84,13 +85,13 @@ class PlacedModel:
     this rank and the number of ranks. `vertices`, int64 [n], are the original ids of the vertices of this rank.
 
     Args:
-        config: The configuration of strategy, metrics and seed.
+        config: The configuration of task, metrics and seed.
         placed: The model and graph, placed on this rank by a strategy.
         group: The ranks.
         functions: User-defined metrics.
     """
 
-    def __init__(self, config: Config, placed: Placed, group: Group, functions: OwnFunctions) -> None:
+    def __init__(self, config: LearningOptions, placed: Placed, group: Group, functions: OwnFunctions) -> None:
         self.placed, self.group, self.model = placed, group, placed.model
         self.graph, self.rank, self.size = placed.graph, group.rank, group.size
         self.vertices = self._original_ids(torch.arange(self.graph.num_vertices)[placed.rows])
@@ -270,9 +271,9 @@ def place(graph: Graph | str | Path, model: nn.Module | str = "gcn", **options: 
     """
     functions, named_options = extract_functions(options)
     config, graph_object, module = parse_call(graph, model, named_options, "weft.place")
-    for spec in fields(config):
-        if spec.name in LOOP_FIELDS and getattr(config, spec.name) != spec.default:
-            raise InputError(f"{spec.name} has no effect in weft.place, because your own loop decides it: leave it out")
+    for name in config.non_defaults():
+        if name in LOOP_FIELDS:
+            raise InputError(f"{name} has no effect in weft.place, because your own loop decides it: leave it out")
     if functions.callbacks or functions.loss or functions.optimizer or functions.scheduler:
         raise InputError(
             "weft.place uses no loss, optimizer, scheduler or callbacks, because your own loop calls them: leave them "
@@ -286,10 +287,11 @@ def place(graph: Graph | str | Path, model: nn.Module | str = "gcn", **options: 
     refuse_foreign_flags(config)
     # A loop may use any row, so no row is left out that the loss of a labelled vertex does not need.
     config = replace(config, disable=f"{config.disable},reach")
-    work = make_on_all_ranks(config, lambda: prepared_workload(config, graph_object, module))
+    launcher = launcher_for(config)
+    work = launcher.load(lambda: prepared_workload(config, graph_object, module))
     check(config, work, functions, launched=False, own_model=bool(custom_class(config, module)))
-    group = join_ranks("weft.place", config, work)
-    with closing_on_error(group):
+    with closing_on_error(launcher.connect()) as group:
+        check_consistent(group, "weft.place", config, work)
         plan, choices = plan_with_kernels(config, work, group)
         use_kernels_of_rank_zero(choices, group)
         return PlacedModel(config, plan.place(group, seed=config.seed), group, functions)

@@ -19,6 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from weft.training.launch.torchrun import is_main_process
 from weft.utils.errors import printable
 from weft.utils.log import LIVE, LOGGER, PROGRESS, is_configured
 from weft.utils.standard_streams import lossy
@@ -162,14 +163,14 @@ class WaitLine:
 
 @contextmanager
 def waiting(text: str, *, quiet: bool, until: Callable[[], bool] = bool) -> Iterator[None]:
-    """Show what is being done in the with block, once it takes a while.
+    """Show what is being done in the with block, once it takes a while. Ranks other than 0 show nothing.
 
     Args:
         text: Description of the work.
         quiet: Show nothing.
         until: Polled by another thread: when it returns True, the line is removed before the block ends.
     """
-    if quiet:
+    if quiet or not is_main_process():
         yield
         return
     shown, ended = live_display(WaitLine(text), transient=True), threading.Event()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from weft.autotune import measured_machine
 from weft.comm import Group, local_gpu
-from weft.config.config import Config
+from weft.config.config import Config, PlacementOptions
 from weft.config.optimisations import Optimisations
 from weft.data import Graph, degree_counts
 from weft.nn import Workload
@@ -34,10 +34,11 @@ from weft.training.artifacts.saved_model import Description
 from weft.training.artifacts.tensorboard import TensorBoard
 from weft.training.custom_functions import NO_FUNCTIONS, Callback, OwnFunctions, combined_callbacks
 from weft.training.flag_checks import make_options
+from weft.training.launch.joined_ranks import plan_together
 from weft.training.launch.torchrun import under_torchrun
 from weft.training.launch.watchdog import Watchdog
 from weft.training.loop import Trainer
-from weft.training.machine_context import known_machine, num_hosts, profile_to_complete
+from weft.training.machine_context import kernels_for_run, known_machine, num_hosts, profile_to_complete
 from weft.training.planning.calibration import Estimate
 from weft.training.progress import ProgressShow, waiting
 from weft.training.tasks.losses import num_logits
@@ -166,12 +167,12 @@ def check_memory(plan: Plan, *, predicts: bool = False) -> None:
         )
 
 
-def prepare_process(config: Config) -> None:
+def prepare_process(options: PlacementOptions) -> None:
     """Apply the optimisations that are settings of the whole process.
 
     Call it in the process that trains, not while a rank still imports the script.
     """
-    if Optimisations.without(config.disable).pages:
+    if Optimisations.without(options.disable).pages:
         keep_freed_memory()
 
 
@@ -190,18 +191,36 @@ def use_kernels_of_rank_zero(choices: KernelSelection, group: Group) -> KernelSe
     return selection
 
 
-def named_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Return all parameters and buffers of a model, also the non-persistent ones, by name."""
-    return [*model.named_parameters(), *model.named_buffers()]
+def plan_with_kernels(
+    config: Config, work: Workload, group: Group, resumed: RunFolder | None = None, *, predicts: bool = False
+) -> tuple[Plan, KernelSelection]:
+    """Return the plan and the kernel selection of rank 0 in all processes.
+
+    Args:
+        config: The run's configuration.
+        work: The model and graph.
+        group: The processes.
+        resumed: Folder of the run that is resumed, or that predicts.
+        predicts: The plan only evaluates.
+
+    Raises:
+        InputError: Rank 0 has raised it.
+    """
+
+    def lead() -> tuple[Plan, dict[str, Any]]:
+        return make_plan(config, work, predicts=predicts), kernels_for_run(config, resumed).record()
+
+    plan, kernels = plan_together(group, work, get_strategy(config.strategy), make_options(config), lead)
+    return plan, KernelSelection.from_record(kernels)
 
 
-def use_local_gpu(config: Config) -> None:
+def use_local_gpu(options: PlacementOptions) -> None:
     """Select this rank's GPU as the current device, if the run is on GPUs."""
-    if config.device == "cuda":
+    if options.device == "cuda":
         torch.cuda.set_device(local_gpu())
 
 
-def run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, *, impatient: bool = False) -> Ended:
+def run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group) -> Ended:
     """Train on one rank, and leave the best weights in the model of the workload.
 
     Args:
@@ -209,10 +228,9 @@ def run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, *, impatient
         folder: The run's folder, which only rank 0 touches.
         plan: The plan of the run.
         group: The ranks.
-        impatient: See StopRequest.
     """
     watchdog = Watchdog(group.meter, group.rank, job.config.timeout)
-    with watchdog, StopRequest(impatient=impatient) as stop, refusing_exit():
+    with watchdog, StopRequest(impatient=not under_torchrun()) as stop, refusing_exit():
         return _run_rank(job, folder, plan, group, stop)
 
 
@@ -230,12 +248,12 @@ def _run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group, stop: StopR
     measure_seconds = 0.0
     if config.measure and group.size > 1:
         started = time.perf_counter()
-        with waiting("measuring this machine", quiet=job.quiet or group.rank > 0):
+        with waiting("measuring this machine", quiet=job.quiet):
             profile, hosts = profile_to_complete(config), num_hosts(group.size)
             machine, measured = measured_machine(work, group, profile, hosts=hosts)
         plan = type(plan)(work, plan.size, plan.options, machine)
         measure_seconds = time.perf_counter() - started
-    with waiting(f"placing rows under {config.strategy}", quiet=job.quiet or group.rank > 0):
+    with waiting(f"placing rows under {config.strategy}", quiet=job.quiet):
         strategy = plan.place(group, seed=config.seed)
         trainer = Trainer(config, strategy, make_task(config, strategy, job.functions), job.functions)
         restored = checkpoint.broadcast_newest(folder.checkpoints, group) if job.resume else None

@@ -13,13 +13,12 @@ from typing import Any, Unpack
 from torch import nn
 
 from weft import reporting
-from weft.comm import Group
-from weft.config.config import Config, is_imported
+from weft.config.config import Config, LearningOptions, is_imported
 from weft.data import Graph, GraphShape, as_asked, load
 from weft.nn import Workload, check_model_name, row_dtype
 from weft.nn.convert import takes_types
 from weft.runtime.processes.child_process import report_status
-from weft.strategies import Plan
+from weft.strategies import Plan, get_strategy
 from weft.training.arguments import TrainArguments
 from weft.training.artifacts.checkpoint import Checkpoint
 from weft.training.artifacts.run_folder import RunFolder, new_folder
@@ -28,19 +27,20 @@ from weft.training.custom_functions import NO_FUNCTIONS, OwnFunctions, extract_f
 from weft.training.flag_checks import (
     fields_unused_by_functions,
     fields_unused_by_module,
+    make_options,
     refuse_foreign_flags,
-    rows_device,
 )
 from weft.training.input_checks import check, check_checkpoint
-from weft.training.launch.joined_ranks import closing_on_error, join_ranks, make_on_all_ranks, plan_together
-from weft.training.launch.local_ranks import on_local_ranks
+from weft.training.launch.joined_ranks import check_consistent, closing_on_error, plan_together
+from weft.training.launch.launcher import Launcher, launcher_for
 from weft.training.launch.processes import require_guard
-from weft.training.launch.torchrun import is_main_process, on_present_ranks, restarted, under_torchrun
-from weft.training.machine_context import kernels_for_run
-from weft.training.planning.run_estimate import estimate_run, resolve_strategy
-from weft.training.planning.search import AUTO
+from weft.training.launch.torchrun import on_present_ranks, restarted
+from weft.training.machine_context import kernels_for_run, local_cluster
+from weft.training.planning.plan_file import as_planned
+from weft.training.planning.run_estimate import agree_on_options, estimate_run
+from weft.training.planning.search import AUTO, choose_options
 from weft.training.progress import waiting
-from weft.training.rank import Ended, Job, make_plan, make_workload, prepare_process, run_rank
+from weft.training.rank import Job, make_plan, make_workload, prepare_process, run_rank
 from weft.training.signature import listing
 from weft.training.tasks.scores import with_registered
 from weft.training.tasks.task import graph_for_task, is_custom, requested_model, task_model
@@ -50,6 +50,9 @@ from weft.utils.files import jsonl
 from weft.utils.files.tensor_file import load_tensors
 from weft.utils.notebook import facts_table
 from weft.utils.optional_packages import import_extra
+
+MIN_EPOCHS = 100
+"""Fewest epochs of a run that is estimated only for its summary: an estimate costs at most a few epochs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,31 +279,34 @@ def run(
         raise InputError("--resume needs --out: the folder of the run to continue")
     config, work, estimate = on_present_ranks(config), None, None
     if config.strategy == AUTO or plan is not None:
-        any_strategy = replace(config, strategy=Config().strategy)
-        work = load_workload(any_strategy, graph, model, quiet=quiet)
-        config, estimate = resolve_strategy(config, work, plan)
+        any_strategy = replace(config, strategy=Config.strategy)
+        launcher = launcher_for(any_strategy, in_subprocess=in_subprocess, quiet=quiet)
+        work = load_workload(launcher, any_strategy, graph, model)
+        choose = partial(as_planned, vars(config), work, plan) if plan else partial(choose_options, config, work)
+        options, estimate = agree_on_options(choose, launcher)
+        config = replace(config, **options)
     refuse_foreign_flags(config)
     functions = with_registered(functions, config)
     job = replace(
         make_job(config, graph, model, functions, out=out, resume=resume, quiet=quiet, name=name), estimate=estimate
     )
-    launched = (in_subprocess or config.workers > 1) and not under_torchrun()
-    work = work or load_workload(config, graph, model, quiet=quiet)
-    check(config, work, functions, launched=launched, own_model=bool(job.own_model))
-    return replace(run_checked(job, work, launched=launched), module=model)
+    launcher = launcher_for(config, in_subprocess=in_subprocess, quiet=quiet)
+    work = work or load_workload(launcher, config, graph, model)
+    check(config, work, functions, launched=launcher.starts_ranks, own_model=bool(job.own_model))
+    return replace(run_checked(job, launcher, work), module=model)
 
 
-def load_workload(config: Config, graph: Graph | None, model: nn.Module | None, *, quiet: bool) -> Workload:
-    """Return the workload of a configuration, and show that it is loading. Ranks of torchrun report errors together.
+def load_workload(launcher: Launcher, config: Config, graph: Graph | None, model: nn.Module | None) -> Workload:
+    """Return the workload of a call, and show that it is loading. Ranks of torchrun report errors together.
 
     Args:
+        launcher: The launcher of the call.
         config: The configuration.
         graph: The graph, or None for the one that the configuration names.
         model: The module, or None for the model that the configuration names.
-        quiet: Show no progress.
     """
-    with waiting(f"loading {config.graph}", quiet=quiet or not is_main_process()):
-        return make_on_all_ranks(config, lambda: prepared_workload(config, graph, model))
+    with waiting(f"loading {config.graph}", quiet=launcher.quiet):
+        return launcher.load(lambda: prepared_workload(config, graph, model))
 
 
 def make_job(
@@ -360,10 +366,11 @@ def prepared_workload(config: Config, graph: Graph | None, model: nn.Module | No
         fields_unused_by_module(config, model)
     graph = prepared_graph(config, graph, model)
     shape = GraphShape.of(graph, config.task)
-    return make_workload(config, graph, task_model(requested_model(model, config), shape, config))
+    model = task_model(requested_model(model, config), shape, config, strategy=config.strategy)
+    return make_workload(config, graph, model)
 
 
-def prepared_graph(config: Config, graph: Graph | None, model: nn.Module | None) -> Graph:
+def prepared_graph(config: LearningOptions, graph: Graph | None, model: nn.Module | None) -> Graph:
     """Return the graph of a run, as its task and model need it.
 
     Args:
@@ -394,36 +401,54 @@ def custom_class(config: Config, model: nn.Module | None = None) -> str:
     return ""
 
 
-def run_checked(job: Job, work: Workload, plan: Plan | None = None, *, launched: bool, last: bool = True) -> Run:
+def run_checked(job: Job, launcher: Launcher, work: Workload, planned: Plan | None = None, *, last: bool = True) -> Run:
     """Train after all checks of `check` have passed.
 
     Args:
         job: Settings of the run.
+        launcher: The launcher of the call.
         work: The model and graph.
-        plan: The plan of the run, if it was already made.
-        launched: Start local ranks as subprocesses.
-        last: Under torchrun, disconnect the ranks afterwards. False: another run follows.
+        planned: The plan of the run, if it was already made.
+        last: Disconnect the ranks of torchrun afterwards. False: another run follows.
     """
-    if under_torchrun():
-        folder, ended = _work_joined(job, work, last=last)
-    else:
+    # 1. Connect, and check that all ranks do the same. 2. Rank 0 plans, and opens the folder. 3. Train on all ranks.
+    led: list[tuple[Job, RunFolder]] = []
+
+    def lead() -> tuple[Plan, dict[str, Any]]:
         _check_folder(job, work.graph)
         with waiting(f"planning {job.config.strategy}", quiet=job.quiet):
-            plan = plan or make_plan(job.config, work)
-            job = with_kernels(with_estimate(job, plan))
-        folder = _open_folder(job, work)
+            plan = planned or make_plan(job.config, work)
+            leader_job = with_kernels(with_estimate(job, plan))
+        folder = _open_folder(leader_job, work)
+        led.append((leader_job, folder))
+        return plan, {"folder": str(folder.path)}
+
+    with closing_on_error(launcher.connect()) as group:
+        check_consistent(group, "weft.train", job.config, work)
+        # An agent of torchrun counts only failures of its own ranks: the ranks of another host may know of no restart.
+        is_restarted = any(report["restarted"] for report in group.all_gather_object({"restarted": restarted()}))
+        job = replace(job, resume=job.resume or is_restarted, restarted=is_restarted)
+        strategy, options = get_strategy(job.config.strategy), make_options(job.config)
+        plan, values = plan_together(group, work, strategy, options, lead)
+        job, folder = led[0] if led else (job, RunFolder(Path(values["folder"])))
+        remedy = f"continue with {how_to_resume(job, folder)}"
         try:
-            ended = (_work_launched if launched else _work_alone)(job, folder, plan)
-        except RunError:
-            raise
+            report_status(group.meter, remedy)
+            ended = launcher.run(plan, partial(run_rank, job, folder), group)
+            if launcher.starts_ranks and not isinstance(ended, int):
+                work.model.load_state_dict(load_tensors(folder.model))
+        except RunError as error:
+            raise RunError(f"{error}; {remedy}") from error
         except Exception:
-            folder.discard()
+            if led:
+                folder.discard()
             raise
         finally:
             folder.release()
+        if last or isinstance(ended, int):
+            group.close()
     if isinstance(ended, int):
-        name = signal.Signals(ended).name
-        raise Stopped(f"stopped by {name}; continue with {how_to_resume(job, folder)}", ended)
+        raise Stopped(f"stopped by {signal.Signals(ended).name}; {remedy}", ended)
     return Run(folder=folder.path, summary=ended)
 
 
@@ -441,13 +466,17 @@ def how_to_resume(job: Job, folder: RunFolder) -> str:
 
 
 def with_estimate(job: Job, plan: Plan) -> Job:
-    """Add an estimate of time and memory to a job that has none, if the plan allows one.
+    """Add an estimate of time and memory to a job that has none, if it has enough epochs and the plan allows one.
 
     Args:
         job: Settings of the run.
         plan: The plan of the run.
     """
-    return job if job.estimate else replace(job, estimate=estimate_run(job.config, plan))
+    config = job.config
+    if job.estimate or config.epochs < MIN_EPOCHS or config.task != "node":
+        return job
+    cluster = local_cluster(config)
+    return replace(job, estimate=estimate_run(plan, cluster)) if cluster else job
 
 
 def with_kernels(job: Job) -> Job:
@@ -465,12 +494,12 @@ def with_kernels(job: Job) -> Job:
     return replace(job, choices=kernels, estimate=estimate, config=replace(job.config, choices=""))
 
 
-def load_graph(config: Config) -> Graph:
+def load_graph(config: LearningOptions) -> Graph:
     """Load the graph that a configuration names, with the configured random data and order."""
     return load(config.graph, split=config.split, **data_options(config))
 
 
-def data_options(config: Config) -> dict[str, Any]:
+def data_options(config: LearningOptions) -> dict[str, Any]:
     """Return a configuration's arguments for `weft.load`: random data, normalization and the order of vertices."""
     names = ("random_features", "random_classes", "seed", "normalize_features", "order")
     inverse = config.inverse_relations and config.task != "link"  # for links, they are added after links were held out
@@ -514,60 +543,3 @@ def _open_folder(job: Job, work: Workload) -> RunFolder:
             folder.path.rmdir()
         raise
     return folder
-
-
-def _work_alone(job: Job, folder: RunFolder, plan: Plan) -> Ended:
-    """Train in this process, on one rank."""
-    group = Group(device=rows_device(job.config))
-    report_status(group.meter, f"continue with {how_to_resume(job, folder)}")
-    return run_rank(job, folder, plan, group, impatient=True)
-
-
-def _work_joined(job: Job, work: Workload, *, last: bool) -> tuple[RunFolder, Ended]:
-    """Train on a rank that torchrun started.
-
-    Rank 0 plans and opens the folder. If it raises InputError, all ranks do.
-    """
-    config, graph = job.config, work.graph
-    group = join_ranks("weft.train", config, work)
-    with closing_on_error(group):
-        # An agent of torchrun counts only failures of its own ranks: the ranks of another host may know of no restart.
-        is_restarted = any(report["restarted"] for report in group.all_gather_object({"restarted": restarted()}))
-    job = replace(job, resume=job.resume or is_restarted, restarted=is_restarted)
-    folders: list[RunFolder] = []
-    jobs: list[Job] = []
-
-    def lead() -> tuple[Plan, str]:
-        _check_folder(job, graph)
-        plan = make_plan(config, work)
-        jobs.append(with_kernels(with_estimate(job, plan)))
-        folders.append(_open_folder(jobs[0], work))
-        return plan, str(folders[0].path)
-
-    with closing_on_error(group):
-        plan, path = plan_together(config, work, group, lead)
-        folder = folders[0] if folders else RunFolder(Path(path))
-        report_status(group.meter, f"continue with {how_to_resume(job, folder)}")
-        try:
-            ended = run_rank(jobs[0] if jobs else job, folder, plan, group)
-        except InputError:
-            if group.rank == 0:
-                folder.discard()
-            raise
-        finally:
-            folder.release()
-    if last or isinstance(ended, int):
-        group.close()
-    return folder, ended
-
-
-def _work_launched(job: Job, folder: RunFolder, plan: Plan) -> Ended:
-    """Train on local ranks, then load the best weights into the model of this process."""
-    model = plan.work.model
-    try:
-        ended = on_local_ranks(job.config, partial(run_rank, job, folder), plan, quiet=job.quiet)
-    except RunError as error:
-        raise RunError(f"{error}; continue with {how_to_resume(job, folder)}") from None
-    if not isinstance(ended, int):
-        model.load_state_dict(load_tensors(folder.model))
-    return ended

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from weft.config.config import Config
+from weft.config.config import OPTIONS
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -24,7 +24,8 @@ def listing(arguments: type) -> Callable[[Function], Function]:
         signature, keyword = inspect.signature(function), inspect.Parameter.KEYWORD_ONLY
         others = [item for item in signature.parameters.values() if item.kind != inspect.Parameter.VAR_KEYWORD]
         options = [
-            inspect.Parameter(name, keyword, default=getattr(Config, name, ())) for name in arguments.__annotations__
+            inspect.Parameter(name, keyword, default=OPTIONS[name].default if name in OPTIONS else ())
+            for name in arguments.__annotations__
         ]
         function.__signature__ = signature.replace(parameters=[*others, *options])  # type: ignore[attr-defined]
         return function

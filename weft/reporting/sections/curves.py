@@ -19,7 +19,7 @@ from weft.reporting.page_parts import (
     seconds_text,
 )
 from weft.reporting.records import RunRecords, rank_summaries, score_names
-from weft.reporting.rerun import changed_fields, rerun_command
+from weft.reporting.rerun import rerun_command
 from weft.reporting.run_table import EXCHANGES
 from weft.reporting.sections.curve_data import coinciding, describe, epoch_data, loss_data, score_data
 from weft.utils.errors import InputError
@@ -156,14 +156,15 @@ def plot(run: RunRecords) -> Plot:
 
 def configuration(runs: Runs) -> Section:
     """Return the section with the configuration of each run, and the command that repeats it."""
-    changed = dict.fromkeys(name for run in runs for name in changed_fields(run.config))
+    changed = dict.fromkeys(name for run in runs for name in run.config.non_defaults(("graph", "model")))
     names = [spec.name for spec in dataclasses.fields(runs[0].config)]
     relevant = ["graph", "model", *(name for name in names if name in changed)]
     texts = [{name: _text(getattr(run.config, name)) for name in names} for run in runs]
     parts: list[PageTable | Code] = []
     for run in runs:
         own_model, own_graph = str(run.config_line.get("own_model", "")), bool(run.config_line.get("own_graph"))
-        _, text = rerun_command(run.config, changed_fields(run.config), own_model=own_model, own_graph=own_graph)
+        config, fields = run.config, run.config.non_defaults(("graph", "model"))
+        _, text = rerun_command(config.graph, config.model, fields, own_model=own_model, own_graph=own_graph)
         parts.append(Code(title=f"Command that repeats {run.name}", text=text))
     picked = [{name: text[name] for name in relevant} for text in texts]
     caption = "Options that are not the default in every run"

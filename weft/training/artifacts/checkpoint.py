@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.comm import Group
-from weft.config.config import Config
+from weft.config.config import Config, TrainingOptions
 from weft.runtime.memory.limit import check_fits_memory
 from weft.utils.errors import InputError, RunError, readable
 from weft.utils.files import migrate
@@ -53,7 +53,7 @@ class Progress:
     waited: int = 0
     """Number of epochs from the best to the last evaluation."""
 
-    def is_over(self, config: Config) -> bool:
+    def is_over(self, config: TrainingOptions) -> bool:
         """Return True if all epochs are done, the patience is used up, or the score of --until is reached."""
         reached = config.goal is not None and self.reaches(self.best_score, config.goal[1])
         return self.epoch >= config.epochs or 0 < config.patience <= self.waited or reached

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from weft.reporting.rerun import changed_fields, rerun_command
+from weft.reporting.rerun import rerun_command
 from weft.training.artifacts.saved_model import Description
 from weft.utils.errors import printable
 
@@ -31,7 +31,7 @@ def make_card(
         summary: Summary of the run.
     """
     config, graph, shape = description.config, description.graph, description.shape
-    changed = {name: value for name, value in changed_fields(config).items() if name not in idle}
+    changed = config.non_defaults(("graph", "model", *idle))
     data = {
         "graph": config.graph,
         "vertices": f"{graph['vertices']:,}",
@@ -87,8 +87,9 @@ def as_text(value: Any) -> str:
 
 def _to_repeat(description: Description, changed: dict[str, Any]) -> str:
     """Return the call or command that repeats the run, as a code block."""
+    config, own_graph = description.config, description.own_graph
     language, text = rerun_command(
-        description.config, changed, own_model=description.own_model, own_graph=description.own_graph
+        config.graph, config.model, changed, own_model=description.own_model, own_graph=own_graph
     )
     block = f"```python\n{text}\n```" if language == "python" else f"    {text}"
     return (

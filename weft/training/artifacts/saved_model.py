@@ -162,7 +162,7 @@ class SavedModel:
                 "where it is defined, as in --model package.module:Class"
             )
         shape = self.description.shape if typed is None else replace(self.description.shape, typed=typed)
-        model = task_model(module, shape, config)
+        model = task_model(module, shape, config, strategy=config.strategy)
         if dtype_name(row_dtype(model)) != config.dtype:
             raise InputError(f"{path} was trained in {config.dtype}: convert the model to that")
         try:

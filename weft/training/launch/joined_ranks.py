@@ -1,12 +1,11 @@
-"""Ranks that torchrun started: they connect, check that they have the same work, and receive the plan of rank 0.
+"""Joint work of the processes of a call: they load, check that their input is the same, and receive rank 0's plan.
 
-If one rank fails, all of them raise its error.
+All of them must make the same calls. If one fails, all raise its error. A single process just does the work.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,20 +16,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from weft.comm import Group, join
-from weft.config.config import Config
+from weft.comm import Group
+from weft.config.config import RankOptions
 from weft.cost import Machine
 from weft.data import Graph
 from weft.nn import Workload
-from weft.runtime.kernel_selection import KernelSelection
-from weft.runtime.meter import Meter
-from weft.strategies import Plan, get_strategy
-from weft.training.artifacts.run_folder import RunFolder
-from weft.training.flag_checks import make_options, partition_of, rows_device, with_partition
-from weft.training.input_checks import require_device
-from weft.training.launch.torchrun import under_torchrun
-from weft.training.machine_context import kernels_for_run
-from weft.training.rank import make_plan, named_tensors
+from weft.strategies import Options, Plan
+from weft.training.flag_checks import partition_of, with_partition
 from weft.utils.errors import InputError
 
 Result = TypeVar("Result")
@@ -41,22 +33,18 @@ DIGEST_ROWS = 4096
 """Approximate number of rows of each tensor over vertices that are compared between ranks."""
 
 
-def make_on_all_ranks(config: Config, make: Callable[[], Result]) -> Result:
-    """Create an object on each rank, such as a graph that the rank loads from its host.
+def make_on_all_ranks(group: Group, make: Callable[[], Result]) -> Result:
+    """Create an object in each process, such as a graph that the process loads from its host.
 
-    Under torchrun, the ranks connect first. If some of them fail, all raise an error that names the failed ranks.
+    If some of them fail, all raise an error that names the failed ranks.
 
     Args:
-        config: The run's configuration.
+        group: The processes.
         make: Creates the object.
 
     Raises:
         InputError: `make` has raised it on a rank.
     """
-    if not under_torchrun():
-        return make()
-    require_device(config)
-    group = join(timeout_seconds=config.timeout, meter=Meter(), device=rows_device(config))
     error_text = ""
     with closing_on_error(group):
         try:
@@ -69,19 +57,16 @@ def make_on_all_ranks(config: Config, make: Callable[[], Result]) -> Result:
     return result
 
 
-def result_of_rank_zero(config: Config, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Compute something on rank 0, and return the result on all ranks of torchrun.
+def result_of_rank_zero(group: Group, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Compute something on rank 0, and return the result in all processes.
 
     Args:
-        config: The run's configuration.
+        group: The processes.
         compute: Computes the result, of JSON values.
 
     Raises:
         InputError: `compute` has raised it. All ranks raise it.
     """
-    if not under_torchrun():
-        return compute()
-    group = join(timeout_seconds=config.timeout, meter=Meter(), device=config.device)
     with closing_on_error(group):
         report: dict[str, Any] = {}
         if group.rank == 0:
@@ -109,40 +94,22 @@ def combined_errors(reports: Sequence[Mapping[str, str]]) -> str:
     )
 
 
-def join_ranks(call: str, config: Config, work: Workload) -> Group:
-    """Connect the ranks that torchrun started, and check that they have the same work. Otherwise return one rank.
+def check_consistent(group: Group, call: str, config: RankOptions, work: Workload) -> None:
+    """Check that all processes do the same, and copy the weights of rank 0 to all of them.
 
     Args:
+        group: The processes.
         call: Name of the call, such as "weft.train".
-        config: The run's configuration.
-        work: The model and graph. The model receives the weights of rank 0.
-
-    Raises:
-        InputError: The ranks have different work.
-    """
-    if not under_torchrun():
-        return Group(device=rows_device(config))
-    group = join(timeout_seconds=config.timeout, meter=Meter(), device=rows_device(config))
-    with closing_on_error(group):
-        check_consistent(group, call, config, work.graph, work.model)
-    return group
-
-
-def check_consistent(group: Group, call: str, config: Config, graph: Graph, model: nn.Module) -> None:
-    """Check that all ranks do the same, and copy the weights of rank 0 to all ranks. All ranks must call it.
-
-    Args:
-        group: The ranks.
-        call: Name of the call, such as "weft.train".
-        config: The configuration of this rank.
-        graph: The graph of this rank.
-        model: The model of this rank, updated in place.
+        config: The configuration of this process.
+        work: The graph of this process and its model, which is updated in place.
 
     Raises:
         InputError: Graph, configuration, versions, model structure or call differ. All ranks raise it; the message
             names a rank and what differs.
     """
-    facts_of_ranks = group.all_gather_object(_facts_of_rank(call, config, graph, model))
+    if group.size == 1:
+        return
+    facts_of_ranks = group.all_gather_object(_facts_of_rank(call, config, work.graph, work.model))
     for rank, facts in enumerate(facts_of_ranks):
         for name, value in facts_of_ranks[0].items():
             if facts[name] != value:
@@ -151,13 +118,13 @@ def check_consistent(group: Group, call: str, config: Config, graph: Graph, mode
                     "use the same calls, graph, options, model and versions on all ranks"
                 )
     with torch.no_grad():
-        for _, tensor in named_tensors(model):
+        for _, tensor in named_tensors(work.model):
             values = tensor.to(group.device, copy=True)
             group.broadcast(values, tag="weights")
             tensor.copy_(values)
 
 
-def _facts_of_rank(call: str, config: Config, graph: Graph, model: nn.Module) -> dict[str, str]:
+def _facts_of_rank(call: str, config: RankOptions, graph: Graph, model: nn.Module) -> dict[str, str]:
     """Return the properties of a run that must be equal on all ranks, as text, by their names in the error."""
     options = {
         f"--{name.replace('_', '-')}": str(value) for name, value in asdict(config).items() if name not in PATH_FIELDS
@@ -186,51 +153,38 @@ def _digest(rows: Tensor | None) -> str:
 
 
 @contextmanager
-def closing_on_error(group: Group) -> Iterator[None]:
-    """Disconnect this rank if the with block fails.
+def closing_on_error(group: Group) -> Iterator[Group]:
+    """Disconnect this process if the with block fails. Yields the group.
 
     The other ranks then notice it, and a later call in the same script connects all of them anew.
     """
     try:
-        yield
+        yield group
     except BaseException:
         group.close()
         raise
 
 
-def plan_with_kernels(
-    config: Config, work: Workload, group: Group, resumed: RunFolder | None = None, *, predicts: bool = False
-) -> tuple[Plan, KernelSelection]:
-    """Return the plan and the kernel selection of rank 0 on all ranks. All ranks must call it.
-
-    Args:
-        config: The run's configuration.
-        work: The model and graph.
-        group: The ranks.
-        resumed: Folder of the run that is resumed, or that predicts.
-        predicts: The plan only evaluates.
-
-    Raises:
-        InputError: Rank 0 has raised it.
-    """
-
-    def lead() -> tuple[Plan, str]:
-        return make_plan(config, work, predicts=predicts), kernels_for_run(config, resumed).text()
-
-    plan, kernels = plan_together(config, work, group, lead)
-    return plan, KernelSelection.from_record(json.loads(kernels))
+def named_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Return all parameters and buffers of a model, also the non-persistent ones, by name."""
+    return [*model.named_parameters(), *model.named_buffers()]
 
 
 def plan_together(
-    config: Config, work: Workload, group: Group, lead: Callable[[], tuple[Plan, str]]
-) -> tuple[Plan, str]:
-    """Return the plan of rank 0, and a text from it, on all ranks. All ranks must call it.
+    group: Group,
+    work: Workload,
+    strategy: type[Plan],
+    options: Options,
+    lead: Callable[[], tuple[Plan, dict[str, Any]]],
+) -> tuple[Plan, dict[str, Any]]:
+    """Return the plan of rank 0, and JSON values from it, in all processes.
 
     Args:
-        config: The run's configuration.
+        group: The processes.
         work: The model and graph.
-        group: The ranks.
-        lead: Makes the plan and the text on rank 0.
+        strategy: Type of the plan.
+        options: Options of the strategy, without a partition.
+        lead: Makes the plan and the values on rank 0.
 
     Raises:
         InputError: `lead` has raised it. All ranks raise it.
@@ -239,26 +193,23 @@ def plan_together(
         return lead()
     # Rank 0 plans. Of its plan, it sends the state, the cost factors and the partition, from which the other ranks
     # create the same plan without a search.
-    message: dict[str, Any] = {}
-    part = torch.empty(work.graph.num_vertices, dtype=torch.int32)
-    if group.rank == 0:
-        try:
-            plan, extra = lead()
-            planned_part = partition_of(plan.options)
-            part = part if planned_part is None else planned_part
-            message = {"extra": extra, "has_partition": planned_part is not None, "state": plan.state()}
-            message["machine"] = asdict(plan.machine) if plan.machine else None
-        except InputError as error:
-            message = {"error": str(error)}
-    message = group.all_gather_object(message)[0]
-    if "error" in message:
-        raise InputError(message["error"])
+    plans: list[Plan] = []
+
+    def compute() -> dict[str, Any]:
+        plan, values = lead()
+        plans.append(plan)
+        machine = asdict(plan.machine) if plan.machine else None
+        has_partition = partition_of(plan.options) is not None
+        return {"values": values, "state": plan.state(), "machine": machine, "has_partition": has_partition}
+
+    message = result_of_rank_zero(group, compute)
+    part = partition_of(plans[0].options) if plans else None
     if message["has_partition"]:
+        part = torch.empty(work.graph.num_vertices, dtype=torch.int32) if part is None else part
         part = part.to(group.device)
         group.broadcast(part, tag="partition")
-    if group.rank:
-        options = make_options(config)
-        options = with_partition(options, part.cpu()) if message["has_partition"] else options
+    if not plans:
+        options = with_partition(options, None if part is None else part.cpu())
         machine = Machine(**message["machine"]) if message["machine"] else None
-        plan = get_strategy(config.strategy)(work, config.workers, options, machine, message["state"])
-    return plan, message["extra"]
+        plans.append(strategy(work, group.size, options, machine, message["state"]))
+    return plans[0], message["values"]

@@ -16,7 +16,7 @@ SCHEDULERS = {"SLURM_STEP_NUM_TASKS": "srun", "OMPI_COMM_WORLD_SIZE": "mpirun", 
 
 
 def under_torchrun() -> bool:
-    """Return True if this process is a rank that torchrun started."""
+    """Return True if this process is a rank that torchrun started, or a local rank of weft's launcher."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -55,4 +55,4 @@ def on_one_host() -> bool:
 
 def restarted() -> bool:
     """Return True if torchrun has restarted the ranks of this host after one of them was lost."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    return under_torchrun() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 from torch import nn
 
 from weft.autotune import Cluster
-from weft.config.config import Config
+from weft.config.config import Config, PlacementOptions
 from weft.cost import KINDS, Profile
 from weft.data import DescribedGraph, Graph, is_described
 from weft.training.arguments import PlanArguments
@@ -77,7 +77,7 @@ class Where:
     memory_only: bool = False
     """True if only memory is estimated, for which no profile is needed."""
 
-    def clusters(self, config: Config) -> tuple[list[Cluster], Profile | None]:
+    def clusters(self, options: PlacementOptions) -> tuple[list[Cluster], Profile | None]:
         """Return the clusters to plan for, and the profile that they are like (None: all have GPUs).
 
         Raises:
@@ -87,7 +87,7 @@ class Where:
             raise InputError("--machine has no effect with --memory, which needs no profile: leave one of them out")
         if not self.machines:
             profile = self._profile()
-            return clusters_of(config, profile, self.hosts), profile
+            return clusters_of(options, profile, self.hosts), profile
         if self.hosts != 1:
             raise InputError("--hosts has no effect with --machines, which lists the hosts: leave --hosts out")
         alternatives = machines_of(self.machines)
@@ -95,7 +95,7 @@ class Where:
         if self.machine and not needs_profile:
             raise InputError("--machine has no effect if all --machines have GPUs: leave --machine out")
         this_machine = self._profile() if needs_profile else None
-        return clusters_on(alternatives, config, this_machine), this_machine
+        return clusters_on(alternatives, options, this_machine), this_machine
 
     def _profile(self) -> Profile:
         """Return the profile of the machine; one without prices if only memory is estimated."""

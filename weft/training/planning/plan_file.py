@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.config.config import Config
+from weft.config.config import OPTIONS
 from weft.nn import Workload
 from weft.training.planning.calibration import Epoch, Estimate
 from weft.training.planning.search import StrategyEstimate
@@ -17,7 +16,7 @@ from weft.utils.errors import InputError, readable
 from weft.utils.files import migrate
 from weft.utils.files.file_reading import MAX_JSON_BYTES, read_text
 
-PLANNED_FIELDS = {spec.name for spec in dataclasses.fields(Config)} - {"graph", "model"}
+PLANNED_FIELDS = OPTIONS.keys() - {"graph", "model"}
 """Fields of a configuration that a plan may set."""
 
 
@@ -33,26 +32,25 @@ def record(estimates: Sequence[StrategyEstimate], fingerprint: str, notes: Seque
     return migrate.versioned("plan", {"fingerprint": fingerprint, "plans": plans, "notes": [*notes]})
 
 
-def as_planned(config: Config, work: Workload, path: Path) -> tuple[Config, Estimate, str]:
-    """Return a configuration with the options of the best plan in a file, its estimate, and an empty message.
+def as_planned(requested: Mapping[str, Any], work: Workload, path: Path) -> tuple[dict[str, Any], Estimate, str]:
+    """Return the options of the best plan in a file, its estimate, and an empty message.
 
     Args:
-        config: The configuration as requested.
+        requested: Options of the configuration as requested.
         work: The model and the graph to train.
         path: A file that `weft plan --json` wrote.
 
     Raises:
-        InputError: An option of the configuration contradicts the plan, or the file cannot be used.
+        InputError: A requested option contradicts the plan, or the file cannot be used.
     """
     options, epoch = planned_options(path, work.graph.fingerprint)
     for name, value in options.items():
-        default = getattr(Config(), name)
-        if getattr(config, name) not in (default, value):
+        if requested[name] not in (OPTIONS[name].default, value):
             flag = "--" + name.replace("_", "-")
             raise InputError(
-                f"{flag} {getattr(config, name)} contradicts {path}, which has {value}: leave out {flag} or --plan"
+                f"{flag} {requested[name]} contradicts {path}, which has {value}: leave out {flag} or --plan"
             )
-    return replace(config, **options), Estimate(epoch=epoch), ""
+    return options, Estimate(epoch=epoch), ""
 
 
 def planned_options(path: Path, fingerprint: str) -> tuple[dict[str, Any], Epoch]:

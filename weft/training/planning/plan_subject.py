@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import cache
 from typing import NamedTuple
 
-from torch import Tensor
-
 from weft.autotune import HALVINGS, RankEstimate
-from weft.config.config import Config
 from weft.data import DescribedGraph, Graph
 from weft.nn import Workload
-from weft.strategies import Options, get_strategy
-from weft.training.flag_checks import configured_options, make_options, open_book, with_partition
+from weft.partition import PartitionBook
+from weft.training.flag_checks import open_book
 
 MAX_VERTICES, MAX_EDGES = 1 << 15, 1 << 20
 """Sizes of the largest graph that is generated to extrapolate from."""
@@ -22,31 +20,12 @@ MAX_RANKS = 16
 """Most ranks that plans are made for; the estimates of more ranks are extrapolated."""
 
 
-class Parts:
-    """Cache of the partitions of a graph that plans need.
-
-    Args:
-        graph: The graph to partition.
-    """
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph, self._partitions = graph, dict[tuple[str, int], Tensor]()
-
-    def options(self, config: Config) -> Options:
-        """Return the options of a configuration's strategy, with the partition that it needs."""
-        options, name = make_options(config), config.partition or get_strategy(config.strategy).partition
-        if not name or "partition" not in configured_options(get_strategy(config.strategy)):
-            return options
-        if (name, config.workers) not in self._partitions:
-            self._partitions[name, config.workers] = open_book(name, config.workers, self.graph).part
-        return with_partition(options, self._partitions[name, config.workers])
-
-
 class PlannedWorkload(NamedTuple):
-    """Workload that plans are made for, and the partitions of its graph."""
+    """Workload that plans are made for."""
 
     work: Workload
-    parts: Parts
+    find_book: Callable[[str, int, Graph], PartitionBook]
+    """Function `open_book` that remembers the partitions of the graph."""
 
 
 class Point(NamedTuple):
@@ -66,7 +45,7 @@ class WholeSubject:
     has_graph = True
 
     def __init__(self, work: Workload) -> None:
-        self.planned = PlannedWorkload(work, Parts(work.graph))
+        self.planned = PlannedWorkload(work, cache(open_book))
 
     def explain(self, ranks: int) -> str:
         """Return an empty note: nothing is extrapolated."""
@@ -147,7 +126,7 @@ class DescribedSubject:
             if self._generated:  # one model for all graphs, so that the memory of its chunks is measured only once
                 model = next(iter(self._generated.values())).work.model
                 work = Workload(model, work.graph, work.optimisations, num_classes=work.num_classes)
-            self._generated[halvings] = PlannedWorkload(work, Parts(work.graph))
+            self._generated[halvings] = PlannedWorkload(work, cache(open_book))
         return self._generated[halvings]
 
 

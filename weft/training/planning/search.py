@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from weft.autotune import (
     extrapolated,
     steps_time,
 )
-from weft.config.config import Config
+from weft.config.config import OPTIONS, Config
 from weft.cost import Machine, MemoryUse
 from weft.cost.simulate import StepTime
 from weft.nn import Workload
@@ -29,6 +28,7 @@ from weft.training.flag_checks import (
     configured_options,
     draws_batches,
     foreign_flags,
+    make_options,
     refuse_foreign_flags,
     requests_batches,
 )
@@ -188,9 +188,8 @@ def variants(config: Config, plan: type[Plan]) -> Iterable[Config]:
         config: The configuration.
         plan: Type of the strategy's plan.
     """
-    default = Config()
     for options in plan.variants:
-        if all(getattr(config, name) == getattr(default, name) for name in options):
+        if config.non_defaults().keys().isdisjoint(options):
             yield replace(config, **options)
 
 
@@ -264,9 +263,9 @@ def estimate_config(config: Config, requested: Config, subject: Subject, cluster
         cluster: Machines to estimate for.
     """
     options = {
-        spec.name: getattr(config, spec.name)
-        for spec in dataclasses.fields(config)
-        if spec.name not in ("strategy", "workers") and getattr(config, spec.name) != getattr(requested, spec.name)
+        name: getattr(config, name)
+        for name in OPTIONS
+        if name not in ("strategy", "workers") and getattr(config, name) != getattr(requested, name)
     }
     estimate = StrategyEstimate(
         strategy=config.strategy,
@@ -326,7 +325,7 @@ def rank_estimates(config: Config, subject: Subject, cluster: Cluster) -> list[R
     def estimate_point(point: Point) -> list[RankEstimate]:
         small = replace(config, workers=point.ranks)
         machine = known_machine(small, point.planned.work, cluster=bare)
-        key = small, point.planned.parts.graph, machine
+        key = small, point.planned.work.graph, machine
         return subject.cached(key, lambda: plan_rank_estimates(small, point.planned, machine))
 
     by_vertices = [estimate_point(point) for point in subject.by_vertices(ranks)]
@@ -358,7 +357,8 @@ def plan_rank_estimates(
     Raises:
         InputError: The strategy does not support the configuration, or (if `required`) memory or disk are too small.
     """
-    plan = get_strategy(config.strategy)(planned.work, config.workers, planned.parts.options(config), machine)
+    options = make_options(config, planned.work.graph, planned.find_book)
+    plan = get_strategy(config.strategy)(planned.work, config.workers, options, machine)
     if required:
         plan.check_fits()
     estimates = estimate_ranks(plan, exactly=required)
@@ -398,11 +398,8 @@ def command(config: Config, hosts: int = 1) -> str:
     if hosts > 1:
         each = config.workers // hosts
         words = ["torchrun", "--nnodes", str(hosts), "--nproc-per-node", str(each), "-m", *words]
-        config = replace(config, workers=Config().workers)
-    values = {spec.name: getattr(config, spec.name) for spec in dataclasses.fields(config) if spec.name != "graph"}
-    default = Config()
-    changed = {name: value for name, value in values.items() if value != getattr(default, name)}
-    return shlex.join([*words, *chain.from_iterable(flags(changed))])
+        config = replace(config, workers=1)  # without --workers
+    return shlex.join([*words, *chain.from_iterable(flags(config.non_defaults(("graph",))))])
 
 
 def close_to_fastest(fitting: Sequence[StrategyEstimate]) -> list[StrategyEstimate]:
@@ -451,7 +448,7 @@ def best(estimates: Sequence[StrategyEstimate]) -> tuple[StrategyEstimate, str]:
     return chosen, why
 
 
-def choose_config(config: Config, work: Workload) -> tuple[Config, Estimate, str]:
+def choose_options(config: Config, work: Workload) -> tuple[dict[str, Any], Estimate, str]:
     """Choose a strategy for `--strategy auto` on this machine.
 
     Args:
@@ -459,16 +456,15 @@ def choose_config(config: Config, work: Workload) -> tuple[Config, Estimate, str
         work: The model and the graph.
 
     Returns:
-        The configuration with the strategy, its number of ranks and its options; the estimate; a line for the user.
+        The strategy, its number of ranks and its options, by name; the estimate; a line for the user.
     """
     profile = required_profile()
     chosen, why = best(estimate_strategies(config, work, clusters_of(config, profile)))
     # Estimates of tasks on edges lack the time in which negative samples are drawn, so they calibrate nothing.
     correction = Correction.of(profile, max(1, profile.cores // chosen.workers)) if config.task == "node" else None
-    options = " ".join(f"{name}={value}" for name, value in chosen.options.items())
-    chosen_config = replace(config, strategy=chosen.strategy, workers=chosen.workers, **chosen.options)
-    estimate = Estimate(epoch=Epoch.of(vars(chosen)), correction=correction)
-    return chosen_config, estimate, f"auto: {f'{chosen.strategy} {options}'.rstrip()} ({why})"
+    text = " ".join([chosen.strategy, *(f"{name}={value}" for name, value in chosen.options.items())])
+    options = {"strategy": chosen.strategy, "workers": chosen.workers, **chosen.options}
+    return options, Estimate(epoch=Epoch.of(vars(chosen)), correction=correction), f"auto: {text} ({why})"
 
 
 def notes_on(subject: Subject, clusters: Sequence[Cluster]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from weft.config.config import Config, is_imported
+from weft.config.config import LearningOptions, ModelOptions, TaskOptions, TrainingOptions, is_imported
 from weft.data import (
     EdgeLabels,
     Graph,
@@ -51,7 +51,7 @@ from weft.utils.errors import InputError, refusing_exit
 from weft.utils.random import key
 
 
-def graph_for_task(graph: Graph, config: Config) -> Graph:
+def graph_for_task(graph: Graph, config: LearningOptions) -> Graph:
     """Return the graph as the task needs it. For links, edges for validation and test are held out.
 
     Args:
@@ -79,7 +79,7 @@ def graph_for_task(graph: Graph, config: Config) -> Graph:
     return graph
 
 
-def requested_model(model: nn.Module | None, config: Config) -> nn.Module | str | None:
+def requested_model(model: nn.Module | None, config: ModelOptions) -> nn.Module | str | None:
     """Return the module that the user passed, or the name of a custom model if the user named one, else None.
 
     Args:
@@ -94,7 +94,9 @@ def is_custom(name: str) -> bool:
     return is_imported(name) or find_entry_point("model", name, MODEL_NAMES) is not None
 
 
-def task_model(model: nn.Module | str | None, shape: GraphShape, config: Config) -> nn.Module:
+def task_model(
+    model: nn.Module | str | None, shape: GraphShape, config: LearningOptions, *, strategy: str = ""
+) -> nn.Module:
     """Return the model to train: the user's module, converted if it is of PyG, or a built-in model.
 
     For tasks on edges, a decoder is added.
@@ -106,6 +108,7 @@ def task_model(model: nn.Module | str | None, shape: GraphShape, config: Config)
             come from a file.
         shape: Shape of the graph.
         config: The run's configuration.
+        strategy: Strategy of the run; `single` runs a model as it is that cannot be converted.
     """
     num_outputs = 0 if config.task == "link" else num_logits(config, shape) or shape.num_classes
     width = num_outputs if config.task == "node" else config.hidden
@@ -129,7 +132,7 @@ def task_model(model: nn.Module | str | None, shape: GraphShape, config: Config)
             "arguments, such as x and edge_index"
         )
     if is_pyg(model):
-        model = converted_model(model, shape, width, config)
+        model = converted_model(model, shape, width, config, strategy)
     if config.task == "node" or isinstance(model, LinkModel):
         return model
     with torch.random.fork_rng(devices=[]):
@@ -148,7 +151,9 @@ def is_called_with_any(model: nn.Module) -> bool:
     return not hasattr(model, "num_stages") and bool(kinds) and kinds[0] is inspect.Parameter.VAR_POSITIONAL
 
 
-def converted_model(model: nn.Module, shape: GraphShape, width: int, config: Config) -> nn.Module:
+def converted_model(
+    model: nn.Module, shape: GraphShape, width: int, config: LearningOptions, strategy: str
+) -> nn.Module:
     """Convert a PyG model; `single` runs one that cannot be converted as it is, with a warning.
 
     Args:
@@ -156,6 +161,7 @@ def converted_model(model: nn.Module, shape: GraphShape, width: int, config: Con
         shape: Shape of the graph.
         width: Number of columns of its result.
         config: The run's configuration.
+        strategy: Strategy of the run.
 
     Raises:
         InputError: The model cannot be converted, and the strategy is another, or the graph is heterogeneous.
@@ -164,7 +170,7 @@ def converted_model(model: nn.Module, shape: GraphShape, width: int, config: Con
     try:
         return convert(model, edge_inputs=inputs, shape=shape, unchecked=config.unchecked, alternative=alternative)
     except InputError as error:
-        if config.strategy != "single" or takes_types(model):
+        if strategy != "single" or takes_types(model):
             raise
         if config.order != "none":  # it may read the ids of vertices, which are the positions of rows
             raise InputError(f"{error}. Without --order, --strategy single can run it as it is") from error
@@ -177,7 +183,7 @@ def converted_model(model: nn.Module, shape: GraphShape, width: int, config: Con
 
 
 @refusing_exit()
-def imported_model(name: str, shape: GraphShape, out_width: int, config: Config) -> nn.Module:
+def imported_model(name: str, shape: GraphShape, out_width: int, config: TrainingOptions) -> nn.Module:
     """Import a class or function, and create a module with it from the seed, in the configured dtype.
 
     Importing runs code. So `name` must come from the user, never from a file.
@@ -228,7 +234,7 @@ def edge_inputs(shape: GraphShape) -> list[str]:
     return [name for name, value in present.items() if value]
 
 
-def validation_score(graph: Graph, config: Config) -> str | None:
+def validation_score(graph: Graph, config: TaskOptions) -> str | None:
     """Return the name of the score that chooses the best weights, or None without validation data.
 
     Args:
@@ -247,7 +253,7 @@ DECODER = 1
 """Key, next to the seed, of the decoder's initial parameters."""
 
 
-def make_task(config: Config, strategy: Placed, functions: OwnFunctions = NO_FUNCTIONS) -> Task:
+def make_task(config: LearningOptions, strategy: Placed, functions: OwnFunctions = NO_FUNCTIONS) -> Task:
     """Return the task of a run on this rank.
 
     Args:
