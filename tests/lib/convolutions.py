@@ -56,6 +56,23 @@ def mlp(wide: int, out: int = HIDDEN) -> nn.Sequential:
     return nn.Sequential(nn.Linear(wide, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, out))
 
 
+def normalized_edges(_: Any, x: Tensor, edge_index: Tensor, __: Tensor) -> tuple[Tensor, Tensor]:
+    """Return edges with self-loops, and the normalization of the first custom layer in PyG's documentation."""
+    from torch_geometric.utils import add_self_loops, degree
+
+    edge_index, _ = add_self_loops(edge_index, num_nodes=len(x))
+    source, target = edge_index
+    roots = degree(target, len(x), x.dtype).pow(-0.5)
+    return edge_index, roots[source] * roots[target]
+
+
+def learned_weights(layer: Any, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the edges, with weights that are divided by their sums over the in-edges of the source."""
+    weight = torch.sigmoid(layer.g(edge_attr))
+    total = torch.zeros(len(x), 2, dtype=x.dtype).index_add_(0, edge_index[1], weight)
+    return edge_index, (weight / (1 + total[edge_index[0]])).prod(1)
+
+
 class Custom(NamedTuple):
     """A custom message function."""
 
@@ -65,6 +82,8 @@ class Custom(NamedTuple):
     """Returns the layer's parts."""
     aggr: Any = "add"
     """The aggregation."""
+    edges: Callable[..., tuple[Tensor, Tensor]] = lambda _, __, edge_index, edge_attr: (edge_index, edge_attr)
+    """Returns the edges of the messages and their features, from the layer and its arguments."""
 
 
 F_IN = NUM_FEATURES
@@ -116,6 +135,14 @@ CUSTOM = {
         lambda m, i, j, e: nn.functional.layer_norm(m.v(j) + m.w(e), (HIDDEN,)),
         lambda: {"v": nn.Linear(F_IN, HIDDEN), "w": nn.Linear(EDGE_WIDTH, HIDDEN)},
     ),
+    "normalized by degrees": Custom(
+        lambda m, i, j, e: e[:, None] * m.v(j), lambda: {"v": nn.Linear(F_IN, HIDDEN)}, edges=normalized_edges
+    ),
+    "normalized by learned weights": Custom(
+        lambda m, i, j, e: e[:, None] * m.v(j),
+        lambda: {"g": nn.Linear(EDGE_WIDTH, 2), "v": nn.Linear(F_IN, HIDDEN)},
+        edges=learned_weights,
+    ),
 }
 """Custom layers of the kinds seen in papers."""
 
@@ -136,6 +163,7 @@ def custom_conv(name: str) -> nn.Module:
                 setattr(self, part, module)
 
         def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+            edge_index, edge_attr = kind.edges(self, x, edge_index, edge_attr)
             return self.propagate(edge_index, x=x, edge_attr=edge_attr)
 
         def message(self, x_i: Tensor, x_j: Tensor, edge_attr: Tensor) -> Tensor:
@@ -349,7 +377,8 @@ def how(name: str) -> How:
     rows = {argument: arguments[argument] for argument in optional}
     for layer in layers:
         with layer.tiled.replacing():
-            others = {argument: torch.ones(4, 3) for argument in layer.row_arguments.names}
+            names, (_, *widths) = layer.row_arguments.names, layer.row_arguments.widths or (NUM_FEATURES,)
+            others = {argument: torch.ones(4, width) for argument, width in zip(names, widths, strict=True)}
             call_conv(layer.conv, torch.ones(4, NUM_FEATURES), others, edge_index, rows)
     reasons = {each for layer in layers for each in layer.tiled.messages.values() if isinstance(each, str)}
     if reasons or not all(layer.tiled.messages for layer in layers):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.lib.cases import BY_TYPE, Case
-from tests.lib.convolutions import CUSTOM, NAMES, PAGE, case_of, how, make_net, page
+from tests.lib.convolutions import CUSTOM, NAMES, PAGE, WithFirstRows, case_of, how, make_net, page
 from tests.lib.graphs import NUM_FEATURES, make_graph
 from tests.lib.pairwise import param
 from tests.lib.session import Given, check_close, check_on_ranks, reference
@@ -53,13 +54,25 @@ def test_equals_pyg(name: str) -> None:
 
 
 def test_further_rows_without_a_comparison() -> None:
-    """The width of the result, and whether a convolution reads degrees, are then found when the plan is made."""
+    """The width of the result, and what a convolution reads of the graph, are then found when the plan is made."""
+    from torch_geometric.nn import FAConv
+    from torch_geometric.utils import degree
+
+    class ScaledConv(FAConv):
+        """A convolution that reads the number of out-edges of a vertex."""
+
+        def forward(self, x: Tensor, x_0: Tensor, edge_index: Tensor) -> Tensor:
+            scale = degree(edge_index[0], len(x)).clamp(min=1).rsqrt()
+            result: Tensor = super().forward(scale[:, None] * x, x_0, edge_index)
+            return result
+
     model = convert(make_net("PointNetConv"), unchecked=True)
     work = Workload(model, make_graph(23))
     plan = get_strategy("single")(work, 1)
     assert [op.width for op in work.outline(plan.traits, training=True)] == [NUM_FEATURES + 3]
-    with pytest.raises(InputError, match="FAConv reads more of the graph than the in-edges of a vertex"):
-        get_strategy("single")(Workload(convert(make_net("FAConv"), unchecked=True), make_graph(23)), 1)
+    net = convert(WithFirstRows(ScaledConv(NUM_FEATURES), NUM_FEATURES), unchecked=True)
+    with pytest.raises(InputError, match="ScaledConv reads more of the graph than the in-edges of a vertex"):
+        get_strategy("single")(Workload(net, make_graph(23)), 1)
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from weft.nn.convert.traced_steps import GraphStep
 from weft.nn.layers.conv import LinearConv
 from weft.nn.layers.norm import BatchNorm
 from weft.nn.layers.phases import Boundary, BoundaryState, PhasedLayer
-from weft.nn.layers.pyg_conv import PyGConv, from_pyg
+from weft.nn.layers.pyg_conv import ConvWithSums, PyGConv, from_pyg
 from weft.nn.layers.relation_attention import combine_heads
 from weft.nn.layers.rgcn import relational_update
 from weft.nn.view import View
@@ -123,6 +123,21 @@ class WithView(GraphStep):
         return Boundary(request=Request(WholeLayer(layer), {"x": x, "own": x}))
 
 
+@dataclass(frozen=True)
+class SumOverInEdges(GraphStep):
+    """Graph step that computes the in-edge sums of a convolution, such as degrees, before the step that calls it."""
+
+    path: str
+    """Path of the convolution in the model."""
+
+    def begin(self, model: nn.Module, view: View, *rows: Tensor) -> Boundary:
+        del view
+        layer = model.get_submodule(self.path)
+        assert isinstance(layer, ConvWithSums)
+        ones = layer.rows_for_sums(rows)
+        return Boundary(request=Request(WholeLayer(layer), {"x": ones, "own": ones}))
+
+
 def pyg_conv_layer(conv: Any, edge_arguments: frozenset[str], row_names: tuple[str, ...]) -> PyGConv:
     """Return a layer that calls a convolution on blocks of edges.
 
@@ -131,7 +146,7 @@ def pyg_conv_layer(conv: Any, edge_arguments: frozenset[str], row_names: tuple[s
         edge_arguments: Names of the edge arguments that the model passes to it.
         row_names: Names of further arguments with rows.
     """
-    layer = from_pyg(conv, reads_edge_attr="edge_attr" in edge_arguments, may_keep_width=True, row_names=row_names)
+    layer = from_pyg(conv, reads_edge_attr="edge_attr" in edge_arguments, in_model=True, row_names=row_names)
     layer.takes &= edge_arguments
     return layer
 
