@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from weft.nn.aggregate.aggregate import Aggregate, Request, WholeLayer
 from weft.nn.aggregate.attention import Attend, AttendEdges, MaskKey
-from weft.nn.aggregate.reduce import Max, Sum
+from weft.nn.aggregate.reduce import LaplacianSum, Max, Sum
 from weft.nn.convert.traced_steps import GraphStep
 from weft.nn.layers.conv import LinearConv
 from weft.nn.layers.norm import BatchNorm
@@ -462,6 +462,21 @@ def _light_gcn(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any
     return step and step(x)
 
 
+def _cheb(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
+    """Convert ChebConv (Defferrard et al. 2016, eqs. 4 and 5).
+
+    The largest entry of the Laplacian L is 1, so PyG scales it to L - I, which is the negative of `LaplacianSum`.
+    """
+    if conv.normalization != "sym" or conv.aggr not in ("add", "sum"):
+        return None
+    op, y, before, term = LaplacianSum(weighted=edge_weight is not None), conv.lins[0](x), x, x
+    for number, lin in enumerate(conv.lins[1:], 1):
+        step = -aggregated(scope, op, term)
+        before, term = term, step if number == 1 else 2 * step - before
+        y = y + lin(term)
+    return y if conv.bias is None else y + conv.bias
+
+
 def _gcn2(scope: LayerScope, conv: Any, *, x: Any, x_0: Any, edge_weight: Any) -> Any:
     """Convert GCN2Conv (Chen et al. 2020, eq. 5)."""
     op = normalized_sum(conv, edge_weight)
@@ -543,6 +558,7 @@ def _simple(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
 RULES: dict[str, Callable[..., Any]] = {
     "APPNP": _appnp,
     "ARMAConv": _arma,
+    "ChebConv": _cheb,
     "EGConv": _eg,
     "FastRGCNConv": _rgcn,
     "GatedGraphConv": _gated_graph,
