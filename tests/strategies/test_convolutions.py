@@ -40,6 +40,8 @@ def test_equals_pyg(name: str) -> None:
     model.load_state_dict(converted.state_dict())
     edges = torch.stack(graph.in_edges.edges())
     shuffled = torch.randperm(graph.num_edges, generator=torch.Generator().manual_seed(0))
+    if name == "PDNConv":  # of several self-loops of a vertex, PyG keeps the last one's weight
+        shuffled = torch.arange(graph.num_edges)
     arguments = {"edge_attr": graph.edge_features, "edge_type": graph.edge_type}
     names = [each for each, taken in (("edge_attr", case.edge_features), ("edge_type", case.typed)) if taken]
     rows = [arguments[each][shuffled] for each in names]  # type: ignore[index]

@@ -360,7 +360,7 @@ def reads_more(conv: Any) -> InputError:
     return InputError(
         f"{type(conv).__name__}{_options_of(conv)} reads more of the graph than the in-edges of a vertex, such as the "
         "degrees of its neighbours, which a rank does not store: let message() depend on x_i, x_j and edge_attr only; "
-        "in a model for weft.nn.convert, use GCNConv, GCN2Conv, APPNP or SGConv with their default options"
+        "in a model for weft.nn.convert, forward may also sum over in-edges, as gcn_norm and degree(edge_index[1]) do"
     )
 
 
