@@ -45,7 +45,7 @@ OTHER_ARGUMENTS = {
     "MeshCNNConv": "exactly four neighbours of each edge of a mesh",
     "HEATConv": "types of vertices and edges as arguments of their own",
     "HGTConv": "see [by vertex type](models.md#by-vertex-type)",
-    "HANConv": "attention over the means of all vertices of a type",
+    "HANConv": "see [by vertex type](models.md#by-vertex-type)",
     "GPSConv": "all vertices in an attention over all pairs",
     "HeteroConv": "see [by vertex type](models.md#by-vertex-type)",
 }
@@ -396,7 +396,7 @@ def page() -> str:
             words = f"not tried: needs {PACKAGES[name]}"
         elif name in OTHER_ARGUMENTS:
             words = OTHER_ARGUMENTS[name]
-            words = words if name in ("HeteroConv", "HGTConv") else f"not tried: takes {words}"
+            words = words if words.startswith("see ") else f"not tried: takes {words}"
         else:
             result = how(name)
             words = result.words if result.native is not None else f"only `single`, as in PyG: {result.words}"

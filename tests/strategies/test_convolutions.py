@@ -94,8 +94,9 @@ def test_strategies_agree(name: str, strategy: str, size: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 3], ids=["P1", "P3"])
 @pytest.mark.parametrize("strategy", [name for name in STRATEGIES_OF_ROWS if not STRATEGIES[name].traits.block_error])
-def test_strategies_agree_on_a_convolution_over_all_relations(strategy: str, size: int) -> None:
-    check_on_ranks(size, Case(model=BY_TYPE, typed="x"), strategy, Given(chunks=3), full=True)
+@pytest.mark.parametrize("model", BY_TYPE)
+def test_strategies_agree_on_a_convolution_over_all_relations(model: str, strategy: str, size: int) -> None:
+    check_on_ranks(size, Case(model=model, typed="x"), strategy, Given(chunks=3), full=True)
 
 
 @pytest.mark.slow

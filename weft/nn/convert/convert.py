@@ -14,7 +14,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from weft.data import GraphShape
 from weft.nn.convert.comparison import check_same_results
-from weft.nn.convert.hetero import GraphTypes, takes_types
+from weft.nn.convert.hetero import GraphTypes, is_han, takes_types
 from weft.nn.convert.native_layers import GlobalNorm, SumOverInEdges, WithView
 from weft.nn.convert.random_graph import RandomGraph, RandomTypedGraph
 from weft.nn.convert.source_location import first_line, line_of_code
@@ -24,7 +24,7 @@ from weft.nn.convert.tracing import EDGES, parameters_of, trace
 from weft.nn.convert.typed_steps import INPUT, CallByType, JoinedCalls, NormByType, RowsByType
 from weft.nn.layers.norm import BatchNorm
 from weft.nn.layers.pyg_conv import ConvWithSums, share_programs
-from weft.nn.layers.relation_convs import RelationConv
+from weft.nn.layers.relation_convs import HanAttention, RelationConv
 from weft.nn.layers.typed_conv import TypedConv
 from weft.utils.errors import InputError
 
@@ -89,7 +89,7 @@ def convert(
             f"{line_of_code(type(model).forward)}: {type(model).__name__} calls other convolutions in training than in "
             "evaluation: call the same"
         )
-    replacements = _replacements(shadow, training)
+    replacements = _replacements(shadow, training, types)
     summing = {path for path, part in replacements.items() if isinstance(part, ConvWithSums)}
     if summing:
         training, evaluating = (_with_sums(program, summing) for program in (training, evaluating))
@@ -155,8 +155,14 @@ def _graph_steps(program: TracedProgram) -> list[Any]:
     return [step for step in program.steps if isinstance(step.operation, GraphStep)]
 
 
-def _replacements(model: nn.Module, program: TracedProgram) -> dict[str, nn.Module]:
-    """Return weft's replacements for modules of the model, by path in the model."""
+def _replacements(model: nn.Module, program: TracedProgram, types: GraphTypes | None) -> dict[str, nn.Module]:
+    """Return weft's replacements for modules of the model, by path in the model.
+
+    Args:
+        model: The model.
+        program: Its program.
+        types: Types of the graph, for a model on a heterogeneous graph.
+    """
     replaced: dict[str, nn.Module] = {}
     for step in _graph_steps(program):
         if isinstance(step.operation, WithView):
@@ -167,7 +173,10 @@ def _replacements(model: nn.Module, program: TracedProgram) -> dict[str, nn.Modu
         elif isinstance(step.operation, JoinedCalls):
             for call, _, _ in step.operation.calls:
                 conv = model.get_submodule(call.path)
-                replaced[call.path] = RelationConv(conv, call.width, reads_edge_attr=call.reads_edge_attr)
+                if is_han(conv) and types is not None:
+                    replaced[call.path] = HanAttention(conv, [name.replace("|", "__") for name in types.relations])
+                else:
+                    replaced[call.path] = RelationConv(conv, call.width, reads_edge_attr=call.reads_edge_attr)
         elif isinstance(step.operation, CallByType):
             path, width = step.operation.path, step.operation.width
             replaced[path] = TypedConv(model.get_submodule(path), width)
