@@ -30,7 +30,7 @@ class Sum(Aggregate):
 
     def __post_init__(self) -> None:
         if self.norm is not None:
-            check_word("norm", self.norm, ("gcn", "symmetric", "mean"))  # others need `LaplacianSum`
+            check_word("norm", self.norm, ("gcn", "symmetric", "mean"))  # "laplacian": `LaplacianSum`
 
     @property
     def loops(self) -> bool:

@@ -44,8 +44,8 @@ def convert(
 
     The model's Python code runs twice, once in training and once in evaluation. Loops and branches on the model's
     options are fine, branches on tensors are not. Convolutions with a rule in weft.nn.convert.native_layers.RULES use
-    weft's aggregates; all others are called on blocks of edges. Dropout becomes keyed, and batch norm normalizes over
-    all vertices.
+    weft's aggregates; all others are called on blocks of edges, after an aggregate for the sums over in-edges that they
+    compute before their messages, such as degrees. Dropout becomes keyed, and batch norm normalizes over all vertices.
 
     Args:
         model: Its forward takes x and edge_index, and optionally edge_weight and edge_attr, or `data` with these; it

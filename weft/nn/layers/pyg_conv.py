@@ -317,10 +317,12 @@ def from_pyg(
     Raises:
         InputError: See `checked_width`.
     """
-    check_parts(conv)
     options: dict[str, Any] = {"reads_edge_attr": reads_edge_attr, "row_names": row_names}
-    # With further rows, their widths are known in a call, and so is the result's.
-    width = 0 if row_names else checked_width(conv, reads_edge_attr=reads_edge_attr, in_model=in_model)
+    width = 0
+    if row_names:  # their widths, and with them the result's, are known in a call
+        check_parts(conv)
+    else:
+        width = checked_width(conv, reads_edge_attr=reads_edge_attr, in_model=in_model)
     if in_model and (row_names or not takes_pair(conv)):
         needs_edge_attr = reads_edge_attr or requires_edge_attr(conv)
         tried = Trial.of(conv, needs_edge_attr=needs_edge_attr, others=dict.fromkeys(row_names, 0))
