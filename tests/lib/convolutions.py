@@ -43,7 +43,6 @@ OTHER_ARGUMENTS = {
     "DNAConv": "a row of several layers for each vertex",
     "WLConv": "classes in place of rows",
     "MeshCNNConv": "exactly four neighbours of each edge of a mesh",
-    "HEATConv": "types of vertices and edges as arguments of their own",
     "HGTConv": "see [by vertex type](models.md#by-vertex-type)",
     "HANConv": "see [by vertex type](models.md#by-vertex-type)",
     "GPSConv": "all vertices in an attention over all pairs",
@@ -208,6 +207,7 @@ def constructors() -> dict[str, Callable[[Any], Any]]:
             i, o, ["mean", "max", "std"], ["identity", "amplification"], degrees, edge_dim=e
         ),
         "ClusterGCNConv": lambda g: g.ClusterGCNConv(i, o),
+        "HEATConv": lambda g: g.HEATConv(i, o // 2, 2, 5, 3, e, 3, heads=2),
         "GENConv": lambda g: g.GENConv(i, o, edge_dim=e, learn_t=True, norm="layer"),
         "GCN2Conv": lambda g: g.GCN2Conv(i, alpha=0.1),
         "WLConvContinuous": lambda g: g.WLConvContinuous(),
@@ -230,11 +230,12 @@ def constructors() -> dict[str, Callable[[Any], Any]]:
 
 WITH_EDGE_ROWS = (
     *("TransformerConv", "GINEConv", "GMMConv", "NNConv", "CGConv", "PNAConv", "GENConv", "PDNConv", "GeneralConv"),
+    "HEATConv",
 )
 """Convolutions that are called with edge features."""
 
 
-RELATIONAL = ("RGCNConv", "FastRGCNConv", "RGATConv")
+RELATIONAL = ("RGCNConv", "FastRGCNConv", "RGATConv", "HEATConv")
 """Convolutions that are called with the relation of each edge."""
 
 
@@ -295,6 +296,14 @@ class WithRelations(Plain):
         return self.out(self.conv(x, edge_index, edge_type).relu())
 
 
+class WithTypes(Plain):
+    """A convolution that gets a type of each vertex, from its first feature, and the type and features of each edge."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, edge_type: Tensor) -> Tensor:  # type: ignore[override]
+        vertex_type = (x[:, 0] > 0).long()
+        return self.out(self.conv(x, edge_index, vertex_type, edge_type, edge_attr).relu())
+
+
 NAMES = (*constructors(), *CUSTOM)
 """Names of all convolutions that can be created without other packages."""
 
@@ -315,6 +324,7 @@ def make_net(name: str) -> nn.Module:
         "RGCNConv": WithRelations,
         "FastRGCNConv": WithRelations,
         "RGATConv": WithRelations,
+        "HEATConv": WithTypes,
         "PPFConv": WithNormals,
         **dict.fromkeys(("PointNetConv", "PointTransformerConv", "PointGNNConv"), WithPositions),
     }
@@ -377,8 +387,8 @@ def how(name: str) -> How:
     rows = {argument: arguments[argument] for argument in optional}
     for layer in layers:
         with layer.tiled.replacing():
-            names, (_, *widths) = layer.row_arguments.names, layer.row_arguments.widths or (NUM_FEATURES,)
-            others = {argument: torch.ones(4, width) for argument, width in zip(names, widths, strict=True)}
+            forms = zip(layer.row_arguments.names, layer.row_arguments.forms[1:], strict=True)
+            others = {argument: form.restored(torch.ones(4, form.width)) for argument, form in forms}
             call_conv(layer.conv, torch.ones(4, NUM_FEATURES), others, edge_index, rows)
     reasons = {each for layer in layers for each in layer.tiled.messages.values() if isinstance(each, str)}
     if reasons or not all(layer.tiled.messages for layer in layers):

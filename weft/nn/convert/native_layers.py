@@ -134,8 +134,8 @@ class SumOverInEdges(GraphStep):
         del view
         layer = model.get_submodule(self.path)
         assert isinstance(layer, ConvWithSums)
-        ones = layer.rows_for_sums(rows)
-        return Boundary(request=Request(WholeLayer(layer), {"x": ones, "own": ones}))
+        zeros = layer.rows_for_sums(rows)
+        return Boundary(request=Request(WholeLayer(layer), {"x": zeros, "own": zeros}))
 
 
 def pyg_conv_layer(conv: Any, edge_arguments: frozenset[str], row_names: tuple[str, ...]) -> PyGConv:

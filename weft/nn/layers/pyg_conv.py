@@ -7,12 +7,13 @@ import inspect
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from weft.nn.messages import InEdgeSums, TiledConv, structure_of
+from weft.nn.messages import InEdgeSums, TiledConv, as_matrix, structure_of
 from weft.nn.view import View
 from weft.utils.errors import InputError
 
@@ -25,10 +26,29 @@ ANY_WIDTH = 3
 """Number of columns of rows with which a convolution without matrices is tried."""
 
 
+class RowForm(NamedTuple):
+    """Sizes and type of an argument with a row for each vertex."""
+
+    sizes: tuple[int, ...]
+    """Sizes of a row."""
+    dtype: torch.dtype
+    """Type of the numbers, which may be integers, such as vertex types."""
+
+    @property
+    def width(self) -> int:
+        """Number of columns of a row."""
+        return prod(self.sizes)
+
+    def restored(self, x: Tensor) -> Tensor:
+        """Return floating-point rows x [n, width] in this form."""
+        rows = x.reshape(len(x), *self.sizes)
+        return rows if self.dtype.is_floating_point else rows.to(self.dtype)
+
+
 class RowArguments:
     """Arguments of a convolution that are rows of the vertices, besides the first: `pos` of `conv(x, pos, edge_index)`.
 
-    A layer gets all of them side by side. Copies of a layer share this object, since only a call tells the widths.
+    A layer gets all of them side by side. Copies of a layer share this object, since only a call tells their forms.
 
     Args:
         names: Names of the arguments.
@@ -36,8 +56,8 @@ class RowArguments:
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
-        self.widths: tuple[int, ...] = ()
-        """Number of columns of the first argument and of each of these, in the last call."""
+        self.forms: tuple[RowForm, ...] = ()
+        """Form of the first argument and of each of these, in the last call."""
         self.out_width = 0
         """Number of columns of the result, from a trial; 0: there was none."""
 
@@ -50,16 +70,22 @@ class RowArguments:
         Args:
             rows: The first argument and the others, [n, .], then rows that are no arguments.
         """
-        self.note_widths(rows)
-        return rows[0] if len(rows) == 1 else torch.cat([*rows], 1)
+        self.note_forms(rows)
+        parts = [as_matrix(each).to(rows[0].dtype) for each in rows]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
-    def note_widths(self, rows: Sequence[Tensor]) -> None:
-        """Set the numbers of columns.
+    def note_forms(self, rows: Sequence[Tensor]) -> None:
+        """Set the forms of the arguments.
 
         Args:
             rows: The first argument and the others, [n, .]; further rows, which are no arguments, are ignored.
         """
-        self.widths = tuple(each.shape[1] for each in rows[: 1 + len(self.names)])
+        self.forms = tuple(RowForm(tuple(each.shape[1:]), each.dtype) for each in rows[: 1 + len(self.names)])
+
+    @property
+    def widths(self) -> list[int]:
+        """Number of columns of the first argument and of each of these."""
+        return [form.width for form in self.forms]
 
     def split(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the first argument, and the others by name.
@@ -69,7 +95,7 @@ class RowArguments:
         """
         if not self.names:
             return x, {}
-        first, *others = x.split(self.widths, 1)
+        first, *others = (form.restored(part) for form, part in zip(self.forms, x.split(self.widths, 1), strict=True))
         return first, dict(zip(self.names, others, strict=True))
 
 
@@ -138,10 +164,11 @@ class PyGConv(nn.Module):
         if self.out_width or not self.row_arguments.names:
             return self.out_width or x.shape[1]
         if not self.row_arguments.out_width:
-            first, *widths = self.row_arguments.widths
-            others = dict(zip(self.row_arguments.names, widths, strict=True))
+            first, *forms = self.row_arguments.forms
+            others = dict(zip(self.row_arguments.names, forms, strict=True))
+            in_widths = [first.width]
             with torch.device("cpu"):  # also where tensors are created without data
-                tried = Trial.of(self.conv, needs_edge_attr=self.needs_edge_attr, in_widths=[first], others=others)
+                tried = Trial.of(self.conv, needs_edge_attr=self.needs_edge_attr, in_widths=in_widths, others=others)
             if tried is None or tried.sums != self.sums:
                 raise reads_more(self.conv)
             self.row_arguments.out_width = tried.out_width
@@ -213,8 +240,8 @@ class ConvWithSums(PyGConv):
         Args:
             rows: The convolution's arguments with rows [n, .].
         """
-        self.row_arguments.note_widths(rows)
-        return rows[0].new_ones(len(rows[0]), 1)
+        self.row_arguments.note_forms(rows)
+        return rows[0].new_zeros(len(rows[0]), 1)
 
     def result_width(self, x: Tensor) -> int:
         return self.sums.width if x.shape[1] == 1 else super().result_width(x[:, : -self.sums.width])
@@ -231,9 +258,9 @@ class ConvWithSums(PyGConv):
     ) -> Tensor:
         width = sum(self.row_arguments.widths)
         if sources.shape[1] == 1:
-            ones = sources.expand(-1, width)
-            call = partial(super()._call, view, ones, num_targets, edge_index, edge_arguments)
-            return self.sums.compute(call, len(sources))
+            zeros = sources.expand(-1, width)
+            call = partial(super()._call, view, zeros, num_targets, edge_index, edge_arguments)
+            return self.sums.compute(call)
         rows, sums = sources.split([width, self.sums.width], 1)
         if len(sums) > num_targets:  # empty slots of a chunk have sums of 0, of which roots and powers may be infinite
             is_read = sums.new_zeros(len(sums), 1, dtype=torch.bool)
@@ -325,7 +352,7 @@ def from_pyg(
         width = checked_width(conv, reads_edge_attr=reads_edge_attr, in_model=in_model)
     if in_model and (row_names or not takes_pair(conv)):
         needs_edge_attr = reads_edge_attr or requires_edge_attr(conv)
-        tried = Trial.of(conv, needs_edge_attr=needs_edge_attr, others=dict.fromkeys(row_names, 0))
+        tried = Trial.of(conv, needs_edge_attr=needs_edge_attr, others=dict.fromkeys(row_names))
         if tried and tried.sums and tried.sums.calls:
             return ConvWithSums(conv, width, tried.sums, **options)
     return PyGConv(conv, width, **options)
@@ -456,7 +483,7 @@ class Trial(NamedTuple):
         *,
         needs_edge_attr: bool = False,
         in_widths: Sequence[int] = (),
-        others: Mapping[str, int] | None = None,
+        others: Mapping[str, RowForm | None] | None = None,
     ) -> Trial | None:
         """Run a convolution on random rows.
 
@@ -464,7 +491,7 @@ class Trial(NamedTuple):
             conv: The convolution, which is not changed.
             needs_edge_attr: True if it must be called with edge features.
             in_widths: Candidate numbers of columns of the rows; empty: those that the shapes of its parameters suggest.
-            others: Number of columns of further arguments with rows, by name; 0: as many as the rows have.
+            others: Form of further arguments with rows, by name; None: that of the rows.
 
         Returns:
             The result, or None if it fails for every candidate width.
@@ -493,9 +520,11 @@ class Trial(NamedTuple):
             if width < 1:
                 continue
             x, *more = (
-                torch.randn(num_vertices, num_columns or width, dtype=dtype, generator=random)
-                for num_columns in (width, *(others or {}).values())
+                torch.randn(num_vertices, *(form.sizes if form else (width,)), dtype=dtype, generator=random)
+                for form in (None, *(others or {}).values())
             )
+            integers = [form is not None and not form.dtype.is_floating_point for form in (others or {}).values()]
+            more = [rows.long() * 0 if each else rows for rows, each in zip(more, integers, strict=True)]
 
             def run(edges: Tensor, first: Tensor, *rest: Tensor, columns: int = columns) -> Tensor:
                 arguments = _trial_arguments(conv, edges.shape[1], columns, dtype)
@@ -509,10 +538,10 @@ class Trial(NamedTuple):
                     out_width = whole.shape[1]
                     if _is_close(whole, part):
                         return cls(InEdgeSums(), out_width)
-                    ones = [torch.ones_like(rows) for rows in (x, *more)]  # sums must not depend on rows
+                    zeros = [torch.zeros_like(rows) for rows in (x, *more)]  # sums must not depend on rows
                     with torch.enable_grad():
                         (sums, first), (others_sums, last) = (
-                            InEdgeSums.before_messages(conv, partial(run, edges, *ones), num_vertices)
+                            InEdgeSums.before_messages(conv, partial(run, edges, *zeros), num_vertices)
                             for edges in (partial_edges, other_edges)
                         )
                     if not sums.calls or sums != others_sums:

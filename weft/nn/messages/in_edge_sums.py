@@ -7,7 +7,7 @@ second call gets the sums of all sources, in place of those that it computes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from typing import Any, NamedTuple, NoReturn
@@ -47,27 +47,23 @@ class InEdgeSums(NamedTuple):
         results = {number: each for number, each in enumerate(recorded.results) if each.shape[:1] == (num_rows,)}
         sizes = tuple(tuple(each.shape[1:]) for each in results.values())
         learned = any(each.requires_grad for each in results.values())
-        return cls((*results,), sizes, learned), _side_by_side([*results.values()], num_rows)
+        columns = [as_matrix(each) for each in results.values()] or [torch.empty(num_rows, 0)]
+        return cls((*results,), sizes, learned), torch.cat(columns, 1)
 
     @property
     def width(self) -> int:
         """Number of columns of all sums side by side."""
         return sum(map(prod, self.sizes))
 
-    def compute(self, call: Callable[[], Any], num_rows: int) -> Tensor:
-        """Return the sums [n, width] side by side.
-
-        Args:
-            call: Calls the convolution, which is left after the last sum.
-            num_rows: Number of vertices n.
-        """
+    def compute(self, call: Callable[[], Any]) -> Tensor:
+        """Return the sums [n, width] side by side. `call`: calls the convolution, which is left after the last sum."""
         recorded = _Recorded(self.calls[-1] + 1)
         try:
             with recorded:
                 call()
         except _EndOfCallError:
             pass
-        return _side_by_side([recorded.results[number] for number in self.calls], num_rows)
+        return torch.cat([as_matrix(recorded.results[number]) for number in self.calls], 1)
 
     def replacing(self, rows: Tensor) -> TorchFunctionMode:
         """Return a context in which a call of the convolution gets other sums than it computes.
@@ -79,8 +75,9 @@ class InEdgeSums(NamedTuple):
         return _Replaced(dict(zip(self.calls, parts, strict=True)))
 
 
-def _side_by_side(sums: Sequence[Tensor], num_rows: int) -> Tensor:
-    return torch.cat([each.reshape(num_rows, -1) for each in sums], 1) if sums else torch.empty(num_rows, 0)
+def as_matrix(x: Tensor) -> Tensor:
+    """Return rows x [n, ...] as a matrix [n, width]."""
+    return x.flatten(1) if x.dim() > 1 else x[:, None]
 
 
 class _EndOfCallError(Exception):
