@@ -88,11 +88,11 @@ class ScaledRows(pyg.MessagePassing):
         self.in_channels, self.out_channels, self.scale = NUM_FEATURES, NUM_FEATURES, scale
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        result: Tensor = self.propagate(edge_index, x=x, scale=self.scale(x, edge_index))
+        result: Tensor = self.propagate(edge_index, x=x, scale=self.scale(x, edge_index)[:, None])
         return result
 
     def message(self, x_j: Tensor, scale_j: Tensor) -> Tensor:
-        return x_j * scale_j[:, None]
+        return x_j * scale_j
 
 
 def out_degrees(x: Tensor, edge_index: Tensor) -> Tensor:
@@ -106,6 +106,14 @@ def sums_of_rows(x: Tensor, edge_index: Tensor) -> Tensor:
 def sums_of_sums(x: Tensor, edge_index: Tensor) -> Tensor:
     degrees = degree(edge_index[1], len(x), x.dtype)
     return scatter(degrees[edge_index[0]], edge_index[1], dim_size=len(x))
+
+
+@pytest.mark.parametrize("dtype", [None, torch.int64])
+def test_sums_may_have_another_type_than_rows(dtype: torch.dtype | None) -> None:
+    """PyG's `degree` returns float32 unless it gets a type. weft compares results in float64."""
+    conv = ScaledRows(lambda x, edge_index: 1 / (1 + degree(edge_index[1], len(x), dtype)).to(x.dtype))
+    model = convert(pyg.Sequential("x, edge_index", [(conv, "x, edge_index -> x")]))
+    assert any(isinstance(part, ConvWithSums) for part in model.modules())
 
 
 @pytest.mark.parametrize("scale", [out_degrees, sums_of_rows, sums_of_sums])

@@ -260,7 +260,7 @@ class ConvWithSums(PyGConv):
         if sources.shape[1] == 1:
             zeros = sources.expand(-1, width)
             call = partial(super()._call, view, zeros, num_targets, edge_index, edge_arguments)
-            return self.sums.compute(call)
+            return self.sums.compute(call).to(sources.dtype)
         rows, sums = sources.split([width, self.sums.width], 1)
         if len(sums) > num_targets:  # empty slots of a chunk have sums of 0, of which roots and powers may be infinite
             is_read = sums.new_zeros(len(sums), 1, dtype=torch.bool)
