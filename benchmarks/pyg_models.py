@@ -248,6 +248,21 @@ class HGT(nn.Module):
         return self.out(self.conv2(x_dict, edge_index_dict)["a"])
 
 
+class HAN(nn.Module):
+    """Two layers of heterogeneous attention: over the in-edges by each relation, and over the relations."""
+
+    def __init__(self, widths: Widths = SMALL) -> None:
+        super().__init__()
+        metadata, features = (["a", "b", "c"], [*RELATIONS]), dict.fromkeys("abc", widths.features)
+        self.conv1 = pyg.HANConv(features, widths.hidden, metadata, heads=2)
+        self.conv2 = pyg.HANConv(widths.hidden, widths.hidden, metadata, heads=2)
+        self.out = nn.Linear(widths.hidden, widths.classes)
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> Tensor:
+        x_dict = x_dict | {name: x for name, x in self.conv1(x_dict, edge_index_dict).items() if x is not None}
+        return self.out(self.conv2(x_dict, edge_index_dict)["a"])
+
+
 class Homogeneous(nn.Module):
     """Model for one vertex and edge type, which `to_hetero` turns into a heterogeneous model."""
 
@@ -432,6 +447,7 @@ BY_TYPE: dict[str, Any] = {
     "pyg-hetero-attention": HeteroAttention,
     "pyg-hetero-edges": HeteroEdges,
     "pyg-hetero-hgt": HGT,
+    "pyg-hetero-han": HAN,
     "pyg-hetero-some": partial(Hetero, features={"a": 4, "b": 3}, aggr="mean"),
     "pyg-to-hetero": to_hetero,
 }

@@ -123,7 +123,7 @@ class Case:
     @property
     def reads_edges(self) -> bool:
         """True if its layers read the edges themselves, which not every strategy provides."""
-        return self.model in (*PYG, *BY_BLOCKS, *BY_RELATION, BY_TYPE)
+        return self.model in (*PYG, *BY_BLOCKS, *BY_RELATION, *BY_TYPE)
 
     def without_saving(self, saving: str) -> Case:
         """Return the case without one more optimisation, if any."""
@@ -229,8 +229,8 @@ def pyg_cases() -> list[Case]:
 
 BY_RELATION = ("pyg-hetero-attention", "pyg-hetero-edges")
 """PyG models whose convolutions run on the edges of relations."""
-BY_TYPE = "pyg-hetero-hgt"
-"""PyG model whose convolutions take all relations. Planning it takes seconds, so it is not among the cases."""
+BY_TYPE = ("pyg-hetero-hgt", "pyg-hetero-han")
+"""PyG models whose convolutions take all relations. Planning them takes seconds, so they are not among the cases."""
 BY_BLOCKS = ("pyg-pna", "pyg-transformer", "pyg-deeper", "pyg-custom", "pyg-own-edges")
 """PyG models whose convolutions run by blocks, see benchmarks.pyg_models."""
 

@@ -43,9 +43,8 @@ OTHER_ARGUMENTS = {
     "DNAConv": "a row of several layers for each vertex",
     "WLConv": "classes in place of rows",
     "MeshCNNConv": "exactly four neighbours of each edge of a mesh",
-    "HEATConv": "types of vertices and edges as arguments of their own",
     "HGTConv": "see [by vertex type](models.md#by-vertex-type)",
-    "HANConv": "attention over the means of all vertices of a type",
+    "HANConv": "see [by vertex type](models.md#by-vertex-type)",
     "GPSConv": "all vertices in an attention over all pairs",
     "HeteroConv": "see [by vertex type](models.md#by-vertex-type)",
 }
@@ -54,6 +53,23 @@ OTHER_ARGUMENTS = {
 
 def mlp(wide: int, out: int = HIDDEN) -> nn.Sequential:
     return nn.Sequential(nn.Linear(wide, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, out))
+
+
+def normalized_edges(_: Any, x: Tensor, edge_index: Tensor, __: Tensor) -> tuple[Tensor, Tensor]:
+    """Return edges with self-loops, and the normalization of the first custom layer in PyG's documentation."""
+    from torch_geometric.utils import add_self_loops, degree
+
+    edge_index, _ = add_self_loops(edge_index, num_nodes=len(x))
+    source, target = edge_index
+    roots = degree(target, len(x), x.dtype).pow(-0.5)
+    return edge_index, roots[source] * roots[target]
+
+
+def learned_weights(layer: Any, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the edges, with weights that are divided by their sums over the in-edges of the source."""
+    weight = torch.sigmoid(layer.g(edge_attr))
+    total = torch.zeros(len(x), 2, dtype=x.dtype).index_add_(0, edge_index[1], weight)
+    return edge_index, (weight / (1 + total[edge_index[0]])).prod(1)
 
 
 class Custom(NamedTuple):
@@ -65,6 +81,8 @@ class Custom(NamedTuple):
     """Returns the layer's parts."""
     aggr: Any = "add"
     """The aggregation."""
+    edges: Callable[..., tuple[Tensor, Tensor]] = lambda _, __, edge_index, edge_attr: (edge_index, edge_attr)
+    """Returns the edges of the messages and their features, from the layer and its arguments."""
 
 
 F_IN = NUM_FEATURES
@@ -116,6 +134,14 @@ CUSTOM = {
         lambda m, i, j, e: nn.functional.layer_norm(m.v(j) + m.w(e), (HIDDEN,)),
         lambda: {"v": nn.Linear(F_IN, HIDDEN), "w": nn.Linear(EDGE_WIDTH, HIDDEN)},
     ),
+    "normalized by degrees": Custom(
+        lambda m, i, j, e: e[:, None] * m.v(j), lambda: {"v": nn.Linear(F_IN, HIDDEN)}, edges=normalized_edges
+    ),
+    "normalized by learned weights": Custom(
+        lambda m, i, j, e: e[:, None] * m.v(j),
+        lambda: {"g": nn.Linear(EDGE_WIDTH, 2), "v": nn.Linear(F_IN, HIDDEN)},
+        edges=learned_weights,
+    ),
 }
 """Custom layers of the kinds seen in papers."""
 
@@ -136,6 +162,7 @@ def custom_conv(name: str) -> nn.Module:
                 setattr(self, part, module)
 
         def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+            edge_index, edge_attr = kind.edges(self, x, edge_index, edge_attr)
             return self.propagate(edge_index, x=x, edge_attr=edge_attr)
 
         def message(self, x_i: Tensor, x_j: Tensor, edge_attr: Tensor) -> Tensor:
@@ -180,6 +207,7 @@ def constructors() -> dict[str, Callable[[Any], Any]]:
             i, o, ["mean", "max", "std"], ["identity", "amplification"], degrees, edge_dim=e
         ),
         "ClusterGCNConv": lambda g: g.ClusterGCNConv(i, o),
+        "HEATConv": lambda g: g.HEATConv(i, o // 2, 2, 5, 3, e, 3, heads=2),
         "GENConv": lambda g: g.GENConv(i, o, edge_dim=e, learn_t=True, norm="layer"),
         "GCN2Conv": lambda g: g.GCN2Conv(i, alpha=0.1),
         "WLConvContinuous": lambda g: g.WLConvContinuous(),
@@ -202,11 +230,12 @@ def constructors() -> dict[str, Callable[[Any], Any]]:
 
 WITH_EDGE_ROWS = (
     *("TransformerConv", "GINEConv", "GMMConv", "NNConv", "CGConv", "PNAConv", "GENConv", "PDNConv", "GeneralConv"),
+    "HEATConv",
 )
 """Convolutions that are called with edge features."""
 
 
-RELATIONAL = ("RGCNConv", "FastRGCNConv", "RGATConv")
+RELATIONAL = ("RGCNConv", "FastRGCNConv", "RGATConv", "HEATConv")
 """Convolutions that are called with the relation of each edge."""
 
 
@@ -267,6 +296,14 @@ class WithRelations(Plain):
         return self.out(self.conv(x, edge_index, edge_type).relu())
 
 
+class WithTypes(Plain):
+    """A convolution that gets a type of each vertex, from its first feature, and the type and features of each edge."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, edge_type: Tensor) -> Tensor:  # type: ignore[override]
+        vertex_type = (x[:, 0] > 0).long()
+        return self.out(self.conv(x, edge_index, vertex_type, edge_type, edge_attr).relu())
+
+
 NAMES = (*constructors(), *CUSTOM)
 """Names of all convolutions that can be created without other packages."""
 
@@ -287,6 +324,7 @@ def make_net(name: str) -> nn.Module:
         "RGCNConv": WithRelations,
         "FastRGCNConv": WithRelations,
         "RGATConv": WithRelations,
+        "HEATConv": WithTypes,
         "PPFConv": WithNormals,
         **dict.fromkeys(("PointNetConv", "PointTransformerConv", "PointGNNConv"), WithPositions),
     }
@@ -349,7 +387,8 @@ def how(name: str) -> How:
     rows = {argument: arguments[argument] for argument in optional}
     for layer in layers:
         with layer.tiled.replacing():
-            others = {argument: torch.ones(4, 3) for argument in layer.row_arguments.names}
+            forms = zip(layer.row_arguments.names, layer.row_arguments.forms[1:], strict=True)
+            others = {argument: form.restored(torch.ones(4, form.width)) for argument, form in forms}
             call_conv(layer.conv, torch.ones(4, NUM_FEATURES), others, edge_index, rows)
     reasons = {each for layer in layers for each in layer.tiled.messages.values() if isinstance(each, str)}
     if reasons or not all(layer.tiled.messages for layer in layers):
@@ -367,7 +406,7 @@ def page() -> str:
             words = f"not tried: needs {PACKAGES[name]}"
         elif name in OTHER_ARGUMENTS:
             words = OTHER_ARGUMENTS[name]
-            words = words if name in ("HeteroConv", "HGTConv") else f"not tried: takes {words}"
+            words = words if words.startswith("see ") else f"not tried: takes {words}"
         else:
             result = how(name)
             words = result.words if result.native is not None else f"only `single`, as in PyG: {result.words}"

@@ -17,6 +17,7 @@ from weft.nn import Aggregate, Attend, AttendEdges, ByRelation, EdgeSubset, Grap
 from weft.nn.aggregate import attention as attention_module
 from weft.nn.aggregate.attention import EdgeSoftmax, MaskKey
 from weft.nn.aggregate.partial import Partial
+from weft.nn.aggregate.reduce import LaplacianSum
 from weft.utils.errors import InputError
 
 HEADS, WIDTH, LOGITS, FEATURES, RELATIONS = 2, 6, 4, 3, 4
@@ -30,6 +31,7 @@ OPS: list[Aggregate] = [
     Sum(norm="gcn", weighted=True),
     Sum(norm="symmetric", weighted=True),
     Max(),
+    LaplacianSum(weighted=True),
     Attend(**ATTENTION),
     AttendEdges(**BY_EDGES),
     AttendEdges(**BY_EDGES, has_edge_map=True),

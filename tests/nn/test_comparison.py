@@ -23,6 +23,7 @@ from weft.nn import Converted, Unconverted, convert
 from weft.nn.convert import comparison_view, fx_calls, tracing
 from weft.nn.graph_view import GraphView
 from weft.nn.layers import pyg_conv
+from weft.nn.messages import InEdgeSums
 from weft.utils.errors import InputError
 
 pyg = pytest.importorskip("torch_geometric.nn")
@@ -376,7 +377,7 @@ def without_rules(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fx_calls, "_check_supported", lambda _: None)
     patch.setattr(torch, "is_autocast_enabled", lambda _: False)
     patch.setattr(tracing, "COUPLING", ())
-    trial = pyg_conv.Trial(reads_sources_alone=True, out_width=NUM_CLASSES)
+    trial = pyg_conv.Trial(sums=InEdgeSums(), out_width=NUM_CLASSES)
     patch.setattr(pyg_conv.Trial, "of", lambda *_, **__: trial)
 
 

@@ -340,7 +340,7 @@ def test_the_number_of_rows_cannot_be_used_after_an_aggregate() -> None:
     [
         (lambda: GAT(conv=pyg.GATConv, dropout=0.3, fill_value=0.0), "GATConv has dropout=0.3, whose masks"),
         (
-            lambda: pyg.Sequential("x, edge_index", [(pyg.ChebConv(7, 5, 2), "x, edge_index -> x")]),
+            lambda: pyg.Sequential("x, edge_index", [(pyg.ChebConv(7, 5, 2, "rw"), "x, edge_index -> x")]),
             r"ChebConv reads more of the graph than the in-edges",
         ),
         (lambda: pyg.Sequential("x, edge_index, batch", [(nn.Linear(7, 5), "x -> x")]), "needs batch"),

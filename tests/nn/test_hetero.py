@@ -20,8 +20,9 @@ from weft.nn import Converted, GraphView, convert
 from weft.nn.aggregate.topology import Topology
 from weft.nn.aggregate.typed_block import TypeOrder
 from weft.nn.convert import hetero
+from weft.nn.convert.typed_steps import MeanOfType
 from weft.nn.graph_view import Inputs
-from weft.nn.layers.relation_convs import RelationConvs
+from weft.nn.layers.relation_convs import RelationBlock, RelationConvs
 from weft.nn.layers.typed_input import typed_rows
 from weft.utils.errors import InputError
 
@@ -215,6 +216,24 @@ def test_a_planted_error_in_convolutions_by_relation_is_detected(error: str, mon
     monkeypatch.setattr(RelationConvs, "forward", wrong)
     with pytest.raises((AssertionError, InputError, IndexError)):
         test_equals_pyg("pyg-hetero-attention", monkeypatch)
+
+
+@pytest.mark.parametrize("error", ["another relation", "a sum for a mean"])
+def test_a_planted_error_in_attention_over_relations_is_detected(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if error == "another relation":
+        monkeypatch.setattr(RelationBlock, "relation", 0)
+    else:
+        resume = MeanOfType.resume
+        monkeypatch.setattr(MeanOfType, "resume", lambda *values: 2 * resume(*values))
+    with pytest.raises(InputError, match="would compute other numbers than in PyG"):
+        test_equals_pyg("pyg-hetero-han", monkeypatch)
+
+
+def test_dropout_of_attention_over_relations_is_refused() -> None:
+    model = make_model("pyg-hetero-han")
+    model.conv1.dropout = 0.3
+    with pytest.raises(InputError, match=r"HANConv has dropout=0\.3, whose masks would differ between ranks"):
+        convert(model, shape=GraphShape.of(graph_of("x")))
 
 
 class Written(nn.Module):

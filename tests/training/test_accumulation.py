@@ -118,7 +118,7 @@ def test_a_custom_loop_accumulates(tmp_path: Path) -> None:
         ("--strategy hybrid", "has no effect under strategy hybrid: leave it out, or give --strategy split or sampled"),
         ("--strategy split", "an epoch has 1 batch: leave it out, or give a smaller --batch-size"),
         ("--strategy split --batch-size 150", "--accumulate-grad-batches 3: an epoch has 2 batches: give at most"),
-        ("--strategy split --batch-size 20 --norm batch", "batch norm would normalize over each batch, not over all"),
+        ("--strategy split --batch-size 20 --norm batch", "would be those of each batch, not of all that"),
     ],
 )
 def test_no_effect_is_refused(flags: str, error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,11 @@ COLUMNS = {
     **dict.fromkeys(("linear", "linear_weights"), (1, 2)),
     **dict.fromkeys(("sparse", "sparse_backward"), (2, 3)),
     **dict.fromkeys(("gather", "loss"), (1,)),
-    **{f"{name}{back}": (4, 5) for name in ("Sum", "Max", "ByRelation", "Attend", "AttendEdges") for back in PASSES},
+    **{
+        f"{name}{back}": (4, 5)
+        for name in ("Sum", "LaplacianSum", "Max", "ByRelation", "Attend", "AttendEdges")
+        for back in PASSES
+    },
 }
 """For each kernel, positions of those sizes of a call that are widths of the model, so do not grow with the graph."""
 HALVINGS = 2

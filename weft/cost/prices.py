@@ -221,8 +221,8 @@ WORK: Mapping[str, Callable[..., Sized]] = {
     "update": _moved,
     "loss": _loss,
     "draw": _draw,
-    **dict.fromkeys(("Sum", "Max", "ByRelation"), _sum),
-    **dict.fromkeys(("Sum_backward", "Max_backward", "ByRelation_backward"), _sum_backward),
+    **dict.fromkeys(("Sum", "LaplacianSum", "Max", "ByRelation"), _sum),
+    **dict.fromkeys(("Sum_backward", "LaplacianSum_backward", "Max_backward", "ByRelation_backward"), _sum_backward),
     **dict.fromkeys(("Attend", "AttendEdges"), _attention),
     **dict.fromkeys(("Attend_backward", "AttendEdges_backward"), _attention_backward),
 }
@@ -244,6 +244,8 @@ COMPOSITE_KERNELS = ("WholeLayer", "WholeLayer_backward")
 PRICED_AS = {
     "product": "linear",
     "Sum_backward": "Sum",
+    "LaplacianSum": "Sum",
+    "LaplacianSum_backward": "Sum",
     "ByRelation": "Sum",
     "ByRelation_backward": "Sum",
     "sparse": "Sum",

@@ -30,7 +30,7 @@ class Sum(Aggregate):
 
     def __post_init__(self) -> None:
         if self.norm is not None:
-            check_word("norm", self.norm, ("gcn", "symmetric", "mean"))
+            check_word("norm", self.norm, ("gcn", "symmetric", "mean"))  # "laplacian": `LaplacianSum`
 
     @property
     def loops(self) -> bool:
@@ -59,6 +59,44 @@ class Sum(Aggregate):
         edge = adjacency.indices.itemsize + (itemsize if adjacency.weight is not None else 0)
         # Target: ids, two scalings, its result, and a self-loop. Source: ids, a scaling, its row. Edge: id and weight.
         return WorkingSet(TARGET_BYTES + 2 * itemsize + row + edge * self.loops, SLOT_BYTES + itemsize + row, edge)
+
+    def partial(self, part: EdgeSubset, rows: Rows) -> Partial:
+        return Partial(self.apply(part, rows))
+
+    def combine(self, partials: Sequence[Partial]) -> Tensor:
+        return add(partials)
+
+
+@dataclass(frozen=True)
+class LaplacianSum(Aggregate):
+    """D^-1/2 A D^-1/2 without self-loops, where D are the out-degrees: I minus PyG's `get_laplacian`.
+
+    A sum with a coefficient for each edge, since self-loops are left out.
+    """
+
+    weighted: bool = False
+    """True if messages, and the degrees, are multiplied by the edge weights, if the graph has any."""
+
+    @property
+    def reads_weight(self) -> bool:
+        return self.weighted
+
+    def run(self, topology: Topology, prepared: Rows, steps: int = 1) -> Tensor:
+        x = prepared["x"]
+        edges = topology.laplacian(self.weighted, x.dtype)
+        for _ in range(steps):
+            x = spmm(edges, x, weighted=True)
+        return x
+
+    def working_set(
+        self, adjacency: Adjacency, width: int, *, itemsize: int, size: int = 1, num_edge_features: int = 0
+    ) -> WorkingSet:
+        del num_edge_features
+        row, edge = -(-width // size) * itemsize, adjacency.indices.itemsize + 2 * itemsize
+        # Target: its result and the result's gradient, a scaling. Source: its row, the row's gradient twice, a scaling.
+        # Edge: ids, weight and coefficient, also of the transpose; endpoints while coefficients are computed.
+        per_source = SLOT_BYTES + itemsize + 3 * row
+        return WorkingSet(TARGET_BYTES + itemsize + 2 * row, per_source, 2 * edge + 16)
 
     def partial(self, part: EdgeSubset, rows: Rows) -> Partial:
         return Partial(self.apply(part, rows))

@@ -18,9 +18,9 @@ from weft.utils.errors import InputError
 
 BLOCK_TARGETS = 1 << 22
 """Number of targets whose scalings are computed at once."""
-Norm = Literal["gcn", "symmetric", "mean"] | None
-"""Normalization of a sum over in-edges: by the square roots of both endpoints' degrees, by the target's degree, or
-none."""
+Norm = Literal["gcn", "symmetric", "mean", "laplacian"] | None
+"""Normalization of a sum over in-edges: by the square roots of both endpoints' in-degrees ("laplacian": out-degrees
+without self-loops), by the target's degree, or none."""
 
 
 class Topology:
@@ -49,6 +49,7 @@ class Topology:
         self._edge_features, self._dtype = edge_features, dtype
         self._edge_type, self.num_relations = edge_type, num_relations
         self._scales: dict[object, Scale] = {}
+        self._laplacians: dict[tuple[bool, torch.dtype], Adjacency] = {}
         self._typed_block: TypedBlock | None = None
         self._type_orders: dict[int, TypeOrder] = {}
         self.target_parts: tuple[Sequence[int], int] = (), 0
@@ -71,6 +72,24 @@ class Topology:
         if keep:
             self._scales[name] = result
         return result
+
+    def laplacian(self, weighted: bool, dtype: torch.dtype) -> Adjacency:
+        """Return the edges with the weights of `LaplacianSum`, computed once.
+
+        Args:
+            weighted: True if they are multiplied by the edge weights.
+            dtype: Type of the rows that are summed.
+        """
+        name = weighted, sum_dtype(dtype)
+        if name not in self._laplacians:
+            (roots, target_roots, _), (source, target) = self.scale("laplacian", *name), self.adjacency.edges()
+            assert roots is not None
+            assert target_roots is not None
+            weight = roots[source] * target_roots[target]
+            if weighted and self.adjacency.weight is not None:
+                weight *= self.adjacency.weight
+            self._laplacians[name] = self.adjacency.with_weight(weight.masked_fill(self.is_loop, 0))
+        return self._laplacians[name]
 
     @property
     def has_weight(self) -> bool:
@@ -237,6 +256,8 @@ class Topology:
     def _scale(self, norm: Norm, weighted: bool, dtype: torch.dtype) -> Scale:
         if norm in ("gcn", "symmetric"):
             return self._root_scale(weighted, dtype, adds_loops=norm == "gcn")
+        if norm == "laplacian":
+            return self._out_root_scale(weighted, dtype)
         if norm == "mean":
             target = self._by_target(dtype)
             for part, first in self._blocks(target):
@@ -264,6 +285,22 @@ class Topology:
             part.copy_(root)
             loops[first:last] = loop * root * root
         return Scale(source=roots, target=roots, loop=loops if adds_loops else None)
+
+    def _out_root_scale(self, weighted: bool, dtype: torch.dtype) -> Scale:
+        adjacency = self.adjacency
+        weight = adjacency.weight.double() if weighted and adjacency.weight is not None else torch.ones(1).double()
+        if (weight < 0).any():
+            raise InputError(
+                f"an edge weight is {float(weight.min()):g}, and a Laplacian needs weights of at least 0: change the "
+                "weights, or choose another model"
+            )
+        degree = torch.zeros(adjacency.num_sources, dtype=torch.float64, device=adjacency.device)
+        weight = weight.to(adjacency.device).expand(adjacency.num_edges).masked_fill(self.is_loop, 0)
+        degree.index_add_(0, adjacency.indices, weight)
+        root = degree.rsqrt()
+        root[root.isinf()] = 0
+        root = root.to(dtype)
+        return Scale(source=root, target=root[: adjacency.num_targets])
 
     def _by_target(self, dtype: torch.dtype) -> Tensor:
         return torch.empty(self.adjacency.num_targets, dtype=dtype, device=self.adjacency.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,17 +14,17 @@ from torch.nn.parameter import UninitializedParameter
 
 from weft.data import GraphShape
 from weft.nn.convert.comparison import check_same_results
-from weft.nn.convert.hetero import GraphTypes, takes_types
-from weft.nn.convert.native_layers import GlobalNorm, WithView
+from weft.nn.convert.hetero import GraphTypes, is_han, takes_types
+from weft.nn.convert.native_layers import GlobalNorm, SumOverInEdges, WithView
 from weft.nn.convert.random_graph import RandomGraph, RandomTypedGraph
 from weft.nn.convert.source_location import first_line, line_of_code
 from weft.nn.convert.traced_model import Converted
-from weft.nn.convert.traced_steps import GraphStep, TracedProgram
+from weft.nn.convert.traced_steps import GraphStep, TracedProgram, TracedValue
 from weft.nn.convert.tracing import EDGES, parameters_of, trace
 from weft.nn.convert.typed_steps import INPUT, CallByType, JoinedCalls, NormByType, RowsByType
 from weft.nn.layers.norm import BatchNorm
-from weft.nn.layers.pyg_conv import share_programs
-from weft.nn.layers.relation_convs import RelationConv
+from weft.nn.layers.pyg_conv import ConvWithSums, share_programs
+from weft.nn.layers.relation_convs import HanAttention, RelationConv
 from weft.nn.layers.typed_conv import TypedConv
 from weft.utils.errors import InputError
 
@@ -43,8 +44,8 @@ def convert(
 
     The model's Python code runs twice, once in training and once in evaluation. Loops and branches on the model's
     options are fine, branches on tensors are not. Convolutions with a rule in weft.nn.convert.native_layers.RULES use
-    weft's aggregates; all others are called on blocks of edges. Dropout becomes keyed, and batch norm normalizes over
-    all vertices.
+    weft's aggregates; all others are called on blocks of edges, after an aggregate for the sums over in-edges that they
+    compute before their messages, such as degrees. Dropout becomes keyed, and batch norm normalizes over all vertices.
 
     Args:
         model: Its forward takes x and edge_index, and optionally edge_weight and edge_attr, or `data` with these; it
@@ -88,7 +89,11 @@ def convert(
             f"{line_of_code(type(model).forward)}: {type(model).__name__} calls other convolutions in training than in "
             "evaluation: call the same"
         )
-    for path, part in _replacements(shadow, training).items():
+    replacements = _replacements(shadow, training, types)
+    summing = {path for path, part in replacements.items() if isinstance(part, ConvWithSums)}
+    if summing:
+        training, evaluating = (_with_sums(program, summing) for program in (training, evaluating))
+    for path, part in replacements.items():
         parent, _, name = path.rpartition(".")
         shadow.get_submodule(parent).add_module(name, part)
     if types is not None:
@@ -150,8 +155,14 @@ def _graph_steps(program: TracedProgram) -> list[Any]:
     return [step for step in program.steps if isinstance(step.operation, GraphStep)]
 
 
-def _replacements(model: nn.Module, program: TracedProgram) -> dict[str, nn.Module]:
-    """Return weft's replacements for modules of the model, by path in the model."""
+def _replacements(model: nn.Module, program: TracedProgram, types: GraphTypes | None) -> dict[str, nn.Module]:
+    """Return weft's replacements for modules of the model, by path in the model.
+
+    Args:
+        model: The model.
+        program: Its program.
+        types: Types of the graph, for a model on a heterogeneous graph.
+    """
     replaced: dict[str, nn.Module] = {}
     for step in _graph_steps(program):
         if isinstance(step.operation, WithView):
@@ -162,7 +173,10 @@ def _replacements(model: nn.Module, program: TracedProgram) -> dict[str, nn.Modu
         elif isinstance(step.operation, JoinedCalls):
             for call, _, _ in step.operation.calls:
                 conv = model.get_submodule(call.path)
-                replaced[call.path] = RelationConv(conv, call.width, reads_edge_attr=call.reads_edge_attr)
+                if is_han(conv) and types is not None:
+                    replaced[call.path] = HanAttention(conv, [name.replace("|", "__") for name in types.relations])
+                else:
+                    replaced[call.path] = RelationConv(conv, call.width, reads_edge_attr=call.reads_edge_attr)
         elif isinstance(step.operation, CallByType):
             path, width = step.operation.path, step.operation.width
             replaced[path] = TypedConv(model.get_submodule(path), width)
@@ -171,3 +185,21 @@ def _replacements(model: nn.Module, program: TracedProgram) -> dict[str, nn.Modu
             assert isinstance(norm, _BatchNorm)
             replaced[step.operation.path] = BatchNorm.of(norm)
     return replaced
+
+
+def _with_sums(program: TracedProgram, paths: Collection[str]) -> TracedProgram:
+    """Return a program that computes the in-edge sums of some convolutions, and passes them as further rows.
+
+    Args:
+        program: The program.
+        paths: Paths of the convolutions in the model.
+    """
+    steps, kinds = [], dict(program.kinds)
+    for step in program.steps:
+        if isinstance(step.operation, WithView) and step.operation.path in paths:
+            sums = replace(step, name=f"{step.name}_sums", operation=SumOverInEdges(step.operation.path))
+            kinds[sums.name] = "rows"
+            steps += [sums, replace(step, args=(*step.args, TracedValue(sums.name)))]
+        else:
+            steps.append(step)
+    return TracedProgram.of(steps, program.result, kinds, program.layers)

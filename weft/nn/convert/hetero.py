@@ -9,7 +9,7 @@ aggregate, all others as calls on one block.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from operator import getitem
 from typing import Any, NamedTuple, Protocol
@@ -118,6 +118,25 @@ class RelationScope(Protocol):
         """
         ...
 
+    def call_over(self, relation: str, width: int, x: Any, x_target: Any) -> Any:
+        """Record a call of the convolution over a relation, and return a proxy of its result.
+
+        Args:
+            relation: Name of the relation.
+            width: Number of columns of the result.
+            x: Proxy of the rows of the sources.
+            x_target: Proxy of the rows of the targets.
+        """
+        ...
+
+    def mean_of_type(self, x: Any) -> Any:
+        """Record a mean over all vertices of a type, and return a proxy of it, repeated for each vertex.
+
+        Args:
+            x: Proxy of the rows of the type.
+        """
+        ...
+
 
 def _sage(scope: RelationScope, conv: Any, x: Any, x_target: Any) -> Any:
     """Convert SAGEConv between two vertex types (Hamilton, Ying, Leskovec 2017, algorithm 1)."""
@@ -131,6 +150,43 @@ def _sage(scope: RelationScope, conv: Any, x: Any, x_target: Any) -> Any:
 def _graph(scope: RelationScope, conv: Any, x: Any, x_target: Any) -> Any:
     """Convert GraphConv between two vertex types (Morris et al. 2019, eq. 3)."""
     return plus_bias(scope.over_relation("lin_rel", REDUCE[conv.aggr], x), conv.lin_rel) + conv.lin_root(x_target)
+
+
+def is_han(conv: Any) -> bool:
+    """Return whether a convolution is PyG's HANConv."""
+    return type(conv).__name__ == "HANConv" and type(conv).__module__.startswith("torch_geometric.nn.conv")
+
+
+def convert_han(
+    scope: RelationScope, conv: Any, rows: dict[str, Any], relations: Iterable[tuple[str, str, str]]
+) -> dict[str, Any]:
+    """Convert HANConv (Wang et al. 2019).
+
+    Args:
+        scope: Records the steps.
+        conv: The convolution.
+        rows: Proxies of the rows by vertex type.
+        relations: Relations of its edges.
+
+    Returns:
+        Proxies of the results by vertex type; None for types without in-edges.
+    """
+    check_parts(conv)
+    transformed = {name: conv.proj[name](x) for name, x in rows.items()}
+    results = dict[str, Any]()
+    for name, x_target in transformed.items():
+        parts = [
+            scope.call_over("|".join((source, relation, target)), conv.out_channels, transformed[source], x_target)
+            for source, relation, target in relations
+            if target == name
+        ]
+        if len(parts) > 1:  # attention over the relations (eqs. 7-9), by the means of a score of each vertex
+            scores = torch.cat([(conv.k_lin(part).tanh() * conv.q).sum(-1, keepdim=True) for part in parts], 1)
+            weights = scope.mean_of_type(scores).softmax(1)
+            first, *others = (weights[:, number : number + 1] * part for number, part in enumerate(parts))
+            parts = [sum(others, start=first)]
+        results[name] = parts[0] if parts else None
+    return results
 
 
 def width_over_relation(conv: Any, *, same_rows: bool, same_type: bool, reads_edge_attr: bool) -> int:

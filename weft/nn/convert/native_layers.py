@@ -19,12 +19,12 @@ from torch.nn import functional
 
 from weft.nn.aggregate.aggregate import Aggregate, Request, WholeLayer
 from weft.nn.aggregate.attention import Attend, AttendEdges, MaskKey
-from weft.nn.aggregate.reduce import Max, Sum
+from weft.nn.aggregate.reduce import LaplacianSum, Max, Sum
 from weft.nn.convert.traced_steps import GraphStep
 from weft.nn.layers.conv import LinearConv
 from weft.nn.layers.norm import BatchNorm
 from weft.nn.layers.phases import Boundary, BoundaryState, PhasedLayer
-from weft.nn.layers.pyg_conv import PyGConv, from_pyg
+from weft.nn.layers.pyg_conv import ConvWithSums, PyGConv, from_pyg
 from weft.nn.layers.relation_attention import combine_heads
 from weft.nn.layers.rgcn import relational_update
 from weft.nn.view import View
@@ -123,6 +123,21 @@ class WithView(GraphStep):
         return Boundary(request=Request(WholeLayer(layer), {"x": x, "own": x}))
 
 
+@dataclass(frozen=True)
+class SumOverInEdges(GraphStep):
+    """Graph step that computes the in-edge sums of a convolution, such as degrees, before the step that calls it."""
+
+    path: str
+    """Path of the convolution in the model."""
+
+    def begin(self, model: nn.Module, view: View, *rows: Tensor) -> Boundary:
+        del view
+        layer = model.get_submodule(self.path)
+        assert isinstance(layer, ConvWithSums)
+        zeros = layer.rows_for_sums(rows)
+        return Boundary(request=Request(WholeLayer(layer), {"x": zeros, "own": zeros}))
+
+
 def pyg_conv_layer(conv: Any, edge_arguments: frozenset[str], row_names: tuple[str, ...]) -> PyGConv:
     """Return a layer that calls a convolution on blocks of edges.
 
@@ -131,7 +146,7 @@ def pyg_conv_layer(conv: Any, edge_arguments: frozenset[str], row_names: tuple[s
         edge_arguments: Names of the edge arguments that the model passes to it.
         row_names: Names of further arguments with rows.
     """
-    layer = from_pyg(conv, reads_edge_attr="edge_attr" in edge_arguments, may_keep_width=True, row_names=row_names)
+    layer = from_pyg(conv, reads_edge_attr="edge_attr" in edge_arguments, in_model=True, row_names=row_names)
     layer.takes &= edge_arguments
     return layer
 
@@ -447,6 +462,21 @@ def _light_gcn(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any
     return step and step(x)
 
 
+def _cheb(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
+    """Convert ChebConv (Defferrard et al. 2016, eqs. 4 and 5).
+
+    The largest entry of the Laplacian L is 1, so PyG scales it to L - I, which is the negative of `LaplacianSum`.
+    """
+    if conv.normalization != "sym" or conv.aggr not in ("add", "sum"):
+        return None
+    op, y, before, term = LaplacianSum(weighted=edge_weight is not None), conv.lins[0](x), x, x
+    for number, lin in enumerate(conv.lins[1:], 1):
+        step = -aggregated(scope, op, term)
+        before, term = term, step if number == 1 else 2 * step - before
+        y = y + lin(term)
+    return y if conv.bias is None else y + conv.bias
+
+
 def _gcn2(scope: LayerScope, conv: Any, *, x: Any, x_0: Any, edge_weight: Any) -> Any:
     """Convert GCN2Conv (Chen et al. 2020, eq. 5)."""
     op = normalized_sum(conv, edge_weight)
@@ -528,6 +558,7 @@ def _simple(scope: LayerScope, conv: Any, *, x: Any, edge_weight: Any) -> Any:
 RULES: dict[str, Callable[..., Any]] = {
     "APPNP": _appnp,
     "ARMAConv": _arma,
+    "ChebConv": _cheb,
     "EGConv": _eg,
     "FastRGCNConv": _rgcn,
     "GatedGraphConv": _gated_graph,

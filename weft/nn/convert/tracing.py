@@ -314,6 +314,39 @@ class Tracer(fx.Tracer):
         proxy.node.meta[hetero.TYPE] = target
         return proxy
 
+    def call_over(self, relation: str, width: int, x: Any, x_target: Any, *, reads_edge_attr: bool = False) -> Any:
+        """Record a call of the convolution over a relation, and return a proxy of its result.
+
+        Args:
+            relation: Name of the relation.
+            width: Number of columns of the result.
+            x: Proxy of the rows of the sources.
+            x_target: Proxy of the rows of the targets.
+            reads_edge_attr: True if the convolution gets edge features.
+        """
+        assert self.types is not None
+        source, _, target = relation.split("|")
+        call = typed_steps.RelationCall(
+            relation=self.types.relations.index(relation),
+            ends=(self.types.names.index(source), self.types.names.index(target)),
+            path=self.path,
+            width=width,
+            reads_edge_attr=reads_edge_attr,
+        )
+        proxy = self.over_graph(call, x, x_target, self.vertex_type)
+        proxy.node.meta[hetero.TYPE] = target
+        return proxy
+
+    def mean_of_type(self, x: Any) -> Any:
+        """Record a mean over all vertices of a type, and return a proxy of it, repeated for each vertex.
+
+        Args:
+            x: Proxy of the rows of the type.
+        """
+        assert self.types is not None
+        number = self.types.names.index(hetero.type_of(x))
+        return self.over_graph(typed_steps.MeanOfType(number, self.types.num_types), self.vertex_type, x)
+
     def create_arg(self, a: Any) -> Any:
         return a if isinstance(a, GraphStep) else super().create_arg(a)
 
@@ -390,15 +423,7 @@ class Tracer(fx.Tracer):
             )
         except InputError as error:
             raise InputError(f"{location}: {error}") from error
-        assert self.types is not None
-        ends = self.types.names.index(source), self.types.names.index(target)
-        number = self.types.relations.index(relation)
-        call = typed_steps.RelationCall(
-            relation=number, ends=ends, path=self.path, width=width, reads_edge_attr=features is not None
-        )
-        proxy = self.over_graph(call, x, x_target, self.vertex_type)
-        proxy.node.meta[hetero.TYPE] = target
-        return proxy
+        return self.call_over(relation, width, x, x_target, reads_edge_attr=features is not None)
 
     def _convolve_types(self, conv: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Convert a convolution over dicts of rows and edges."""
@@ -418,6 +443,9 @@ class Tracer(fx.Tracer):
         lacking = {end for key in edges for end in (key[0], key[2])} - rows.keys()
         if lacking:
             raise InputError(f"{location}: {name} gets edges of {', '.join(sorted(lacking))}, but no rows of them")
+        if hetero.is_han(conv):
+            self.path = self._path(conv)
+            return hetero.convert_han(self, conv, rows, edges)
         targets = getattr(conv, "dst_node_types", {key[2] for key in edges})
         types = CalledTypes(
             tuple(rows),

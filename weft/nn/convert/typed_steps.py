@@ -104,6 +104,43 @@ class LogitsByType(GraphStep):
         return order.join(parts, side_by_side(self.types, parts))
 
 
+def total_of_type(view: View, vertex_type: Tensor, x: Tensor, of_type: int, num_types: int) -> Request:
+    """Return a request for the total of the rows of a vertex type, with their number in a last column.
+
+    Args:
+        view: The graph.
+        vertex_type: Number of each vertex's type, [n, 1].
+        x: Rows of the type, [n_t, F].
+        of_type: Number of the type.
+        num_types: Number of vertex types.
+    """
+    parts = [x, x.new_ones(len(x), 1)]
+    places = side_by_side([of_type] * 2, parts)
+    return Request(Total(), {"x": view.type_order(vertex_type, num_types).join(parts, places)})
+
+
+@dataclass(frozen=True)
+class MeanOfType(GraphStep):
+    """Step that returns the mean over all vertices of a type, for each of their rows."""
+
+    of_type: int
+    """Number of the vertex type."""
+    num_types: int
+    """Number of vertex types, one for all vertices without features."""
+    over_edges = False
+
+    def begin(self, model: nn.Module, view: View, *rows: Tensor) -> Boundary:
+        del model
+        vertex_type, x = rows
+        request = total_of_type(view, vertex_type, x, self.of_type, self.num_types)
+        return Boundary(request=request, rows={"vertex_type": vertex_type})
+
+    def resume(self, model: nn.Module, view: View, state: BoundaryState) -> Tensor:
+        del model
+        mean = state.result[:-1] / state.result[-1].clamp(min=1).detach()
+        return mean.expand(view.type_order(state.rows["vertex_type"], self.num_types).counts[self.of_type], -1)
+
+
 @dataclass(frozen=True)
 class NormByType(GraphStep):
     """Step that applies a batch norm over all vertices of a type."""
@@ -120,12 +157,8 @@ class NormByType(GraphStep):
         (vertex_type, x), norm = rows, cast(BatchNorm, model.get_submodule(self.path))
         if not norm.training:
             return norm.normalize(x, norm.running_mean, norm.running_var)
-        # Rows of other types are zero, and a column counts those of this type.
-        parts = [x, x.new_ones(len(x), 1)]
-        order = view.type_order(vertex_type, self.num_types)
-        joined = order.join(parts, side_by_side([self.of_type] * 2, parts))
-        rows_by_name = {"x": joined, "vertex_type": vertex_type}
-        return Boundary(request=Request(Total(), {"x": joined}), rows=rows_by_name)
+        request = total_of_type(view, vertex_type, x, self.of_type, self.num_types)
+        return Boundary(request=request, rows={**request.rows, "vertex_type": vertex_type})
 
     def resume(self, model: nn.Module, view: View, state: BoundaryState) -> Boundary | Tensor:
         norm, joined = cast(BatchNorm, model.get_submodule(self.path)), state.rows["x"]

@@ -6,12 +6,14 @@ import copy
 import inspect
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from weft.nn.messages import TiledConv, structure_of
+from weft.nn.messages import InEdgeSums, TiledConv, as_matrix, structure_of
 from weft.nn.view import View
 from weft.utils.errors import InputError
 
@@ -24,10 +26,29 @@ ANY_WIDTH = 3
 """Number of columns of rows with which a convolution without matrices is tried."""
 
 
+class RowForm(NamedTuple):
+    """Sizes and type of an argument with a row for each vertex."""
+
+    sizes: tuple[int, ...]
+    """Sizes of a row."""
+    dtype: torch.dtype
+    """Type of the numbers, which may be integers, such as vertex types."""
+
+    @property
+    def width(self) -> int:
+        """Number of columns of a row."""
+        return prod(self.sizes)
+
+    def restored(self, x: Tensor) -> Tensor:
+        """Return floating-point rows x [n, width] in this form."""
+        rows = x.reshape(len(x), *self.sizes)
+        return rows if self.dtype.is_floating_point else rows.to(self.dtype)
+
+
 class RowArguments:
     """Arguments of a convolution that are rows of the vertices, besides the first: `pos` of `conv(x, pos, edge_index)`.
 
-    A layer gets all of them side by side. Copies of a layer share this object, since only a call tells the widths.
+    A layer gets all of them side by side. Copies of a layer share this object, since only a call tells their forms.
 
     Args:
         names: Names of the arguments.
@@ -35,8 +56,8 @@ class RowArguments:
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
-        self.widths: tuple[int, ...] = ()
-        """Number of columns of the first argument and of each of these, in the last call."""
+        self.forms: tuple[RowForm, ...] = ()
+        """Form of the first argument and of each of these, in the last call."""
         self.out_width = 0
         """Number of columns of the result, from a trial; 0: there was none."""
 
@@ -47,10 +68,24 @@ class RowArguments:
         """Return the rows of all arguments side by side.
 
         Args:
-            rows: The first argument and the others, [n, .].
+            rows: The first argument and the others, [n, .], then rows that are no arguments.
         """
-        self.widths = tuple(each.shape[1] for each in rows)
-        return rows[0] if len(rows) == 1 else torch.cat([*rows], 1)
+        self.note_forms(rows)
+        parts = [as_matrix(each).to(rows[0].dtype) for each in rows]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def note_forms(self, rows: Sequence[Tensor]) -> None:
+        """Set the forms of the arguments.
+
+        Args:
+            rows: The first argument and the others, [n, .]; further rows, which are no arguments, are ignored.
+        """
+        self.forms = tuple(RowForm(tuple(each.shape[1:]), each.dtype) for each in rows[: 1 + len(self.names)])
+
+    @property
+    def widths(self) -> list[int]:
+        """Number of columns of the first argument and of each of these."""
+        return [form.width for form in self.forms]
 
     def split(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the first argument, and the others by name.
@@ -60,7 +95,7 @@ class RowArguments:
         """
         if not self.names:
             return x, {}
-        first, *others = x.split(self.widths, 1)
+        first, *others = (form.restored(part) for form, part in zip(self.forms, x.split(self.widths, 1), strict=True))
         return first, dict(zip(self.names, others, strict=True))
 
 
@@ -81,6 +116,8 @@ class PyGConv(nn.Module):
     """The convolution."""
     tiled: TiledConv
     """Runs its message functions in tiles."""
+    sums = InEdgeSums()
+    """Sums over in-edges of sources that it reads."""
 
     def __init__(
         self, conv: Any, out_width: int, *, reads_edge_attr: bool = False, row_names: tuple[str, ...] = ()
@@ -106,12 +143,15 @@ class PyGConv(nn.Module):
         width = self.result_width(sources)  # the first call checks a convolution with further rows
         if sources.device.type == "meta":  # many convolutions read ids of edges, which meta tensors do not have
             weight = sources.new_empty(sources.shape[1], width)
-            return sources[:num_targets] @ weight + sum(t.sum() for t in (sources, *self.parameters()))
+            return sources[:num_targets] @ weight + sum(t.sum() for t in self.tensors_read(sources))
         with self.tiled.replacing() if sources.device.type == "cpu" else nullcontext():
-            rows, others = self._rows(view, sources, num_targets)
-            y: Tensor = call_conv(self.conv, rows, others, edge_index, edge_arguments)
+            y = self._call(view, sources, num_targets, edge_index, edge_arguments)
         drop_results(self.conv)
         return y if self.takes_pair else y[:num_targets]
+
+    def tensors_read(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return the tensors on which the result depends. `x`: the rows of the sources, which come first."""
+        return (x, *self.parameters())
 
     @property
     def cost_key(self) -> Hashable:
@@ -124,14 +164,23 @@ class PyGConv(nn.Module):
         if self.out_width or not self.row_arguments.names:
             return self.out_width or x.shape[1]
         if not self.row_arguments.out_width:
-            first, *widths = self.row_arguments.widths
-            others = dict(zip(self.row_arguments.names, widths, strict=True))
+            first, *forms = self.row_arguments.forms
+            others = dict(zip(self.row_arguments.names, forms, strict=True))
+            in_widths = [first.width]
             with torch.device("cpu"):  # also where tensors are created without data
-                tried = Trial.of(self.conv, needs_edge_attr=self.needs_edge_attr, in_widths=[first], others=others)
-            if tried is None or not tried.reads_sources_alone:
+                tried = Trial.of(self.conv, needs_edge_attr=self.needs_edge_attr, in_widths=in_widths, others=others)
+            if tried is None or tried.sums != self.sums:
                 raise reads_more(self.conv)
             self.row_arguments.out_width = tried.out_width
         return self.row_arguments.out_width
+
+    def _call(
+        self, view: Any, sources: Tensor, num_targets: int, edge_index: Tensor, edge_arguments: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Return the result of the convolution on a block."""
+        rows, others = self._rows(view, sources, num_targets)
+        result: Tensor = call_conv(self.conv, rows, others, edge_index, edge_arguments)
+        return result
 
     def _rows(self, view: Any, sources: Tensor, num_targets: int) -> tuple[Any, dict[str, Tensor]]:
         """Return the convolution's first argument, and further rows by name."""
@@ -166,6 +215,59 @@ class PyGConv(nn.Module):
             if wanted and features is not None:
                 arguments["edge_attr"] = features
         return arguments
+
+
+class ConvWithSums(PyGConv):
+    """Layer that calls a PyG convolution which reads sums over the in-edges of sources, such as their degrees.
+
+    A model calls it twice: with one column (`rows_for_sums`) it returns the sums of the targets. With the sums as last
+    columns of the rows, it returns the convolution's result.
+
+    Args:
+        conv: The convolution.
+        out_width: Columns of its result, as in `PyGConv`.
+        sums: The sums.
+        **options: Further arguments of `PyGConv`.
+    """
+
+    def __init__(self, conv: Any, out_width: int, sums: InEdgeSums, **options: Any) -> None:
+        super().__init__(conv, out_width, **options)
+        self.sums = sums
+
+    def rows_for_sums(self, rows: Sequence[Tensor]) -> Tensor:
+        """Return rows [n, 1] from which the layer computes the sums, which depend on no rows.
+
+        Args:
+            rows: The convolution's arguments with rows [n, .].
+        """
+        self.row_arguments.note_forms(rows)
+        return rows[0].new_zeros(len(rows[0]), 1)
+
+    def result_width(self, x: Tensor) -> int:
+        return self.sums.width if x.shape[1] == 1 else super().result_width(x[:, : -self.sums.width])
+
+    def tensors_read(self, x: Tensor) -> tuple[Tensor, ...]:
+        return super().tensors_read(x) if x.shape[1] > 1 or self.sums.learned else (x,)
+
+    def _edge_arguments(self, view: View, in_width: int) -> dict[str, Tensor]:
+        del in_width
+        return super()._edge_arguments(view, self.row_arguments.widths[0])
+
+    def _call(
+        self, view: Any, sources: Tensor, num_targets: int, edge_index: Tensor, edge_arguments: Mapping[str, Tensor]
+    ) -> Tensor:
+        width = sum(self.row_arguments.widths)
+        if sources.shape[1] == 1:
+            zeros = sources.expand(-1, width)
+            call = partial(super()._call, view, zeros, num_targets, edge_index, edge_arguments)
+            return self.sums.compute(call).to(sources.dtype)
+        rows, sums = sources.split([width, self.sums.width], 1)
+        if len(sums) > num_targets:  # empty slots of a chunk have sums of 0, of which roots and powers may be infinite
+            is_read = sums.new_zeros(len(sums), 1, dtype=torch.bool)
+            is_read[:num_targets] = is_read[edge_index[0]] = True
+            sums = sums.where(is_read, 1.0)
+        with self.sums.replacing(sums):
+            return super()._call(view, rows, num_targets, edge_index, edge_arguments)
 
 
 def share_programs(model: nn.Module) -> None:
@@ -224,7 +326,7 @@ def share_tensors(wrapper: nn.Module, module: nn.Module) -> None:
 
 
 def from_pyg(
-    conv: Any, *, reads_edge_attr: bool = False, may_keep_width: bool = False, row_names: tuple[str, ...] = ()
+    conv: Any, *, reads_edge_attr: bool = False, in_model: bool = False, row_names: tuple[str, ...] = ()
 ) -> PyGConv:
     """Return a layer for weft.nn.Stack from a PyG convolution such as SAGEConv, GATv2Conv or TransformerConv.
 
@@ -234,43 +336,50 @@ def from_pyg(
     Args:
         conv: The convolution.
         reads_edge_attr: True if the model calls the convolution with edge features.
-        may_keep_width: True to accept a convolution whose result has as many columns as its rows, whatever their
-            number. Its `out_width` is 0.
+        in_model: True for a layer of a converted model. The convolution may then read in-edge sums of sources, such as
+            their degrees (`ConvWithSums`), and its result may have as many columns as its rows, whatever their number
+            (`out_width` is 0).
         row_names: Names of further arguments with rows of the vertices, such as `pos`.
 
     Raises:
         InputError: See `checked_width`.
     """
+    options: dict[str, Any] = {"reads_edge_attr": reads_edge_attr, "row_names": row_names}
+    width = 0
     if row_names:  # their widths, and with them the result's, are known in a call
         check_parts(conv)
-        return PyGConv(conv, 0, reads_edge_attr=reads_edge_attr, row_names=row_names)
-    width = checked_width(conv, reads_edge_attr=reads_edge_attr, may_keep_width=may_keep_width)
-    return PyGConv(conv, width, reads_edge_attr=reads_edge_attr)
+    else:
+        width = checked_width(conv, reads_edge_attr=reads_edge_attr, in_model=in_model)
+    if in_model and (row_names or not takes_pair(conv)):
+        needs_edge_attr = reads_edge_attr or requires_edge_attr(conv)
+        tried = Trial.of(conv, needs_edge_attr=needs_edge_attr, others=dict.fromkeys(row_names))
+        if tried and tried.sums and tried.sums.calls:
+            return ConvWithSums(conv, width, tried.sums, **options)
+    return PyGConv(conv, width, **options)
 
 
-def checked_width(conv: Any, *, reads_edge_attr: bool = False, may_keep_width: bool = False) -> int:
+def checked_width(conv: Any, *, reads_edge_attr: bool = False, in_model: bool = False) -> int:
     """Return the number of columns of the result of a PyG convolution, if it can run on blocks of edges.
 
     Args:
         conv: The convolution.
         reads_edge_attr: True if the model calls the convolution with edge features.
-        may_keep_width: True to return 0 for a convolution whose result has as many columns as its rows.
+        in_model: True to accept in-edge sums of sources, and to return 0 for a convolution whose result has as many
+            columns as its rows.
 
     Raises:
         InputError: The convolution reads more of the graph than the in-edges of its targets (GCNConv: the degrees of
-            sources), contains dropout or a batch norm, or depends on the largest degree.
+            sources, unless `in_model`), contains dropout or a batch norm, or depends on the largest degree.
     """
-    name = type(conv).__name__
-    if getattr(conv, "cached", False):
-        raise InputError(f"{name} with cached=True reuses the edges of its first call: remove cached=True")
-    needs_edge_attr = reads_edge_attr or requires_edge_attr(conv)
-    tried = None if takes_pair(conv) and out_width_of(conv) else Trial.of(conv, needs_edge_attr=needs_edge_attr)
-    if not takes_pair(conv) and not (tried and tried.reads_sources_alone):
-        raise reads_more(conv)
     check_parts(conv)
+    name, needs_edge_attr = type(conv).__name__, reads_edge_attr or requires_edge_attr(conv)
+    tried = None if takes_pair(conv) and out_width_of(conv) else Trial.of(conv, needs_edge_attr=needs_edge_attr)
+    sums = None if tried is None else tried.sums
+    if not takes_pair(conv) and (sums is None or (sums.calls and not in_model)):
+        raise reads_more(conv)
     has_matrix = any(parameter.dim() > 1 for parameter in conv.parameters())  # else any width may run in a trial
     width = out_width_of(conv) or (tried.out_width if tried and has_matrix else 0)
-    if not width and not (may_keep_width and keeps_width(conv, needs_edge_attr=needs_edge_attr)):
+    if not width and not (in_model and keeps_width(conv, needs_edge_attr=needs_edge_attr)):
         raise InputError(f"{name} has no attribute out_channels: use weft.nn.PyGConv(conv, out_width)")
     return width
 
@@ -280,7 +389,7 @@ def reads_more(conv: Any) -> InputError:
     return InputError(
         f"{type(conv).__name__}{_options_of(conv)} reads more of the graph than the in-edges of a vertex, such as the "
         "degrees of its neighbours, which a rank does not store: let message() depend on x_i, x_j and edge_attr only; "
-        "in a model for weft.nn.convert, use GCNConv, GCN2Conv, APPNP or SGConv with their default options"
+        "in a model for weft.nn.convert, forward may also sum over in-edges, as gcn_norm and degree(edge_index[1]) do"
     )
 
 
@@ -291,9 +400,11 @@ def check_parts(conv: Any) -> None:
         conv: The convolution.
 
     Raises:
-        InputError: It contains dropout or a batch norm, or depends on the largest degree.
+        InputError: It contains dropout or a batch norm, depends on the largest degree, or caches edges.
     """
     name = type(conv).__name__
+    if getattr(conv, "cached", False):
+        raise InputError(f"{name} with cached=True reuses the edges of its first call: remove cached=True")
     for part in conv.modules():
         p = dropout_of(part)
         if p:
@@ -359,8 +470,9 @@ def keeps_width(conv: Any, *, needs_edge_attr: bool) -> bool:
 class Trial(NamedTuple):
     """Properties of a convolution, from running it on a few random rows and edges."""
 
-    reads_sources_alone: bool
-    """True if a target's row does not change when in-edges of other vertices are removed."""
+    sums: InEdgeSums | None
+    """In-edge sums of sources that a target's row depends on; None if it depends on yet more than the in-edges of
+    the target."""
     out_width: int
     """Number of columns of the result."""
 
@@ -371,7 +483,7 @@ class Trial(NamedTuple):
         *,
         needs_edge_attr: bool = False,
         in_widths: Sequence[int] = (),
-        others: Mapping[str, int] | None = None,
+        others: Mapping[str, RowForm | None] | None = None,
     ) -> Trial | None:
         """Run a convolution on random rows.
 
@@ -379,18 +491,19 @@ class Trial(NamedTuple):
             conv: The convolution, which is not changed.
             needs_edge_attr: True if it must be called with edge features.
             in_widths: Candidate numbers of columns of the rows; empty: those that the shapes of its parameters suggest.
-            others: Number of columns of further arguments with rows, by name.
+            others: Form of further arguments with rows, by name; None: that of the rows.
 
         Returns:
             The result, or None if it fails for every candidate width.
         """
         # 1. Draw random edges, and a copy with only the in-edges of the first vertices, the targets.
         # 2. For each candidate width of rows and of edge features, run the convolution on both.
-        # 3. At the first width that works, compare the rows of the targets.
+        # 3. At the first width that works, compare the rows of the targets. If they differ, run it once more on the
+        #    copy, with the in-edge sums of all vertices.
         random = torch.Generator().manual_seed(0)
         targets, num_vertices = 6, 12
         edge_index = torch.randint(num_vertices, (2, 5 * num_vertices), generator=random)
-        partial_edges = edge_index[:, edge_index[1] < targets]
+        partial_edges, other_edges = edge_index[:, edge_index[1] < targets], edge_index[:, edge_index[1] >= targets]
         conv = with_data(copy.deepcopy(conv)).eval()
         dtype = next((parameter.dtype for parameter in conv.parameters()), torch.float32)
         sizes = [size for parameter in conv.parameters() for size in reversed(parameter.shape[:2])]
@@ -407,20 +520,42 @@ class Trial(NamedTuple):
             if width < 1:
                 continue
             x, *more = (
-                torch.randn(num_vertices, num_columns, dtype=dtype, generator=random)
-                for num_columns in (width, *(others or {}).values())
+                torch.randn(num_vertices, *(form.sizes if form else (width,)), dtype=dtype, generator=random)
+                for form in (None, *(others or {}).values())
             )
-            rows = dict(zip(others or {}, more, strict=True))
+            integers = [form is not None and not form.dtype.is_floating_point for form in (others or {}).values()]
+            more = [rows.long() * 0 if each else rows for rows, each in zip(more, integers, strict=True)]
+
+            def run(edges: Tensor, first: Tensor, *rest: Tensor, columns: int = columns) -> Tensor:
+                arguments = _trial_arguments(conv, edges.shape[1], columns, dtype)
+                rows = dict(zip(others or {}, rest, strict=True))
+                result: Tensor = call_conv(conv, first, rows, edges, arguments)
+                return result
+
             try:
                 with torch.no_grad():
-                    whole, part = (
-                        call_conv(conv, x, rows, edges, _trial_arguments(conv, edges.shape[1], columns, dtype))
-                        for edges in (edge_index, partial_edges)
-                    )
+                    whole, part = (run(edges, x, *more)[:targets] for edges in (edge_index, partial_edges))
+                    out_width = whole.shape[1]
+                    if _is_close(whole, part):
+                        return cls(InEdgeSums(), out_width)
+                    zeros = [torch.zeros_like(rows) for rows in (x, *more)]  # sums must not depend on rows
+                    with torch.enable_grad():
+                        (sums, first), (others_sums, last) = (
+                            InEdgeSums.before_messages(conv, partial(run, edges, *zeros), num_vertices)
+                            for edges in (partial_edges, other_edges)
+                        )
+                    if not sums.calls or sums != others_sums:
+                        return cls(None, out_width)
+                    with sums.replacing(torch.cat([first[:targets], last[targets:]]).detach()):
+                        part = run(partial_edges, x, *more)[:targets]
+                    return cls(sums if _is_close(whole, part) else None, out_width)
             except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
                 continue
-            return cls(torch.allclose(whole[:targets], part[:targets], rtol=1e-4, atol=1e-6), whole.shape[1])
         return None
+
+
+def _is_close(rows: Tensor, others: Tensor) -> bool:
+    return torch.allclose(rows, others, rtol=1e-4, atol=1e-6)
 
 
 def with_data(conv: nn.Module) -> nn.Module:

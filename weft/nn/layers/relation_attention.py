@@ -98,6 +98,22 @@ def transform_each(products: Sequence[tuple[Tensor, Transform]]) -> Iterator[Ten
     return (transformed.pop(number) for number in range(len(products)))
 
 
+def attend_rows(conv: Any, relation: str, adjacency: Adjacency, sources: Tensor, targets: Tensor) -> Tensor:
+    """Return the attention of HANConv over one relation (Wang et al. 2019, eqs. 2-5), whose rows are transformed.
+
+    Args:
+        conv: The convolution.
+        relation: Name of its parameters for the relation.
+        adjacency: Edges of the relation.
+        sources: Rows of the sources, [s, H D].
+        targets: Rows of the targets, [n, H D].
+    """
+    of_sources, of_targets = (by_head(part[relation][0]) for part in (conv.lin_src, conv.lin_dst))
+    bounds = even_heads(sources.shape[1], conv.heads)
+    logits = sources @ of_sources, targets @ of_targets
+    return torch.relu(attend(adjacency, sources, *logits, bounds=bounds, slope=conv.negative_slope))
+
+
 def combine_heads(conv: Any, y: Any, x: Any) -> Any:
     """Return the output of an attention convolution.
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from weft.data import Adjacency
 from weft.nn.aggregate.typed_block import Place, RelationEdges, TypedBlock
 from weft.nn.layers.pyg_conv import PyGConv
-from weft.nn.layers.relation_attention import AttentionCall, attend_relations, native_attention
+from weft.nn.layers.relation_attention import AttentionCall, attend_relations, attend_rows, native_attention
 from weft.nn.view import View
 
 
@@ -58,6 +58,11 @@ class RelationBlock:
         return self._edges.adjacency(num_sources, self._num_targets)
 
     @property
+    def relation(self) -> int:
+        """Number of the relation."""
+        return self._relation[0]
+
+    @property
     def edge_features(self) -> Tensor | None:
         """Features of the edges, [E, K], in their order; None if the graph has none."""
         features = self._view.edge_features
@@ -98,16 +103,39 @@ class RelationConv(PyGConv):
             view: The edges.
             x: Rows of the sources, [s, .].
         """
+        return AttentionCall(self.conv, *self._endpoints(view, x))
+
+    def _endpoints(self, view: RelationBlock, x: Tensor) -> tuple[Adjacency, Tensor, Tensor]:
+        """Return the edges of the relation, and the rows of their sources and targets."""
         adjacency = view.adjacency(len(x))
         targets = view.target_rows
         if targets is None:
             targets = x if adjacency.num_targets == len(x) else x[: adjacency.num_targets]
-        return AttentionCall(self.conv, adjacency, x, targets)
+        return adjacency, x, targets
 
     def _rows(self, view: Any, sources: Tensor, num_targets: int) -> tuple[Any, dict[str, Tensor]]:
         if view.target_rows is None:
             return super()._rows(view, sources, num_targets)
         return (sources, view.target_rows), {}
+
+
+class HanAttention(RelationConv):
+    """Layer that computes the attention of PyG's HANConv on the edges of one of its relations, by weft's kernel.
+
+    Args:
+        conv: The convolution.
+        relations: Name of its parameters for each relation of the graph.
+    """
+
+    def __init__(self, conv: Any, relations: Sequence[str]) -> None:
+        super().__init__(conv, conv.out_channels)
+        self.relations = relations
+
+    def forward(self, view: Any, x: Tensor) -> Tensor:
+        if x.device.type == "meta":
+            return super().forward(view, x)
+        relation = getattr(view, "relation", 0)  # any one, to count the cost
+        return attend_rows(self.conv, self.relations[relation], *self._endpoints(view, x))
 
 
 class RelationConvs(nn.Module):
@@ -146,6 +174,8 @@ class RelationConvs(nn.Module):
             rows: Rows of the sources, for each argument.
         """
         convs: Sequence[RelationConv] = self.__dict__["convs"]
+        if any(isinstance(conv, HanAttention) for conv in convs):  # its kernel would copy them for each relation
+            rows = [x.contiguous() for x in rows]
         counts = [block.num_targets_of(place.of_type) for place in self.places]
         # Convolutions that read the same rows get the same tensor, so that `attend_relations` transforms it once.
         targets = [x if count == len(x) else x[:count] for x, count in zip(rows, counts, strict=True)]

@@ -3,10 +3,12 @@
 Reading order: tiled_conv (which calls of a convolution are replaced), structure (which convolutions share programs),
 messages (what happens in a call), trace (a message function as a graph of ATen operations), parts (what runs on
 vertices before and after the edges), operations, values and aten_operations (the graph as a list of operations),
-program (its run on all edges, by csrc/messages.h).
+program (its run on all edges, by csrc/messages.h). in_edge_sums: what a convolution computes on edges before its
+messages, such as degrees.
 """
 
+from weft.nn.messages.in_edge_sums import InEdgeSums, as_matrix
 from weft.nn.messages.structure import structure_of
 from weft.nn.messages.tiled_conv import TiledConv
 
-__all__ = ["TiledConv", "structure_of"]
+__all__ = ["InEdgeSums", "TiledConv", "as_matrix", "structure_of"]

@@ -296,5 +296,5 @@ def run_counted_conv(
         gradient=sources.requires_grad,
     ).on(view.block_size)
     counter.position = position
-    read = (sources, *(() if targets is None else (targets,)), *layer.parameters())
+    read = (*layer.tensors_read(sources), *(() if targets is None else (targets,)))
     return CountedConv.apply(counter, cost, shape, *read)  # type: ignore[no-untyped-call]

@@ -52,8 +52,10 @@ class MetaTopology(Topology):
             self._factors = torch.empty(num_sources, dtype=dtype), torch.empty(num_targets, dtype=dtype)
             self._relation_scale = Scale(target=torch.empty(sum(totals), dtype=dtype))
             self.edge_index = torch.empty(2, num_edges, dtype=torch.int64)
+            coefficients = torch.empty(num_edges, dtype=dtype)
             features = [torch.empty(number, num_features, dtype=dtype) for number in (num_edges, num_targets)]
         self.features_with_loops = EdgeFeatures(*features) if num_features else None
+        self._laplacian = adjacency.with_weight(coefficients)
         self.relation_rows = RelationRows(
             counts=relation_rows[part],
             sums=Adjacency.without_data(totals[part], num_targets if num_own is None else num_own, totals[part]),
@@ -70,6 +72,10 @@ class MetaTopology(Topology):
             "mean": Scale(target=target),
         }
         return Scale() if norm is None else scales[norm]
+
+    def laplacian(self, weighted: bool, dtype: torch.dtype) -> Adjacency:
+        del weighted, dtype
+        return self._laplacian
 
     def relation_scale(self, dtype: torch.dtype) -> Scale:
         del dtype

@@ -106,7 +106,7 @@ class MiniBatchPlan(ResidentPlan):
         """Check that accumulated batches have an effect, and the results of one batch that joins them.
 
         Raises:
-            InputError: An epoch has fewer batches, or the model has batch norm, which mixes the rows of a batch.
+            InputError: An epoch has fewer batches, or the model has batch norm or the like, which mixes a batch's rows.
         """
         flag = f"--accumulate-grad-batches {self.options.accumulate_grad_batches}"
         if self.options.accumulate_grad_batches > self.num_steps:
@@ -115,8 +115,8 @@ class MiniBatchPlan(ResidentPlan):
             raise InputError(f"{flag}: an epoch has {batches}: {remedy}")
         if any(isinstance(op.op, Total) for op in operations):
             raise InputError(
-                f"{flag}: batch norm would normalize over each batch, not over all that are accumulated: give another "
-                "--norm, or a larger --batch-size"
+                f"{flag}: means over vertices, as of batch norm or HANConv, would be those of each batch, not of all "
+                "that are accumulated: give another --norm, or a larger --batch-size"
             )
 
     def make_layout(self) -> VertexLayout:
@@ -164,8 +164,8 @@ class MiniBatchPlan(ResidentPlan):
         """
         if any(isinstance(op.op, Total) for op in operations):
             raise InputError(
-                f"--strategy {self.name}: batch norm would count a vertex once for each rank that computes it: give "
-                "--strategy split, or another --norm"
+                f"--strategy {self.name}: means over vertices, as of batch norm or HANConv, would count a vertex once "
+                "for each rank that computes it: give --strategy split, or another --norm"
             )
         if embeddings(self.work.model):
             raise InputError(
