@@ -33,11 +33,13 @@ from weft.nn import Workload, make_model
 from weft.parallel.blocks.blocks import Halos
 from weft.parallel.chunks.run.chunk_runtime import Runtime
 from weft.parallel.columns.chunking import CutSizes
+from weft.parallel.columns.column_pass import ColumnRounds
 from weft.parallel.columns.meta_rounds import InlineExecutor
 from weft.parallel.exchange import Exchange
 from weft.runtime.memory.tensor_peak import TensorPeak
 from weft.strategies import Placed, get_strategy
 from weft.strategies.resident import ResidentPlaced, ResidentPlan
+from weft.strategies.tensor import plan as tensor_plan
 from weft.strategies.tensor.plan import TensorOptions, TensorPlan
 from weft.strategies.vertex.plan import CommunicatedPlan
 from weft.strategies.vertex.stale import StalePlan
@@ -307,6 +309,24 @@ def test_the_limit_applies_to_the_device_of_the_chunks() -> None:
     assert 0 < on_cuda.peak_memory().host < on_cpu.peak_memory().host + on_cpu.peak_memory().device
     assert 2 * on_cpu.peak_memory().disk > on_cuda.peak_memory().disk > on_cpu.peak_memory().disk > whole.disk == 0
     assert on_cpu.memory() < TensorPlan(work, 2, TensorOptions(chunks=9)).memory()
+
+
+def test_files_of_chunks_have_the_estimated_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files contain the rounds, and rows that later passes and evaluations reuse."""
+    work, rounds = chunk_workload("gatv2", decoupled=False), list[ColumnRounds]()
+    options = TensorOptions(device_memory=8 * TensorPlan(work, 1).least_bytes())
+    plan = TensorPlan(work, 1, options)
+
+    def recorded(*arguments: Any) -> ColumnRounds:
+        rounds.append(ColumnRounds(*arguments))
+        return rounds[-1]
+
+    monkeypatch.setattr(tensor_plan, "ColumnRounds", recorded)
+    placed = plan.place(Group())
+    placed.forward(placed.evaluation(0))
+    step_peaks(placed, epochs=1)
+    num_bytes = [each.array_file.num_bytes + sum(rows.num_bytes for rows in each.pool.free_rows) for each in rounds]
+    assert plan.peak_memory().disk == sum(num_bytes)
 
 
 def step_bytes(group: Group, strategy: str, model: str, rows: torch.dtype | None = None) -> tuple[int, int]:
