@@ -284,6 +284,39 @@ class MemoryRows:
         self._rows = self._rows.new_empty(0, self.width)
 
 
+class MetaRows(MemoryRows):
+    """Rows of a file without data, on the meta device: only copies of rows are allocated.
+
+    Args:
+        num_rows: Number of rows, n.
+        width: Width of a row, F.
+        dtype: Dtype of the rows.
+    """
+
+    def __init__(self, num_rows: int, width: int, dtype: torch.dtype) -> None:
+        super().__init__(1, width, dtype, torch.device("meta"))
+        self.num_rows, self.num_bytes = num_rows, num_rows * width * dtype.itemsize
+        self._rows = self._rows.expand(num_rows, -1)
+
+    def read(self, first: int, end: int) -> Tensor:
+        return self._rows.new_empty(end - first, self.width)
+
+    def load(self, first: int, end: int) -> Tensor:
+        return self.read(first, end)
+
+    def write(self, first: int, rows: Tensor) -> None:
+        pass
+
+    def gather(self, rows: Tensor, out: Tensor, positions: Tensor | None = None) -> None:
+        pass
+
+    def add(self, rows: Tensor, values: Tensor, positions: Tensor | None = None) -> None:
+        pass
+
+    def clear(self) -> None:
+        pass
+
+
 class IndexedRows(MemoryRows):
     """Read-only rows `table[ids]` of a constant host table [N, F], for an asynchronous device.
 
@@ -338,6 +371,8 @@ def _run(positions: Tensor | None, count: int) -> slice | None:
     """Return `count` positions as a slice if they are consecutive, else None. Positions None means the first ones."""
     if positions is None or not count:
         return slice(0, count)
+    if positions.is_meta:
+        return None
     first = int(positions[0])
     consecutive = torch.equal(positions.to("cpu"), torch.arange(first, first + count))
     return slice(first, first + count) if consecutive else None
@@ -356,6 +391,7 @@ def host_rows(
     """Return rows for a device with the interface of HostRows.
 
     They are in the device's memory if `in_memory`; else on the host: in a file, or, for a GPU without a folder, pinned.
+    On the meta device, rows in a file have no data.
 
     Args:
         num_rows: Number of rows.
@@ -368,6 +404,8 @@ def host_rows(
     """
     if in_memory:
         return MemoryRows(num_rows, width, dtype, device)
+    if device.type == "meta":
+        return MetaRows(num_rows, width, dtype)
     if staging.streams.asynchronous and folder is None:
         return MemoryRows(num_rows, width, dtype, device, staging)
     return HostRows(num_rows, width, dtype, folder, staging)

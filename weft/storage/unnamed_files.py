@@ -244,6 +244,11 @@ class ArrayMemory:
         self._arrays.append(tensor.contiguous())
         return ArrayRef(len(self._arrays) - 1, tuple(tensor.shape), tensor.dtype)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(array.nbytes for array in self._arrays)
+
     def get(self, ref: ArrayRef) -> Tensor:
         """Return a stored array."""
         return self._arrays[ref.offset]
@@ -277,3 +282,17 @@ class ArrayFile:
     def close(self) -> None:
         """Close the file, which frees its space."""
         self._file.close()
+
+
+class MetaArrayFile(ArrayFile):
+    """Array file for meta tensors: it counts the bytes of its arrays, and allocates those that are read."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+
+    def put(self, tensor: Tensor) -> ArrayRef:
+        self.num_bytes += tensor.nbytes
+        return ArrayRef(0, tuple(tensor.shape), tensor.dtype)
+
+    def get(self, ref: ArrayRef) -> Tensor:
+        return torch.empty(ref.shape, dtype=ref.dtype, device="meta")

@@ -144,7 +144,8 @@ class ColumnPass:
             shared: Tensors of the aggregate that all rows share, by name.
         """
         shared_tensors = [shared[name].to(self.runtime.device) for name in self.op.shared]
-        y: Tensor = _Chunked.apply(x, self, *shared_tensors)  # type: ignore[no-untyped-call]
+        records = torch.is_grad_enabled()  # always false in `forward`
+        y: Tensor = _Chunked.apply(x, self, records, *shared_tensors)  # type: ignore[no-untyped-call]
         return y
 
     def forward(self, x: Tensor, *, differentiable: bool) -> Tensor:
@@ -307,13 +308,13 @@ class _Chunked(Function):
     """Autograd function of a `ColumnPass`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, run: ColumnPass, *shared: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, run: ColumnPass, records: bool, *shared: Tensor) -> Tensor:
         ctx.run = run
         run.activations.shared = {name: tensor.detach() for name, tensor in zip(run.op.shared, shared, strict=True)}
-        return run.forward(x.detach(), differentiable=any(ctx.needs_input_grad))
+        return run.forward(x.detach(), differentiable=records and any(ctx.needs_input_grad))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         rows, shared = ctx.run.backward(grad)
-        return rows, None, *(shared.get(name) for name in ctx.run.op.shared)
+        return rows, None, None, *(shared.get(name) for name in ctx.run.op.shared)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, islice, pairwise
 
@@ -70,6 +70,34 @@ class ExchangePlan:
         all_rows = torch.arange(block.num_targets, device=device)
         no_rows = (None,) * (len(targets) - 1)
         return cls(receives=(assignment(all_rows), *no_rows), sends=(*no_rows, assign_results(torch.cat(results))))
+
+    def without_data(self) -> ExchangePlan:
+        """Return the same sets of rows on the meta device, where they have only sizes."""
+        receives, sends = (
+            tuple(rows and replace(rows, ids=rows.ids.to("meta"), positions=rows.positions.to("meta")) for rows in sets)
+            for sets in (self.receives, self.sends)
+        )
+        return ExchangePlan(receives=receives, sends=sends)
+
+    def of_chunks(self, groups: Sequence[range]) -> ExchangePlan:
+        """Return the plan with one set before, and one after, each group of chunks."""
+        receives, sends = (
+            tuple(joined([sets[number] for number in group]) for group in groups)
+            for sets in (self.receives, self.sends)
+        )
+        return ExchangePlan(receives=receives, sends=sends)
+
+
+def joined(sets: Sequence[RowSet | None]) -> RowSet | None:
+    """Return the union of disjoint sets of rows, not ordered by rank; None if all are empty."""
+    rows = [each for each in sets if each is not None]
+    if not rows:
+        return None
+    return RowSet(
+        ids=torch.cat([each.ids for each in rows]),
+        counts=tuple(map(sum, zip(*(each.counts for each in rows), strict=True))),
+        positions=torch.cat([each.positions for each in rows]),
+    )
 
 
 def first_read(block: Adjacency, bounds: Sequence[int]) -> Iterator[Tensor]:

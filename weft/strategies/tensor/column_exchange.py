@@ -36,9 +36,9 @@ from weft.nn import (
     Workload,
 )
 from weft.parallel.chunks.run.slots import Way
-from weft.parallel.columns.column_memory import PassSizes, SetSize
 from weft.parallel.columns.column_pass import ColumnPass, ColumnRounds
 from weft.parallel.columns.exchange_plan import AssignedRelations
+from weft.parallel.columns.pass_sizes import PassSizes, SetSize
 from weft.parallel.exchange import Exchange
 from weft.parallel.operations import AggregateSize, aggregate
 from weft.runtime.kernel_call import KernelCall
@@ -215,7 +215,7 @@ def chunk_transfers(sizes: PassSizes, number: int) -> tuple[list[Operation], lis
     itemsize = sizes.itemsize * on_host
     read_bytes = itemsize * sum(map(sizes.read_width, range(steps)))
     target_bytes = itemsize * steps * (end - first) * sizes.target_width
-    result_bytes = itemsize * steps * sizes.results[number] * sizes.outbound.this_rank
+    result_bytes = itemsize * steps * sizes.results[number] * sizes.width
     load_bytes, write_back_bytes = sizes.cut.loads[number] * read_bytes, sizes.cut.write_backs[number] * read_bytes
 
     def loads(way: Way, sources: int, *, first: int, rows: bool = True) -> list[Operation]:

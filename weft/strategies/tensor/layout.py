@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
@@ -10,7 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from weft.comm import Group, column_layout, even_bounds
+from weft.comm import Group, even_bounds
 from weft.config.strategy_flags import ChunkFlags
 from weft.cost import Operation
 from weft.nn import (
@@ -29,7 +30,8 @@ from weft.parallel.blocks.blocks import Block
 from weft.parallel.blocks.meta_blocks import MetaRank, meta_blocks
 from weft.parallel.blocks.vertex_layout import VertexLayout
 from weft.parallel.columns.chunking import Chunking, by_chunk
-from weft.parallel.columns.column_memory import ExchangeColumns, PassSizes, SetSize
+from weft.parallel.columns.meta_rounds import MetaRounds
+from weft.parallel.columns.pass_sizes import PassSizes, SetSize
 from weft.parallel.exchange import Exchange
 from weft.parallel.layout import Layout
 from weft.parallel.operations import AggregateSize
@@ -37,7 +39,7 @@ from weft.runtime.native import count_parts
 from weft.strategies.base import Options
 from weft.strategies.tensor.attention_columns import AttentionPlan
 from weft.strategies.tensor.column_exchange import operations
-from weft.strategies.tensor.meta_exchange import MetaChunks, MetaColumns, pass_key
+from weft.strategies.tensor.meta_exchange import MetaColumns
 from weft.strategies.tensor.pruned_exchange import LayerRows, PrunedColumns
 
 EDGE_ID_BYTES = 8
@@ -67,6 +69,8 @@ class TensorLayout(Layout):
         self.options = options
         self.chunking = self._make_chunking()
         """Chunks of aggregates; None if no option requests them."""
+        self.meta_rounds: defaultdict[int, dict[tuple[Aggregate, int], MetaRounds]] = defaultdict(dict)
+        """Rounds without data over which estimates of a rank's memory have run, by aggregate and its columns."""
         self.pruned = None if work.receptive_field is None else VertexLayout.of_receptive_field(work, ONE_DEVICE)
         """Rows and blocks of the receptive field on a single rank; None: the whole graph."""
 
@@ -173,7 +177,10 @@ class TensorLayout(Layout):
             return []
         attention = self.attention(op.op, op.hop) if isinstance(op.op, EdgeSoftmax) else None
         explanation = attention.explain(self.work.itemsize, self.num_remote) if attention and self.size > 1 else ""
-        sizes = None if self.chunking is None else self.pass_sizes(op, rank, self.chunking)
+        sizes = None
+        if self.chunking is not None:
+            assert isinstance(op.op, Aggregate)
+            sizes = self.pass_sizes(op.op, op.width, op.steps, rank, self.chunking)
         rows = self.layer_bounds(op.hop)[-1]
         whole = AggregateSize(rows, rows, self.work.stats.fresh_share)
         return operations(
@@ -191,12 +198,11 @@ class TensorLayout(Layout):
     def meta_exchanges(self, rank: int, *, training: bool) -> Sequence[Exchange]:
         work, group = self.work, Group(rank, self.size, device="meta")
         if self.chunking is not None:
-            operations = [op for op in work.outline(self.traits, training=training) if op.is_aggregate]
-            sizes = {pass_key(op): self.pass_sizes(op, rank, self.chunking) for op in operations}
-            passes = {key: (each.kernel_memory(), each.num_local) for key, each in sizes.items()}
-            return [MetaChunks(work, self.layer_sizes(rank), passes, group)] * work.num_stages
+            return self._meta_chunks(self.chunking, group, training=training)
         if self.pruned is None:
-            return [MetaColumns(work, self.row_bounds, self.relation_rows, group, self.attention)] * work.num_stages
+            num_own = self.layer_sizes(rank).rows[0]
+            columns = MetaColumns(work, self.row_bounds, self.relation_rows, group, self.attention, num_own=num_own)
+            return [columns] * work.num_stages
         placed = MetaRank(work, Group(device="meta"))
         blocks, whole = meta_blocks(placed, self.pruned.blocks, (), (), self.pruned.make_halo), placed.topology
         exchanges = self.pruned_exchanges(blocks, whole, whole.ids.new_empty(self.layer_sizes(rank).rows[0]), group)
@@ -204,6 +210,30 @@ class TensorLayout(Layout):
             for exchange in exchanges:
                 for layer in exchange.layers:
                     layer.positions  # noqa: B018
+        return exchanges
+
+    def _meta_chunks(self, chunking: Chunking, group: Group, *, training: bool) -> Sequence[Exchange]:
+        """Return the exchange of each stage without data, for aggregates in chunks; rounds are created once."""
+        work, sizes, is_first = self.work, self.layer_sizes(group.rank), group.rank not in self.meta_rounds
+        rounds = self.meta_rounds[group.rank]
+        for each in filter(lambda op: op.is_aggregate, work.outline(self.traits, training=training)):
+            assert isinstance(each.op, Aggregate)
+            if (each.op, each.width) not in rounds:
+                passed = self.pass_sizes(each.op, each.width, 1, group.rank, chunking)
+                rounds[each.op, each.width] = MetaRounds(work, chunking, group, passed)
+        relation_rows = [sizes.relation_rows[0] if sizes.relation_rows else ()] * self.size
+        exchange = MetaColumns(
+            work,
+            self.row_bounds,
+            relation_rows,
+            group,
+            self.attention,
+            num_own=sizes.rows[0],
+            chunked=lambda op, _, width: rounds[op, width],
+        )
+        exchanges = [exchange] * work.num_stages
+        if is_first and chunking.limit is None:  # the first step computes what later steps reuse
+            self._step_memory(group.rank, exchanges, training=False)
         return exchanges
 
     def pruned_exchanges(
@@ -242,48 +272,40 @@ class TensorLayout(Layout):
     def resident_edges(self, rank: int) -> Sequence[tuple[int, Collection[int]]]:
         return self.pruned.resident_edges(0) if self.pruned else super().resident_edges(rank)
 
-    def pass_sizes(self, op: GraphOperation, rank: int, chunking: Chunking) -> PassSizes:
+    def pass_sizes(self, op: Aggregate, width: int, steps: int, rank: int, chunking: Chunking) -> PassSizes:
         """Return the sizes of an aggregate that runs chunk by chunk.
 
         Args:
             op: The aggregate.
+            width: Columns on all ranks.
+            steps: Number of aggregate steps.
             rank: The rank.
             chunking: The chunks.
         """
-        assert isinstance(op.op, Aggregate)
-        rank_op, edges = op.op, self.work.graph.in_edges
-        cut = chunking.sizes(op.op, self.chunk_working_set(op.op, op.width))
-        exchange_plan = chunking.exchange_plan(op.op, cut.bounds, rank, self.size)
+        work, rank_op = self.work, op
+        cut = chunking.sizes(op, self.chunk_working_set(op, width))
         results = [end - first for first, end in pairwise(cut.bounds)]
-        if isinstance(op.op, ByRelation):
-            results = by_chunk(self.work.graph.relations_in.degree, cut.bounds)
-        outbound = inbound = column_layout(self.row_bounds, op.width)
-        ports = [inbound.width(rank)]
-        if isinstance(op.op, EdgeSoftmax):
-            attention = self.attention(op.op, op.hop)
-            rank_op, inbound = attention.rank_part(op.op, rank), attention.layout(sums=False)
-            ports = [len(range(inbound.width(rank))[columns]) for columns in attention.own_columns(rank)]
+        if isinstance(op, ByRelation):
+            results = by_chunk(work.graph.relations_in.degree, cut.bounds)
+        columns = even_bounds(width, self.size)[rank : rank + 2]
+        ports = [columns[1] - columns[0]]
+        if isinstance(op, EdgeSoftmax):
+            attention = self.attention(op)
+            rank_op, all_columns = attention.rank_part(op, rank), range(attention.layout(sums=False).width(rank))
+            ports = [len(all_columns[own_columns]) for own_columns in attention.own_columns(rank)]
         return PassSizes(
             op=rank_op,
-            steps=op.steps,
+            steps=steps,
             cut=cut,
             results=results,
-            num_rows=self.work.stats.num_vertices,
-            num_own=len(range(rank, self.work.stats.num_vertices, self.size)),
-            num_local=sum(len(rows.positions) for rows in exchange_plan.sends if rows is not None),
-            receives=[SetSize.of(columns) for columns in exchange_plan.receives],
-            sends=[SetSize.of(columns) for columns in exchange_plan.sends],
-            inbound=ExchangeColumns.of(inbound, rank),
-            outbound=ExchangeColumns.of(outbound, rank),
+            exchange=chunking.exchange_plan(op, cut.bounds, rank, self.size).without_data(),
             ports=ports,
-            split=op.origin == "rows",
-            alone=self.size == 1,
+            width=columns[1] - columns[0],
             in_memory=chunking.limit is None,
-            stored_edge=edges.indices.itemsize + (self.work.itemsize if self.work.stats.weighted else 0),
+            stored_edge=work.graph.in_edges.indices.itemsize + (work.itemsize if work.stats.weighted else 0),
             separate_memory=self.options.device not in ("", "cpu") and chunking.limit is not None,
-            saves_results=chunking.saves_results(rank_op, op.steps),
-            packed=isinstance(rank_op, EdgeSoftmax),
-            itemsize=self.work.itemsize,
+            recomputes=not (rank_op.linear or chunking.saves_results(rank_op, steps)),
+            itemsize=work.itemsize,
         )
 
     def exchange_sizes(self, op: GraphOperation, rank: int) -> list[tuple[SetSize, int, SetSize]]:

@@ -5,7 +5,6 @@ Every rank stores the whole topology, is responsible for N / P rows, and aggrega
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import cache, partial
 from typing import Any
 
@@ -149,16 +148,10 @@ class TensorPlan(ResidentPlan):
         whole_use, chunking = super().peak_memory(rank), self.layout.chunking
         if chunking is None:
             return whole_use
-        operations = [op for op in self.work.outline(self.traits, training=True) if op.is_aggregate]
-        passes = Counter((op.op, op.width) for op in operations)
-        sizes = {(op.op, op.width): self.layout.pass_sizes(op, rank, chunking) for op in operations}
-        rounds = sum(pass_sizes.round_bytes for pass_sizes in sizes.values())
+        rounds = self.layout.meta_rounds[rank].values()
+        stored = sum(each.stored_bytes for each in rounds)
         if chunking.limit is None:
-            topology = sum(pass_sizes.topology_bytes for pass_sizes in sizes.values())
-            return whole_use._replace(device=whole_use.device + rounds + topology)
-        device = max((pass_sizes.cut.num_bytes for pass_sizes in sizes.values()), default=0)
-        separate_memory = any(pass_sizes.separate_memory for pass_sizes in sizes.values())
-        disk = rounds + sum(pass_sizes.row_bytes(passes[key]) for key, pass_sizes in sizes.items())
-        return MemoryUse(
-            device, whole_use.device if separate_memory else max(whole_use.device - device, 0), disk, whole_use.shared
-        )
+            return whole_use._replace(device=whole_use.device + stored + sum(each.topology_bytes for each in rounds))
+        device = max((each.num_bytes for each in rounds), default=0)
+        on_host = whole_use.device if self.options.device not in ("", "cpu") else max(whole_use.device - device, 0)
+        return MemoryUse(device, on_host, stored, whole_use.shared)

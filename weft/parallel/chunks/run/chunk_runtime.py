@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol, TypeVar, cast
@@ -20,7 +20,7 @@ from weft.parallel.chunks.run.activations import Activations, StoredRows
 from weft.parallel.chunks.run.slots import PlacedRound
 from weft.runtime.streams import COMPUTE, LOAD, STORE, InOrder, Staging, StreamMark, streams_of
 from weft.storage.host_rows import IndexedRows, MemoryRows, host_rows
-from weft.storage.unnamed_files import ArrayFile, ArrayMemory, release
+from weft.storage.unnamed_files import ArrayFile, ArrayMemory, MetaArrayFile, release
 from weft.utils.dtypes import sum_dtype
 
 Item = TypeVar("Item")
@@ -73,6 +73,11 @@ class RowPool:
             if rows is not None:
                 self._free[rows.num_rows, rows.width, rows.dtype].append(rows)
 
+    @property
+    def free_rows(self) -> list[StoredRows]:
+        """All rows that are free."""
+        return [rows for free in self._free.values() for rows in free]
+
     def close_free(self) -> None:
         """Give back the space of all rows that are free."""
         while self._free:
@@ -115,7 +120,11 @@ class Runtime(ABC):
             self.streams = InOrder(device)
         self.pool = RowPool(dtype, device, Staging(self.streams), folder, in_memory=in_memory)
         self.sum_dtype = self.pool.sum_dtype
-        self.array_file = ArrayMemory() if in_memory else ArrayFile(folder)
+        self.array_file: ArrayFile | ArrayMemory
+        if in_memory:
+            self.array_file = ArrayMemory()
+        else:
+            self.array_file = MetaArrayFile() if device.type == "meta" else ArrayFile(folder)
 
     @abstractmethod
     def rounds(self, hop: int, *, back: bool = False) -> Sequence[PlacedRound]:
@@ -245,7 +254,7 @@ class Runtime(ABC):
             return pending.result()
 
     @cached_property
-    def _loader(self) -> ThreadPoolExecutor:
+    def _loader(self) -> Executor:
         return ThreadPoolExecutor(1, thread_name_prefix="weft-loader")
 
 
