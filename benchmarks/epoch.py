@@ -47,6 +47,7 @@ from weft.runtime.memory.heap import heap_environment, keep_freed_memory
 from weft.runtime.memory.limit import peak_memory_bytes
 from weft.strategies import Step
 from weft.training.cuda_graph import CapturedPass, is_captured
+from weft.training.custom_functions import NO_FUNCTIONS
 from weft.training.tasks.task import make_task
 
 MEASURED = "weft-measured"
@@ -205,7 +206,7 @@ def loop(
     placed = make_plan(strategy, Workload(model, graph, optimisations), **options).place(Group(device=device))
     task = make_task(Config(), placed)
     optimizer = torch.optim.Adam(placed.model.parameters(), lr=0.01)
-    captured = is_captured(Config(strategy=strategy), placed)
+    captured = is_captured(placed, task, NO_FUNCTIONS, timeline=0)
     train = CapturedPass(placed, task) if captured else partial(train_step, placed, task)
 
     def epoch() -> None:

@@ -217,7 +217,7 @@ def predict(
     work = Workload(part, loaded, Optimisations.without(f"{config.disable},reach"))
     check_placing(config, work, launched=launcher.starts_ranks, own_model=model is not None)
     with closing_on_error(launcher.connect()) as group, draft_of(path) as draft:
-        check_consistent(group, f"weft.predict, {what}", config, work)
+        check_consistent(group, f"weft.predict, {what}", vars(config), work)
         of_vertices = labels is None and not scores_links
         plan, choices = plan_with_kernels(config, work, group, saved.folder, predicts=of_vertices)
         rank_work: RowsOfRank = RowsOfRank(

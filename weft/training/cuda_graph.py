@@ -149,7 +149,7 @@ def is_captured(strategy: Placed, task: Task, functions: OwnFunctions, *, timeli
         strategy: The model and graph, placed on this rank by a strategy.
         task: Computes the loss. Losses of edges and links are not captured.
         functions: User-defined functions of the run. A custom loss is not captured.
-        timeline: Number of epochs whose operations are recorded, which a captured step has not.
+        timeline: Number of epochs whose operations are recorded. Steps are captured only if it is 0.
     """
     work, graph, device = strategy.work, strategy.graph, strategy.group.device
     return (

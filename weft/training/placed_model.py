@@ -291,7 +291,7 @@ def place(graph: Graph | str | Path, model: nn.Module | str = "gcn", **options: 
     work = launcher.load(lambda: prepared_workload(config, graph_object, module))
     check(config, work, functions, launched=False, own_model=bool(custom_class(config, module)))
     with closing_on_error(launcher.connect()) as group:
-        check_consistent(group, "weft.place", config, work)
+        check_consistent(group, "weft.place", vars(config), work)
         plan, choices = plan_with_kernels(config, work, group)
         use_kernels_of_rank_zero(choices, group)
         return PlacedModel(config, plan.place(group, seed=config.seed), group, functions)

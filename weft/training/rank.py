@@ -229,6 +229,7 @@ def run_rank(job: Job, folder: RunFolder, plan: Plan, group: Group) -> Ended:
         plan: The plan of the run.
         group: The ranks.
     """
+    group.meter.set_status("setup")
     watchdog = Watchdog(group.meter, group.rank, job.config.timeout)
     with watchdog, StopRequest(impatient=not under_torchrun()) as stop, refusing_exit():
         return _run_rank(job, folder, plan, group, stop)

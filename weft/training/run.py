@@ -37,7 +37,7 @@ from weft.training.launch.processes import require_guard
 from weft.training.launch.torchrun import on_present_ranks, restarted
 from weft.training.machine_context import kernels_for_run, local_cluster
 from weft.training.planning.plan_file import as_planned
-from weft.training.planning.run_estimate import agree_on_options, estimate_run
+from weft.training.planning.run_estimate import estimate_run, options_of_rank_zero
 from weft.training.planning.search import AUTO, choose_options
 from weft.training.progress import waiting
 from weft.training.rank import Job, make_plan, make_workload, prepare_process, run_rank
@@ -279,11 +279,11 @@ def run(
         raise InputError("--resume needs --out: the folder of the run to continue")
     config, work, estimate = on_present_ranks(config), None, None
     if config.strategy == AUTO or plan is not None:
-        any_strategy = replace(config, strategy=Config.strategy)
+        any_strategy = replace(config, strategy=Config().strategy)
         launcher = launcher_for(any_strategy, in_subprocess=in_subprocess, quiet=quiet)
         work = load_workload(launcher, any_strategy, graph, model)
         choose = partial(as_planned, vars(config), work, plan) if plan else partial(choose_options, config, work)
-        options, estimate = agree_on_options(choose, launcher)
+        options, estimate = options_of_rank_zero(choose, launcher)
         config = replace(config, **options)
     refuse_foreign_flags(config)
     functions = with_registered(functions, config)
@@ -410,41 +410,51 @@ def run_checked(job: Job, launcher: Launcher, work: Workload, planned: Plan | No
         work: The model and graph.
         planned: The plan of the run, if it was already made.
         last: Disconnect the ranks of torchrun afterwards. False: another run follows.
+
+    Raises:
+        InputError: The folder is in use or unsuitable, or no plan fits.
+        RunError: A rank is lost.
+        Stopped: A signal stopped the run.
     """
-    # 1. Connect, and check that all ranks do the same. 2. Rank 0 plans, and opens the folder. 3. Train on all ranks.
-    led: list[tuple[Job, RunFolder]] = []
+    # 1. Connect, and check that all processes of the call do the same. 2. The first one plans and opens the folder.
+    # 3. Train on all ranks.
+    opened: list[tuple[Job, RunFolder]] = []  # in the first process
 
     def lead() -> tuple[Plan, dict[str, Any]]:
         _check_folder(job, work.graph)
         with waiting(f"planning {job.config.strategy}", quiet=job.quiet):
             plan = planned or make_plan(job.config, work)
-            leader_job = with_kernels(with_estimate(job, plan))
-        folder = _open_folder(leader_job, work)
-        led.append((leader_job, folder))
+            planned_job = with_kernels(with_estimate(job, plan))
+        folder = _open_folder(planned_job, work)
+        opened.append((planned_job, folder))
         return plan, {"folder": str(folder.path)}
 
     with closing_on_error(launcher.connect()) as group:
-        check_consistent(group, "weft.train", job.config, work)
+        check_consistent(group, "weft.train", vars(job.config), work)
         # An agent of torchrun counts only failures of its own ranks: the ranks of another host may know of no restart.
         is_restarted = any(report["restarted"] for report in group.all_gather_object({"restarted": restarted()}))
         job = replace(job, resume=job.resume or is_restarted, restarted=is_restarted)
         strategy, options = get_strategy(job.config.strategy), make_options(job.config)
-        plan, values = plan_together(group, work, strategy, options, lead)
-        job, folder = led[0] if led else (job, RunFolder(Path(values["folder"])))
-        remedy = f"continue with {how_to_resume(job, folder)}"
         try:
+            with group.meter.during("plan", "planning"):
+                plan, values = plan_together(group, work, strategy, options, lead)
+            job, folder = opened[0] if opened else (job, RunFolder(Path(values["folder"])))
+            remedy = f"continue with {how_to_resume(job, folder)}"
             report_status(group.meter, remedy)
             ended = launcher.run(plan, partial(run_rank, job, folder), group)
             if launcher.starts_ranks and not isinstance(ended, int):
                 work.model.load_state_dict(load_tensors(folder.model))
         except RunError as error:
-            raise RunError(f"{error}; {remedy}") from error
+            if not opened:  # the first process may have discarded the folder
+                raise
+            raise RunError(f"{error}; continue with {how_to_resume(*opened[0])}") from None
         except Exception:
-            if led:
+            for _, folder in opened:
                 folder.discard()
             raise
         finally:
-            folder.release()
+            for _, folder in opened:
+                folder.release()
         if last or isinstance(ended, int):
             group.close()
     if isinstance(ended, int):

@@ -1,6 +1,6 @@
 """Joint work of the processes of a call: they load, check that their input is the same, and receive rank 0's plan.
 
-All of them must make the same calls. If one fails, all raise its error. A single process just does the work.
+All of them must call each function here. If one of them raises InputError, all do. A single process just does the work.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from weft.comm import Group
-from weft.config.config import RankOptions
 from weft.cost import Machine
 from weft.data import Graph
 from weft.nn import Workload
@@ -94,13 +93,13 @@ def combined_errors(reports: Sequence[Mapping[str, str]]) -> str:
     )
 
 
-def check_consistent(group: Group, call: str, config: RankOptions, work: Workload) -> None:
+def check_consistent(group: Group, call: str, options: Mapping[str, Any], work: Workload) -> None:
     """Check that all processes do the same, and copy the weights of rank 0 to all of them.
 
     Args:
         group: The processes.
         call: Name of the call, such as "weft.train".
-        config: The configuration of this process.
+        options: All options of the call, by name.
         work: The graph of this process and its model, which is updated in place.
 
     Raises:
@@ -109,7 +108,7 @@ def check_consistent(group: Group, call: str, config: RankOptions, work: Workloa
     """
     if group.size == 1:
         return
-    facts_of_ranks = group.all_gather_object(_facts_of_rank(call, config, work.graph, work.model))
+    facts_of_ranks = group.all_gather_object(_facts_of_rank(call, options, work.graph, work.model))
     for rank, facts in enumerate(facts_of_ranks):
         for name, value in facts_of_ranks[0].items():
             if facts[name] != value:
@@ -124,11 +123,9 @@ def check_consistent(group: Group, call: str, config: RankOptions, work: Workloa
             tensor.copy_(values)
 
 
-def _facts_of_rank(call: str, config: RankOptions, graph: Graph, model: nn.Module) -> dict[str, str]:
+def _facts_of_rank(call: str, options: Mapping[str, Any], graph: Graph, model: nn.Module) -> dict[str, str]:
     """Return the properties of a run that must be equal on all ranks, as text, by their names in the error."""
-    options = {
-        f"--{name.replace('_', '-')}": str(value) for name, value in asdict(config).items() if name not in PATH_FIELDS
-    }
+    flags = {f"--{name.replace('_', '-')}": str(value) for name, value in options.items() if name not in PATH_FIELDS}
     rows = {name: getattr(graph, name) for name in ("x", "y", "train_mask", "val_mask", "test_mask", "edge_features")}
     rows |= {} if graph.edge_labels is None else graph.edge_labels.arrays()
     layout = "".join(f"{name} {tensor.dtype} {list(tensor.shape)};" for name, tensor in named_tensors(model))
@@ -137,7 +134,7 @@ def _facts_of_rank(call: str, config: RankOptions, graph: Graph, model: nn.Modul
         "a graph of vertices and edges": f"{graph.num_vertices:,} and {graph.num_edges:,}",
         "a graph with fingerprint": graph.fingerprint[:16],
         **{f"rows {name} with digest": _digest(tensor) for name, tensor in rows.items()},
-        **options,
+        **flags,
         "a model with parameters of digest": hashlib.sha256(layout.encode()).hexdigest()[:16],
         **{name: version(name) for name in ("weft", "torch")},
     }

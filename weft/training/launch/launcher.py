@@ -60,11 +60,11 @@ class Launcher:
     """True if the ranks are processes that this process starts, and to which it sends the model and the work."""
 
     def load(self, make: Callable[[], Result]) -> Result:
-        """Create an object, such as a graph, in each process that makes the call. All raise the errors of each."""
+        """Create an object, such as a graph, in each process of the call. If one raises InputError, all do."""
         return make()
 
-    def on_rank_zero(self, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Compute JSON values on rank 0, for all processes that make the call. All raise its errors."""
+    def on_first_process(self, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Compute JSON values in the first process of the call, for all of them. If it raises InputError, all do."""
         return compute()
 
     def connect(self) -> Group:
@@ -89,7 +89,8 @@ class Launcher:
             The number of the signal that stopped the ranks, or the JSON values of rank 0.
 
         Raises:
-            RunError: A rank failed.
+            InputError: A rank has raised it.
+            RunError: A rank failed, or there is no space for the files that the ranks share.
         """
         return work(plan, group)
 
@@ -100,7 +101,7 @@ class TorchrunRanks(Launcher):
     def load(self, make: Callable[[], Result]) -> Result:
         return make_on_all_ranks(self.connect(), make)
 
-    def on_rank_zero(self, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def on_first_process(self, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return result_of_rank_zero(self.connect(), compute)
 
     def connect(self) -> Group:

@@ -38,7 +38,7 @@ def on_present_ranks(options: Placement) -> Placement:
 
 
 def is_main_process() -> bool:
-    """Return True if this process writes and prints: unless it is a rank of torchrun other than 0."""
+    """Return True if this process writes and prints: unless it is a rank other than 0."""
     return os.environ.get("RANK", "0") == "0"
 
 

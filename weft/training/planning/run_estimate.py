@@ -13,10 +13,10 @@ from weft.training.planning.calibration import Correction, Epoch, Estimate
 from weft.utils.log import LOGGER
 
 
-def agree_on_options(
+def options_of_rank_zero(
     choose: Callable[[], tuple[dict[str, Any], Estimate, str]], launcher: Launcher
 ) -> tuple[dict[str, Any], Estimate | None]:
-    """Return the options that rank 0 chooses for all processes: the strategy, its number of ranks and more.
+    """Return the options that rank 0 chooses for all processes: the strategy, its number of ranks, and its own options.
 
     Args:
         choose: Chooses the options; see `choose_options` and `as_planned`.
@@ -37,7 +37,7 @@ def agree_on_options(
             LOGGER.info(message)
         return options
 
-    options = launcher.on_rank_zero(lead)
+    options = launcher.on_first_process(lead)
     return options, estimates[0] if estimates and on_one_host() else None
 
 

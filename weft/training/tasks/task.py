@@ -95,7 +95,7 @@ def is_custom(name: str) -> bool:
 
 
 def task_model(
-    model: nn.Module | str | None, shape: GraphShape, config: LearningOptions, *, strategy: str = ""
+    model: nn.Module | str | None, shape: GraphShape, config: LearningOptions, *, strategy: str
 ) -> nn.Module:
     """Return the model to train: the user's module, converted if it is of PyG, or a built-in model.
 
