@@ -74,7 +74,7 @@ class Session:
         metrics = "mse,r2" if kind == "values" else "accuracy,macro_f1,roc_auc,average_precision"
         config = config_of(kind, metrics=metrics)
         graph = graph_for_task(reorder(make(kind), order), config)
-        model = task_model(None, GraphShape.of(graph, "edge"), config)
+        model = task_model(None, GraphShape.of(graph, "edge"), config, strategy=config.strategy)
         assert isinstance(model, LinkModel)
         self.group, self.config = group, config
         work = Workload(model, graph, Optimisations.without(disable))

@@ -80,7 +80,7 @@ class Case:
         if self.model != "lightgcn":
             graph = replace(graph, x=torch.randn(60, 7, generator=torch.Generator().manual_seed(1)))
         graph = graph_for_task(reorder(graph, self.order), self.config)
-        model = task_model(None, GraphShape.of(graph), self.config)
+        model = task_model(None, GraphShape.of(graph), self.config, strategy=self.config.strategy)
         assert isinstance(model, LinkModel)
         return graph, model
 
