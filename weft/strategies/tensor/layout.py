@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
@@ -69,8 +68,8 @@ class TensorLayout(Layout):
         self.options = options
         self.chunking = self._make_chunking()
         """Chunks of aggregates; None if no option requests them."""
-        self.meta_rounds: defaultdict[int, dict[tuple[Aggregate, int], MetaRounds]] = defaultdict(dict)
-        """Rounds without data over which estimates of a rank's memory have run, by aggregate and its columns."""
+        self.meta_rounds: dict[int, dict[tuple[Aggregate, int], MetaRounds]] = {}
+        """Rounds without data over which estimates of a rank's memory have run, by rank, by aggregate and columns."""
         self.pruned = None if work.receptive_field is None else VertexLayout.of_receptive_field(work, ONE_DEVICE)
         """Rows and blocks of the receptive field on a single rank; None: the whole graph."""
 
@@ -196,9 +195,10 @@ class TensorLayout(Layout):
         )
 
     def meta_exchanges(self, rank: int, *, training: bool) -> Sequence[Exchange]:
+        del training
         work, group = self.work, Group(rank, self.size, device="meta")
         if self.chunking is not None:
-            return self._meta_chunks(self.chunking, group, training=training)
+            return self._meta_chunks(self.chunking, group)
         if self.pruned is None:
             num_own = self.layer_sizes(rank).rows[0]
             columns = MetaColumns(work, self.row_bounds, self.relation_rows, group, self.attention, num_own=num_own)
@@ -212,15 +212,18 @@ class TensorLayout(Layout):
                     layer.positions  # noqa: B018
         return exchanges
 
-    def _meta_chunks(self, chunking: Chunking, group: Group, *, training: bool) -> Sequence[Exchange]:
+    def _meta_chunks(self, chunking: Chunking, group: Group) -> Sequence[Exchange]:
         """Return the exchange of each stage without data, for aggregates in chunks; rounds are created once."""
-        work, sizes, is_first = self.work, self.layer_sizes(group.rank), group.rank not in self.meta_rounds
-        rounds = self.meta_rounds[group.rank]
-        for each in filter(lambda op: op.is_aggregate, work.outline(self.traits, training=training)):
-            assert isinstance(each.op, Aggregate)
-            if (each.op, each.width) not in rounds:
-                passed = self.pass_sizes(each.op, each.width, 1, group.rank, chunking)
-                rounds[each.op, each.width] = MetaRounds(work, chunking, group, passed)
+        work, rank = self.work, group.rank
+        sizes, is_first = self.layer_sizes(rank), rank not in self.meta_rounds
+        if is_first:
+            operations = [op for training in (True, False) for op in work.outline(self.traits, training=training)]
+            aggregates = [(op.op, op.width) for op in operations if isinstance(op.op, Aggregate) and op.is_aggregate]
+            self.meta_rounds[rank] = {
+                key: MetaRounds(work, chunking, group, self.pass_sizes(*key, 1, rank, chunking))
+                for key in dict.fromkeys(aggregates)
+            }
+        rounds = self.meta_rounds[rank]
         relation_rows = [sizes.relation_rows[0] if sizes.relation_rows else ()] * self.size
         exchange = MetaColumns(
             work,
@@ -233,7 +236,7 @@ class TensorLayout(Layout):
         )
         exchanges = [exchange] * work.num_stages
         if is_first and chunking.limit is None:  # the first step computes what later steps reuse
-            self._step_memory(group.rank, exchanges, training=False)
+            self._step_memory(rank, exchanges, training=True)
         return exchanges
 
     def pruned_exchanges(
