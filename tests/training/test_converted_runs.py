@@ -12,7 +12,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import weft
+from tests.lib.session import Flops
 from weft.cli.main import main
+from weft.comm import Group
+from weft.config.config import Config
+from weft.runtime.memory.tensor_peak import TensorPeak
+from weft.strategies.base import Options
+from weft.strategies.single import SinglePlan
+from weft.training.run import prepared_workload
 from weft.utils.errors import InputError
 
 pyg = pytest.importorskip("torch_geometric.nn")
@@ -116,6 +123,40 @@ def test_an_unconverted_model_is_called_as_it_is(tmp_path: Path) -> None:
         model = run.model
     data = weft.load("digits").to_pyg()
     assert model(data.x.double(), data.edge_index).shape == (data.num_nodes, 10)
+
+
+def test_an_unconverted_model_is_estimated() -> None:
+    """FLOPs and memory are those of a step of the model, also where PyG has a row for each edge."""
+    model = net(Noisy)
+    with pytest.warns(UserWarning, match="Noisy runs as it is"):
+        work = prepared_workload(Config(graph="digits", model="Noisy", dtype="float64"), None, model)
+    plan = SinglePlan(work, 1, Options(), None)
+    placed = plan.place(Group())
+    step = next(iter(placed.steps(0)))
+    placed.forward(step).sum().backward()  # what the first step computes once
+    with Flops() as flops, TensorPeak() as peak:
+        logits = placed.forward(step)
+        placed.backward(logits, torch.ones_like(logits))
+    assert plan.trace(training=True).flops == flops.total > 0
+    assert plan.memory() == pytest.approx(peak.most, rel=0.1)
+
+
+class Own(Net):
+    """Model that runs on its own graph alone."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        assert len(x) > 100
+        return super().forward(torch.nn.functional.rrelu(-x, training=True), edge_index)
+
+
+@pytest.mark.parametrize("kind", [Noisy, Own])
+def test_only_single_is_proposed_for_an_unconverted_model(kind: type[Net]) -> None:
+    with pytest.warns(UserWarning, match="runs as it is"):
+        estimates = weft.plan("digits", net(kind), workers=1, memory=True)
+    assert [each.strategy for each in estimates if each.fits] == ["single"]
+    assert {each.reason for each in estimates if not each.fits} == {
+        "only strategy single runs a model as it is, without conversion"
+    }
 
 
 class Jumping(Net):

@@ -84,17 +84,33 @@ class WholeModel(nn.Module):
         self.training = mode
         return self
 
+    cost_key = "whole model"
+    """Key of its cost within an `Unconverted`, see `PyGConv.cost_key`."""
+
+    def result_width(self, x: Tensor) -> int:
+        """Return the number of columns of the result. `x`: its rows."""
+        del x
+        return self.out_width
+
+    def tensors_read(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return the tensors on which the result depends. `x`: its rows, which come first."""
+        return (x, *self.parameters())
+
+    def without_data(self, rows: Tensor) -> Tensor:
+        """Return a result on the meta device, which depends on all tensors that the model reads. `rows`: its rows."""
+        result = rows @ rows.new_empty(rows.shape[1], self.out_width)
+        return result + sum(tensor.sum() for tensor in self.tensors_read(rows))
+
     def forward(self, view: GraphView, x: Tensor) -> Tensor:
         rows, edge_index, _ = view.block(x)
         weight, features = view.edge_weight, view.edge_features
         if rows.device.type == "meta":  # the model may read values, which meta tensors do not have
-            result = rows @ rows.new_empty(rows.shape[1], self.out_width)
-            return result + sum(tensor.sum() for tensor in (rows, *self.parameters()))
+            return self.without_data(rows)
         mask_key = view.mask_key(0.5)  # any probability
         assert mask_key is not None
         with torch.random.fork_rng(devices=[rows.device] if rows.is_cuda else []):
             torch.manual_seed(int(mask_key.key) >> 1)
-            y = call_pyg(self.model, self.edge_inputs, rows, edge_index, weight, features, view.topology.edge_type)
+            y = call_pyg(self.model, self.edge_inputs, rows, edge_index, weight, features, view.edge_type)
         if not isinstance(y, Tensor) or y.shape != (len(rows), self.out_width):
             what = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
             raise InputError(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.nn.aggregate.aggregate import Aggregate
+from weft.nn.convert.unconverted import Unconverted, WholeModel
 from weft.nn.graph_view import GraphView, Inputs, ViewTraits
 from weft.nn.layers.pyg_conv import PyGConv
 from weft.nn.layers.relation_convs import RelationBlock
@@ -246,7 +247,7 @@ def backward_flops(counter: FlopCounter, segment: int, results: list[Tensor]) ->
 def make_counting_model(work: Workload, counter: FlopCounter, *, training: bool) -> MetaModel:
     """Return a workload's model on meta tensors, whose PyG convolutions are replaced by counted costs.
 
-    PyG convolutions cannot run on meta tensors, because they read the ids of edges.
+    PyG convolutions cannot run on meta tensors, because they read the ids of edges. Nor can a model without conversion.
 
     Args:
         work: The workload.
@@ -262,19 +263,25 @@ def make_counting_model(work: Workload, counter: FlopCounter, *, training: bool)
         weighted=stats.weighted,
         training=training,
     )
-    for name, layer in meta_model.model.named_modules():
-        if isinstance(layer, PyGConv):
+    whole = [("layer", meta_model.model.layer)] if isinstance(meta_model.model, Unconverted) else []
+    for name, layer in [*meta_model.model.named_modules(), *whole]:
+        if isinstance(layer, PyGConv | WholeModel):
             layer.forward = partial(run_counted_conv, layer, name, work, counter)  # type: ignore[method-assign]
     return meta_model
 
 
 def run_counted_conv(
-    layer: PyGConv, name: str, work: Workload, counter: FlopCounter, view: OutlineView | RelationBlock, x: Tensor
+    layer: PyGConv | WholeModel,
+    name: str,
+    work: Workload,
+    counter: FlopCounter,
+    view: OutlineView | RelationBlock,
+    x: Tensor,
 ) -> Any:
     """Return the result of a PyG convolution on a rank's block, as a meta tensor, and count its cost.
 
     Args:
-        layer: The layer.
+        layer: The layer, or a model without conversion.
         name: Path of the layer in the model.
         work: The workload.
         counter: Counts the FLOPs.
@@ -286,15 +293,22 @@ def run_counted_conv(
     targets: Tensor | None = getattr(view, "target_rows", None)
     position, counter.position = counter.position, None
     shape = num_targets, layer.result_width(sources)
-    cost = work.block_cost(
-        name,
-        sources.shape[1],
-        target_width=None if targets is None else targets.shape[1],
-        types=getattr(view, "types", None),
-        has_edges=getattr(view.block_size, "edges", 1) > 0,
-        training=torch.is_grad_enabled(),
-        gradient=sources.requires_grad,
-    ).on(view.block_size)
-    counter.position = position
+    try:
+        model = work.block_cost(
+            name,
+            sources.shape[1],
+            target_width=None if targets is None else targets.shape[1],
+            types=getattr(view, "types", None),
+            has_edges=getattr(view.block_size, "edges", 1) > 0,
+            training=torch.is_grad_enabled(),
+            gradient=sources.requires_grad,
+        )
+    except Exception:
+        if isinstance(layer, PyGConv):
+            raise
+        return layer.without_data(sources)  # a model that runs on its own graph alone has no known cost
+    finally:
+        counter.position = position
+    cost = model.on(view.block_size)
     read = (*layer.tensors_read(sources), *(() if targets is None else (targets,)))
     return CountedConv.apply(counter, cost, shape, *read)  # type: ignore[no-untyped-call]

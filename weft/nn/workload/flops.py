@@ -13,7 +13,9 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from weft.data import Adjacency
+from weft.nn.aggregate.attention import MaskKey
 from weft.nn.aggregate.typed_block import RelationEdges
+from weft.nn.convert.unconverted import WholeModel
 from weft.nn.layers.pyg_conv import PyGConv
 from weft.nn.workload.layer_sizes import BlockSize
 from weft.nn.workload.meta_shapes import meta_result
@@ -226,7 +228,7 @@ class BlockCostModel(NamedTuple):
     @classmethod
     def of(
         cls,
-        conv: PyGConv,
+        conv: PyGConv | WholeModel,
         width: int,
         make_block: Callable[..., Any],
         small: tuple[int, ...],
@@ -358,6 +360,10 @@ class SmallBlock:
     def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
         """Return (source rows, edge_index, number of targets)."""
         return x, self.edges.index, self._num_targets
+
+    def mask_key(self, p: float) -> MaskKey:
+        """Return the key of a dropout mask, for a `WholeModel`."""
+        return MaskKey(p, 0)
 
     def adjacency(self, num_sources: int) -> Adjacency:
         """Return the edges in compressed rows, for a `RelationConv`."""

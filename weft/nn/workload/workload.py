@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from weft.config.optimisations import ALL_OPTIMISATIONS, Optimisations
 from weft.data import Graph, GraphStats
+from weft.nn.convert.unconverted import WholeModel
 from weft.nn.graph_view import ONE_DEVICE, ViewTraits
 from weft.nn.layers.phases import parameter_dtype, row_dtype
 from weft.nn.layers.pyg_conv import PyGConv
@@ -271,7 +272,7 @@ class Workload:
             training: True for a training step, False for an evaluation.
             gradient: True if the input rows need a gradient.
         """
-        conv, stats = cast(PyGConv, self.model.get_submodule(name)), self.stats
+        conv, stats = cast(PyGConv | WholeModel, self.model.get_submodule(name)), self.stats
         key = conv.cost_key, width, target_width, types, has_edges, training, gradient
         if key not in self._block_costs:
             make_block, small = (

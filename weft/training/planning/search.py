@@ -21,7 +21,7 @@ from weft.autotune import (
 from weft.config.config import OPTIONS, Config
 from weft.cost import Machine, MemoryUse
 from weft.cost.simulate import StepTime
-from weft.nn import Workload
+from weft.nn import Unconverted, Workload
 from weft.reporting.rerun import flags
 from weft.strategies import STRATEGIES, Plan, get_strategy
 from weft.training.flag_checks import (
@@ -318,6 +318,8 @@ def rank_estimates(config: Config, subject: Subject, cluster: Cluster) -> list[R
     """
     ranks = config.workers
     if isinstance(subject, WholeSubject):
+        if isinstance(subject.planned.work.model, Unconverted) and config.strategy != "single":
+            raise InputError("only strategy single runs a model as it is, without conversion")
         machine = known_machine(config, subject.planned.work, cluster=cluster)
         return plan_rank_estimates(config, subject.planned, machine, required=True)
     bare = without_fixed_costs(cluster)
