@@ -14,6 +14,7 @@ import pytest
 from tests.lib.graph_checks import assert_one_line
 from tests.lib.profiles import flat, profile
 from weft.cost import Prices, PriceTable, Profile
+from weft.cost.prices import CACHED_BYTES
 from weft.runtime.kernel_call import KernelCall
 from weft.utils.errors import InputError
 
@@ -62,6 +63,14 @@ def test_calls_have_a_cost_in_addition_to_their_work() -> None:
     calls = [("pass", (8,), 1.0), ("dropout", (8,), 5.0), ("Attend", edges, 8.0), ("Attend_backward", edges, 8.0)]
     for kernel, sizes, seconds in calls:
         assert prices.seconds(KernelCall(kernel, sizes, 3)) == 3 * 2 * seconds
+
+
+def test_bytes_in_tiles_cost_those_of_a_pass_in_the_cache() -> None:
+    """Tiles of edges stay in the cache, however many bytes there are in all."""
+    table = PriceTable(axes=((float(CACHED_BYTES), float(1 << 30)),), seconds=(1.0, 3.0))
+    prices = Prices(ranks=1, threads=1, tables={"pass": table})
+    tiles, in_memory = (prices.seconds(KernelCall(kernel, (1 << 30,))) for kernel in ("tiles", "pass"))
+    assert (tiles, in_memory) == (1 << 30, 3 << 30)
 
 
 def test_the_backward_pass_of_a_block_is_priced_by_its_sources_too() -> None:

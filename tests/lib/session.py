@@ -355,7 +355,7 @@ class Flops(TorchDispatchMode):
         work_counters.remove(self)
         super().__exit__(*error)
 
-    def add_call(self, flops: int, num_bytes: int) -> None:
+    def add_tiles(self, flops: int, num_bytes: int) -> None:
         del num_bytes
         self.total += flops
 

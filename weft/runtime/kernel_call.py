@@ -22,6 +22,7 @@ class KernelCall(NamedTuple):
     - product: FLOPs, whatever the shape.
     - sparse: nonzeros, rows, columns in, columns out.
     - pass: bytes read and written.
+    - tiles (message functions in tiles of edges): bytes read and written in a core's cache.
     - gather: rows that are moved by index, bytes of a row.
     - exponential, dropout, update: elements.
     - loss (with its gradient): rows, classes.
@@ -49,18 +50,19 @@ def merged(calls: Iterable[KernelCall]) -> tuple[KernelCall, ...]:
 
 def backward_of(call: KernelCall) -> KernelCall:
     """Return the call of the backward pass. Kernels that move rows move as many bytes backward."""
-    return call if call.kernel in ("pass", "gather", "round") else call._replace(kernel=f"{call.kernel}_backward")
+    is_same = call.kernel in ("pass", "tiles", "gather", "round")
+    return call if is_same else call._replace(kernel=f"{call.kernel}_backward")
 
 
 class WorkCounter(Protocol):
     """Counter of work that PyTorch's dispatcher does not see."""
 
-    def add_call(self, flops: int, num_bytes: int) -> None:
-        """Count a call.
+    def add_tiles(self, flops: int, num_bytes: int) -> None:
+        """Count a run of a program in tiles of edges.
 
         Args:
             flops: FLOPs of products.
-            num_bytes: Bytes that other operations read and write.
+            num_bytes: Bytes that operations other than products read and write, in a core's cache.
         """
 
 

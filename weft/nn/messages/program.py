@@ -92,7 +92,7 @@ class EdgeProgram:
                 )
         for counter in work_counters:
             num_bytes = self.numbers_per_edge * edges.num_edges * like.element_size()
-            counter.add_call(self.flops_per_edge * edges.num_edges, num_bytes)
+            counter.add_tiles(self.flops_per_edge * edges.num_edges, num_bytes)
         values: dict[Node, Any] = dict(zip(self.inputs, inputs, strict=True))
         self._evaluate(translation.before, values)
         results: list[Tensor | None] = []

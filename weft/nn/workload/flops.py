@@ -72,26 +72,30 @@ class FlopCounter(DispatchMode):
         """FLOPs at all positions."""
         return self.flops.total()
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that operations other than products read and write, at all positions."""
+    def num_bytes(self, kernel: str) -> int:
+        """Return the bytes that the calls of `pass` or `tiles` read and write, at all positions."""
         calls = (call for kernel_calls in self.calls.values() for call in kernel_calls)
-        return sum(call.sizes[0] * call.number for call in calls if call.kernel == "pass")
+        return sum(call.sizes[0] * call.number for call in calls if call.kernel == kernel)
 
     def add(self, flops: int) -> None:
         """Count FLOPs at the current position."""
         if self.position is not None:
             self.flops[self.position] += flops
 
-    def add_call(self, flops: int, num_bytes: int) -> None:
-        """Count and record products and passes of which only totals are known.
+    def add_tiles(self, flops: int, num_bytes: int) -> None:
+        self.add(flops)
+        self.record("product", flops)
+        self.record("tiles", num_bytes)
+
+    def add_block(self, flops: int, num_bytes: int, tile_bytes: int) -> None:
+        """Count and record the products and passes of a convolution, of which only totals are known.
 
         Args:
             flops: FLOPs of the products.
-            num_bytes: Bytes that the other operations read and write.
+            num_bytes: Bytes that other operations read and write.
+            tile_bytes: Bytes that programs in tiles of edges read and write.
         """
-        self.add(flops)
-        self.record("product", flops)
+        self.add_tiles(flops, tile_bytes)
         self.record("pass", num_bytes)
 
     def record(self, kernel: str, *sizes: int, backward: bool = False) -> None:
@@ -191,6 +195,10 @@ class BlockCost(NamedTuple):
     """Bytes that operations other than products read and write in the forward pass."""
     backward_bytes: int
     """Bytes that operations other than products read and write in the backward pass."""
+    forward_tile_bytes: int
+    """Bytes that programs in tiles of edges read and write in the forward pass."""
+    backward_tile_bytes: int
+    """Bytes that programs in tiles of edges read and write in the backward pass."""
     saved: int
     """Bytes of tensors that the forward pass leaves for the backward pass, without the result."""
     forward_peak: int
@@ -210,7 +218,7 @@ class BlockCostModel(NamedTuple):
     """
 
     counts: np.ndarray[Any, Any]
-    """FLOPs of both passes, bytes that both read and write, and saved bytes, int64 [5, 1 + sizes].
+    """FLOPs of both passes, bytes that both read and write, those in tiles, and saved bytes, int64 [7, 1 + sizes].
 
     Columns: on a block of the size `small`; more for one more of each number in it, such as sources or edges.
     """
@@ -267,16 +275,18 @@ class BlockCostModel(NamedTuple):
             with torch.device("cpu"), torch.set_grad_enabled(training), counter, peaks[0], peaks[1]:
                 starts = marks()
                 y = conv(block, sources)
-                forward, moved, ends = counter.total, counter.num_bytes, marks()
+                forward, moved, ends = counter.total, counter.num_bytes("pass"), marks()
+                tiles = counter.num_bytes("tiles")
                 del sources
                 left = marks()
             with torch.device("cpu"), torch.set_grad_enabled(training), counter, peaks[0], peaks[1]:
                 scaled = y * 1  # so that the gradient of y is freed as soon as it has been read
-                before, begins = counter.num_bytes, marks()
+                before, begins = counter.num_bytes("pass"), marks()
                 if y.requires_grad:
                     scaled.backward(torch.ones_like(scaled))
-            backward_moved = max(counter.num_bytes - before - 3 * y.nbytes, 0)  # without those of `scaled`
-            counts = [forward, counter.total - forward, moved, backward_moved]
+            backward_moved = max(counter.num_bytes("pass") - before - 3 * y.nbytes, 0)  # without those of `scaled`
+            backward_tiles = counter.num_bytes("tiles") - tiles
+            counts = [forward, counter.total - forward, moved, backward_moved, tiles, backward_tiles]
             results = []
             for peak, (start, of_sources), (end, _), (_, saved), (begin, _) in zip(
                 peaks, starts, ends, left, begins, strict=True
@@ -379,7 +389,7 @@ class CountedConv(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, counter: FlopCounter, cost: BlockCost, shape: tuple[int, int], *read: Tensor) -> Tensor:
         ctx.counter, ctx.cost, ctx.like = counter, cost, [(tensor.shape, tensor.dtype) for tensor in read]
-        counter.add_call(cost.forward, cost.forward_bytes)
+        counter.add_block(cost.forward, cost.forward_bytes, cost.forward_tile_bytes)
         result = read[0].new_empty(shape)
         blank(cost.forward_peak - result.nbytes)
         ctx.saved = [blank(cost.saved)]
@@ -388,11 +398,12 @@ class CountedConv(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> Any:
-        ctx.counter.add_call(ctx.cost.backward, ctx.cost.backward_bytes)
+        cost = ctx.cost
+        ctx.counter.add_block(cost.backward, cost.backward_bytes, cost.backward_tile_bytes)
         ctx.saved.clear()
         storage = ctx.sources is not None and StorageWeakRef(ctx.sources.untyped_storage())
         ctx.sources = None
-        blank(ctx.cost.backward_peak_alone if storage and storage.expired() else ctx.cost.backward_peak)
+        blank(cost.backward_peak_alone if storage and storage.expired() else cost.backward_peak)
         needed = zip(ctx.like, ctx.needs_input_grad[3:], strict=True)
         grads = [torch.empty(shape, dtype=dtype, device="meta") if needs else None for (shape, dtype), needs in needed]
         return None, None, None, *grads
