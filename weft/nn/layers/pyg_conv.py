@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from weft.nn.messages import InEdgeSums, TiledConv, as_matrix, structure_of
+from weft.nn.messages import TRIAL_ERRORS, InEdgeSums, TiledConv, as_matrix, structure_of
 from weft.nn.view import View
 from weft.utils.errors import InputError
 
@@ -471,8 +471,8 @@ class Trial(NamedTuple):
     """Properties of a convolution, from running it on a few random rows and edges."""
 
     sums: InEdgeSums | None
-    """In-edge sums of sources that a target's row depends on; None if it depends on yet more than the in-edges of
-    the target."""
+    """In-edge sums of sources that a target's result depends on; None if it depends on more than these and the target's
+    in-edges."""
     out_width: int
     """Number of columns of the result."""
 
@@ -496,14 +496,9 @@ class Trial(NamedTuple):
         Returns:
             The result, or None if it fails for every candidate width.
         """
-        # 1. Draw random edges, and a copy with only the in-edges of the first vertices, the targets.
-        # 2. For each candidate width of rows and of edge features, run the convolution on both.
-        # 3. At the first width that works, compare the rows of the targets. If they differ, run it once more on the
-        #    copy, with the in-edge sums of all vertices.
         random = torch.Generator().manual_seed(0)
-        targets, num_vertices = 6, 12
+        num_targets, num_vertices = 6, 12
         edge_index = torch.randint(num_vertices, (2, 5 * num_vertices), generator=random)
-        partial_edges, other_edges = edge_index[:, edge_index[1] < targets], edge_index[:, edge_index[1] >= targets]
         conv = with_data(copy.deepcopy(conv)).eval()
         dtype = next((parameter.dtype for parameter in conv.parameters()), torch.float32)
         sizes = [size for parameter in conv.parameters() for size in reversed(parameter.shape[:2])]
@@ -519,43 +514,28 @@ class Trial(NamedTuple):
         for width, columns in tries:
             if width < 1:
                 continue
-            x, *more = (
+            forms = (None, *(others or {}).values())
+            rows = [
                 torch.randn(num_vertices, *(form.sizes if form else (width,)), dtype=dtype, generator=random)
-                for form in (None, *(others or {}).values())
-            )
-            integers = [form is not None and not form.dtype.is_floating_point for form in (others or {}).values()]
-            more = [rows.long() * 0 if each else rows for rows, each in zip(more, integers, strict=True)]
+                for form in forms
+            ]
+            rows = [  # integers may be indices: only 0 is valid for certain
+                torch.zeros_like(x, dtype=form.dtype) if form and not form.dtype.is_floating_point else x
+                for x, form in zip(rows, forms, strict=True)
+            ]
 
             def run(edges: Tensor, first: Tensor, *rest: Tensor, columns: int = columns) -> Tensor:
                 arguments = _trial_arguments(conv, edges.shape[1], columns, dtype)
-                rows = dict(zip(others or {}, rest, strict=True))
-                result: Tensor = call_conv(conv, first, rows, edges, arguments)
+                result: Tensor = call_conv(conv, first, dict(zip(others or {}, rest, strict=True)), edges, arguments)
                 return result
 
             try:
                 with torch.no_grad():
-                    whole, part = (run(edges, x, *more)[:targets] for edges in (edge_index, partial_edges))
-                    out_width = whole.shape[1]
-                    if _is_close(whole, part):
-                        return cls(InEdgeSums(), out_width)
-                    zeros = [torch.zeros_like(rows) for rows in (x, *more)]  # sums must not depend on rows
-                    with torch.enable_grad():
-                        (sums, first), (others_sums, last) = (
-                            InEdgeSums.before_messages(conv, partial(run, edges, *zeros), num_vertices)
-                            for edges in (partial_edges, other_edges)
-                        )
-                    if not sums.calls or sums != others_sums:
-                        return cls(None, out_width)
-                    with sums.replacing(torch.cat([first[:targets], last[targets:]]).detach()):
-                        part = run(partial_edges, x, *more)[:targets]
-                    return cls(sums if _is_close(whole, part) else None, out_width)
-            except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
+                    out_width = run(edge_index, *rows).shape[1]
+                return cls(InEdgeSums.of(conv, run, rows, edge_index, num_targets), out_width)
+            except TRIAL_ERRORS:
                 continue
         return None
-
-
-def _is_close(rows: Tensor, others: Tensor) -> bool:
-    return torch.allclose(rows, others, rtol=1e-4, atol=1e-6)
 
 
 def with_data(conv: nn.Module) -> nn.Module:
