@@ -19,6 +19,7 @@ from weft.utils.errors import InputError
 
 pyg = pytest.importorskip("torch_geometric.nn")
 
+from torch_geometric.typing import OptPairTensor  # noqa: E402
 from torch_geometric.utils import degree, scatter  # noqa: E402
 
 
@@ -133,6 +134,38 @@ def test_thresholds_of_degrees_are_found(scale: Callable[..., Tensor]) -> None:
     """On the few edges of a trial, no degree reaches the threshold, so that the results alone do not tell."""
     model = convert(pyg.Sequential("x, edge_index", [(ScaledRows(scale), "x, edge_index -> x")]))
     assert any(isinstance(part, ConvWithSums) for part in model.modules())
+
+
+def test_thresholds_in_a_convolution_of_pairs_are_refused() -> None:
+    """Its call has other rows for targets, so that it cannot compute the sums of sources in a step before."""
+
+    class OfPair(ScaledRows):
+        def forward(self, x: Any, edge_index: Tensor) -> Tensor:
+            return super().forward(x if isinstance(x, Tensor) else x[0], edge_index)
+
+    OfPair.forward.__annotations__["x"] = OptPairTensor
+    with pytest.raises(InputError, match="OfPair reads more of the graph than the in-edges of a vertex"):
+        convert(pyg.Sequential("x, edge_index", [(OfPair(hubs), "x, edge_index -> x")]))
+
+
+class ScaledByPositions(ScaledRows):
+    """A convolution that also gets positions."""
+
+    def forward(self, x: Tensor, positions: Tensor, edge_index: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x * (positions @ x.new_ones(3, 1)), edge_index)
+
+
+def test_further_rows_may_have_another_width_than_the_first() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = ScaledByPositions(hubs)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            result: Tensor = self.conv(x, x[:, :3], edge_index)
+            return result
+
+    assert convert(Net()).num_stages == 2
 
 
 def test_sums_that_only_targets_read_need_no_exchange() -> None:

@@ -98,8 +98,8 @@ class LaplacianSum(Aggregate):
     ) -> WorkingSet:
         del num_edge_features
         row, edge = -(-width // size) * itemsize, adjacency.indices.itemsize + 2 * itemsize
-        # Target: ids, a scaling, its result. Source: ids, a scaling, its row. Edge: ids, weight and coefficient, also of
-        # the transpose; endpoints while coefficients are computed.
+        # Target: ids, a scaling, its result. Source: ids, a scaling, its row. Edge: ids, weight and coefficient, also
+        # of the transpose; endpoints while coefficients are computed.
         return WorkingSet(TARGET_BYTES + itemsize + row, SLOT_BYTES + itemsize + row, 2 * edge + 16)
 
     def partial(self, part: EdgeSubset, rows: Rows) -> Partial:

@@ -31,7 +31,7 @@ from weft.nn.convert.typed_steps import (
     RelationSlot,
     SplitByType,
 )
-from weft.nn.layers.pyg_conv import check_parts, checked_width, out_width_of, takes_pair
+from weft.nn.layers.pyg_conv import check_parts, checked_trial, out_width_of, takes_pair
 from weft.utils.errors import InputError
 
 
@@ -208,7 +208,7 @@ def width_over_relation(conv: Any, *, same_rows: bool, same_type: bool, reads_ed
         )
     if not same_rows and not takes_pair(conv):
         raise InputError(f"{name} takes no pair (x_source, x_target): use it between vertices of one type")
-    return checked_width(conv, reads_edge_attr=reads_edge_attr)
+    return checked_trial(conv, reads_edge_attr=reads_edge_attr).out_width
 
 
 def width_by_type(conv: Any) -> int:

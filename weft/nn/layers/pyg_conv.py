@@ -45,8 +45,13 @@ class RowForm(NamedTuple):
         return rows if self.dtype.is_floating_point else rows.to(self.dtype)
 
 
+OTHER_FORMS = (None, *(RowForm((width,), torch.float32) for width in (3, 2, 1)))
+"""Forms in which further arguments with rows are tried before a call states them: the form of the rows (None), or
+positions."""
+
+
 class RowArguments:
-    """Arguments of a convolution that are rows of the vertices, besides the first: `pos` of `conv(x, pos, edge_index)`.
+    """Further arguments of a convolution that are rows of the vertices, such as `pos` of `conv(x, pos, edge_index)`.
 
     A layer gets all of them side by side. Copies of a layer share this object, since only a call tells their forms.
 
@@ -342,30 +347,27 @@ def from_pyg(
         row_names: Names of further arguments with rows of the vertices, such as `pos`.
 
     Raises:
-        InputError: See `checked_width`.
+        InputError: See `checked_trial`.
     """
+    tried = checked_trial(conv, reads_edge_attr=reads_edge_attr, in_model=in_model, row_names=row_names)
     options: dict[str, Any] = {"reads_edge_attr": reads_edge_attr, "row_names": row_names}
-    width = 0
-    if row_names:  # their widths, and with them the result's, are known in a call
-        check_parts(conv)
-    else:
-        width = checked_width(conv, reads_edge_attr=reads_edge_attr, in_model=in_model)
-    if in_model and (row_names or not takes_pair(conv)):
-        needs_edge_attr = reads_edge_attr or requires_edge_attr(conv)
-        tried = Trial.of(conv, needs_edge_attr=needs_edge_attr, others=dict.fromkeys(row_names))
-        if tried and tried.sums and tried.sums.calls:
-            return ConvWithSums(conv, width, tried.sums, **options)
-    return PyGConv(conv, width, **options)
+    if tried.sums and tried.sums.calls:
+        return ConvWithSums(conv, tried.out_width, tried.sums, **options)
+    return PyGConv(conv, tried.out_width, **options)
 
 
-def checked_width(conv: Any, *, reads_edge_attr: bool = False, in_model: bool = False) -> int:
-    """Return the number of columns of the result of a PyG convolution, if it can run on blocks of edges.
+def checked_trial(
+    conv: Any, *, reads_edge_attr: bool = False, in_model: bool = False, row_names: tuple[str, ...] = ()
+) -> Trial:
+    """Return properties of a PyG convolution, if it can run on blocks of edges.
 
     Args:
         conv: The convolution.
         reads_edge_attr: True if the model calls the convolution with edge features.
-        in_model: True to accept in-edge sums of sources, and to return 0 for a convolution whose result has as many
-            columns as its rows.
+        in_model: True to accept in-edge sums of sources, and to return a width of 0 for a convolution whose result has
+            as many columns as its rows.
+        row_names: Names of further arguments with rows. Their widths, and with them the result's, are known in a call
+            only: the width returned is 0.
 
     Raises:
         InputError: The convolution reads more of the graph than the in-edges of its targets (GCNConv: the degrees of
@@ -373,15 +375,22 @@ def checked_width(conv: Any, *, reads_edge_attr: bool = False, in_model: bool = 
     """
     check_parts(conv)
     name, needs_edge_attr = type(conv).__name__, reads_edge_attr or requires_edge_attr(conv)
-    tried = None if takes_pair(conv) and out_width_of(conv) else Trial.of(conv, needs_edge_attr=needs_edge_attr)
-    sums = None if tried is None else tried.sums
-    if not takes_pair(conv) and (sums is None or (sums.calls and not in_model)):
+    if row_names:
+        candidates = (dict.fromkeys(row_names, form) for form in (OTHER_FORMS if in_model else ()))
+        tries = (Trial.of(conv, needs_edge_attr=needs_edge_attr, others=others) for others in candidates)
+        return Trial(next((tried.sums for tried in tries if tried), None), 0)
+    pair, out_width = takes_pair(conv), out_width_of(conv)
+    tried = None
+    if not (pair and out_width and type(conv).__module__.startswith("torch_geometric.nn.conv.")):
+        tried = Trial.of(conv, needs_edge_attr=needs_edge_attr)
+    sums = tried.sums if tried else InEdgeSums() if pair else None
+    if sums is None or (sums.calls and (pair or not in_model)):
         raise reads_more(conv)
     has_matrix = any(parameter.dim() > 1 for parameter in conv.parameters())  # else any width may run in a trial
-    width = out_width_of(conv) or (tried.out_width if tried and has_matrix else 0)
+    width = out_width or (tried.out_width if tried and has_matrix else 0)
     if not width and not (in_model and keeps_width(conv, needs_edge_attr=needs_edge_attr)):
         raise InputError(f"{name} has no attribute out_channels: use weft.nn.PyGConv(conv, out_width)")
-    return width
+    return Trial(sums, width)
 
 
 def reads_more(conv: Any) -> InputError:
@@ -389,7 +398,8 @@ def reads_more(conv: Any) -> InputError:
     return InputError(
         f"{type(conv).__name__}{_options_of(conv)} reads more of the graph than the in-edges of a vertex, such as the "
         "degrees of its neighbours, which a rank does not store: let message() depend on x_i, x_j and edge_attr only; "
-        "in a model for weft.nn.convert, forward may also sum over in-edges, as gcn_norm and degree(edge_index[1]) do"
+        "in a PyG model without vertex types, forward may also sum over in-edges, as gcn_norm and "
+        "degree(edge_index[1]) do"
     )
 
 
