@@ -255,7 +255,7 @@ def test_attention_over_some_relations_is_planned() -> None:
 def test_dropout_of_attention_over_relations_is_refused() -> None:
     model = make_model("pyg-hetero-han")
     model.conv1.dropout = 0.3
-    with pytest.raises(InputError, match=r"HANConv has dropout=0\.3, whose masks would differ between ranks"):
+    with pytest.raises(InputError, match=r"pyg_models\.py:\d+ .*: HANConv has dropout=0\.3, whose masks would differ"):
         convert(model, shape=GraphShape.of(graph_of("x")))
 
 

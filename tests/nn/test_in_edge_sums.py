@@ -137,7 +137,7 @@ def test_thresholds_of_degrees_are_found(scale: Callable[..., Tensor]) -> None:
 
 
 def test_thresholds_in_a_convolution_of_pairs_are_refused() -> None:
-    """Its call has other rows for targets, so that it cannot compute the sums of sources in a step before."""
+    """A convolution that gets rows of targets apart cannot compute the sums of sources in a step before."""
 
     class OfPair(ScaledRows):
         def forward(self, x: Any, edge_index: Tensor) -> Tensor:

@@ -30,7 +30,8 @@ class Sum(Aggregate):
 
     def __post_init__(self) -> None:
         if self.norm is not None:
-            check_word("norm", self.norm, ("gcn", "symmetric", "mean"))  # "laplacian": `LaplacianSum`
+            # The scalings of "laplacian" are those of a sum without self-loops, which `LaplacianSum` computes.
+            check_word("norm", self.norm, ("gcn", "symmetric", "mean"))
 
     @property
     def loops(self) -> bool:

@@ -171,7 +171,6 @@ def convert_han(
     Returns:
         Proxies of the results by vertex type; None for types without in-edges.
     """
-    check_parts(conv)
     transformed = {name: conv.proj[name](x) for name, x in rows.items()}
     results = dict[str, Any]()
     for name, x_target in transformed.items():

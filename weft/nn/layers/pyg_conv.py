@@ -122,7 +122,7 @@ class PyGConv(nn.Module):
     tiled: TiledConv
     """Runs its message functions in tiles."""
     sums = InEdgeSums()
-    """Sums over in-edges of sources that it reads."""
+    """In-edge sums of sources that the convolution reads."""
 
     def __init__(
         self, conv: Any, out_width: int, *, reads_edge_attr: bool = False, row_names: tuple[str, ...] = ()
@@ -240,7 +240,7 @@ class ConvWithSums(PyGConv):
         self.sums = sums
 
     def rows_for_sums(self, rows: Sequence[Tensor]) -> Tensor:
-        """Return rows [n, 1] from which the layer computes the sums, which depend on no rows.
+        """Return rows of zeros [n, 1], by which the layer is called for the sums, and set the forms of the arguments.
 
         Args:
             rows: The convolution's arguments with rows [n, .].
@@ -562,7 +562,7 @@ def with_data(conv: nn.Module) -> nn.Module:
 
 
 def _trial_arguments(conv: Any, num_edges: int, num_edge_features: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the arguments of a trial besides rows and edges."""
+    """Return the arguments of a trial apart from rows and edges."""
     arguments = {"edge_attr": torch.ones(num_edges, num_edge_features, dtype=dtype)} if num_edge_features else {}
     takes_types = "edge_type" in inspect.signature(conv.forward).parameters
     return arguments | ({"edge_type": torch.zeros(num_edges, dtype=torch.int64)} if takes_types else {})
