@@ -129,6 +129,10 @@ def neighbours_that_are_hubs(x: Tensor, edge_index: Tensor) -> Tensor:
     return scatter(hubs(x, edge_index)[edge_index[0]] - 1, edge_index[1], dim_size=len(x))
 
 
+def sums_of_a_number(x: Tensor, edge_index: Tensor) -> Tensor:
+    return scatter(torch.full(edge_index[:1].shape[1:], float(x.max())), edge_index[1], dim_size=len(x))
+
+
 @pytest.mark.parametrize("scale", [hubs, clamped_degrees])
 def test_thresholds_of_degrees_are_found(scale: Callable[..., Tensor]) -> None:
     """On the few edges of a trial, no degree reaches the threshold, so that the results alone do not tell."""
@@ -190,7 +194,7 @@ def test_sums_may_have_another_type_than_rows(dtype: torch.dtype | None) -> None
     "scale",
     [
         *(out_degrees, sums_of_rows, sums_of_sums),
-        *(hubs_by_out_edges, neighbours_of_a_year, neighbours_that_are_hubs),
+        *(hubs_by_out_edges, neighbours_of_a_year, neighbours_that_are_hubs, sums_of_a_number),
     ],
 )
 def test_other_sums_are_refused(scale: Callable[..., Tensor]) -> None:
