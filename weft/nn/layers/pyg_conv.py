@@ -248,11 +248,16 @@ class ConvWithSums(PyGConv):
         self.row_arguments.note_forms(rows)
         return rows[0].new_zeros(len(rows[0]), 1)
 
+    @staticmethod
+    def is_call_for_sums(x: Tensor) -> bool:
+        """Return whether rows are those of `rows_for_sums`. Rows that end with the sums have at least two columns."""
+        return x.shape[1] == 1
+
     def result_width(self, x: Tensor) -> int:
-        return self.sums.width if x.shape[1] == 1 else super().result_width(x[:, : -self.sums.width])
+        return self.sums.width if self.is_call_for_sums(x) else super().result_width(x[:, : -self.sums.width])
 
     def tensors_read(self, x: Tensor) -> tuple[Tensor, ...]:
-        return super().tensors_read(x) if x.shape[1] > 1 or self.sums.learned else (x,)
+        return super().tensors_read(x) if self.sums.learned or not self.is_call_for_sums(x) else (x,)
 
     def _edge_arguments(self, view: View, in_width: int) -> dict[str, Tensor]:
         del in_width
@@ -262,7 +267,7 @@ class ConvWithSums(PyGConv):
         self, view: Any, sources: Tensor, num_targets: int, edge_index: Tensor, edge_arguments: Mapping[str, Tensor]
     ) -> Tensor:
         width = sum(self.row_arguments.widths)
-        if sources.shape[1] == 1:
+        if self.is_call_for_sums(sources):
             zeros = sources.expand(-1, width)
             call = partial(super()._call, view, zeros, num_targets, edge_index, edge_arguments)
             return self.sums.compute(call).to(sources.dtype)
