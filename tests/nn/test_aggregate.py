@@ -13,11 +13,24 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from weft.data import Adjacency
-from weft.nn import Aggregate, Attend, AttendEdges, ByRelation, EdgeSubset, GraphView, Max, Rows, Sum, Topology, Total
+from weft.nn import (
+    Aggregate,
+    Attend,
+    AttendEdges,
+    ByRelation,
+    EdgeSubset,
+    GraphView,
+    LaplacianSum,
+    Max,
+    Rows,
+    SubTopology,
+    Sum,
+    Topology,
+    Total,
+)
 from weft.nn.aggregate import attention as attention_module
 from weft.nn.aggregate.attention import EdgeSoftmax, MaskKey
 from weft.nn.aggregate.partial import Partial
-from weft.nn.aggregate.reduce import LaplacianSum
 from weft.utils.errors import InputError
 
 HEADS, WIDTH, LOGITS, FEATURES, RELATIONS = 2, 6, 4, 3, 4
@@ -134,6 +147,19 @@ def check(op: Aggregate, num_vertices: int, num_edges: int, count: int, seed: in
 @settings(max_examples=25, deadline=None)
 def test_parts_combine_to_the_whole(op: Aggregate, num_vertices: int, num_edges: int, count: int, seed: int) -> None:
     check(op, num_vertices, num_edges, count, seed)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_laplacian_has_its_gradient_also_without_forward_edges(weighted: bool) -> None:
+    """In a backward pass over chunks on the host, a block has only the transpose of its edges."""
+    op, whole = LaplacianSum(weighted=weighted), topology_of(0, 9, 40)
+    rows, edges = rows_of(op, 9, 0), whole.adjacency
+    grad = torch.randn(9, WIDTH, dtype=torch.float64)
+    (expected,) = torch.autograd.grad(op.apply(whole, rows), rows["x"], grad)
+    only_transpose = replace(edges, indices=edges.indices[:0], weight=None, known_transpose=edges.transpose)
+    for adjacency in (edges, only_transpose):
+        block = SubTopology(adjacency, torch.arange(9), torch.arange(9), whole)
+        torch.testing.assert_close(op.transposed(block, grad), expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("op", [number for number in OPS if isinstance(number, EdgeSoftmax)], ids=str)

@@ -16,14 +16,15 @@ from torch.nn import functional as F
 from tests.lib.graphs import make_named_relations, make_typed_graph
 from tests.lib.session import Flops
 from weft.data import Graph, GraphShape
-from weft.nn import Converted, GraphView, convert
+from weft.nn import Converted, GraphView, Workload, convert
 from weft.nn.aggregate.topology import Topology
 from weft.nn.aggregate.typed_block import TypeOrder
 from weft.nn.convert import hetero
 from weft.nn.convert.typed_steps import MeanOfType
 from weft.nn.graph_view import Inputs
-from weft.nn.layers.relation_convs import RelationBlock, RelationConvs
+from weft.nn.layers.relation_convs import HanAttention, RelationBlock, RelationConvs
 from weft.nn.layers.typed_input import typed_rows
+from weft.strategies import get_strategy
 from weft.utils.errors import InputError
 
 pyg = pytest.importorskip("torch_geometric.nn")
@@ -229,10 +230,32 @@ def test_a_planted_error_in_attention_over_relations_is_detected(error: str, mon
         test_equals_pyg("pyg-hetero-han", monkeypatch)
 
 
+class SomeRelations(nn.Module):
+    """HANConv on all relations but the first one of the graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        _, *self.relations = RELATIONS
+        self.conv = pyg.HANConv(dict.fromkeys("abc", SMALL.features), SMALL.classes, (["a", "b", "c"], self.relations))
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> Tensor:
+        result: Tensor = self.conv(x_dict, {each: edge_index_dict[each] for each in self.relations})["a"]
+        return result
+
+
+def test_attention_over_some_relations_is_planned() -> None:
+    graph = graph_of("x")
+    model = convert(SomeRelations().double(), shape=GraphShape.of(graph))
+    (layer, *_) = (part for part in model.modules() if isinstance(part, HanAttention))
+    assert "__".join(RELATIONS[0]) not in layer.conv.lin_src
+    trace = get_strategy("communicated")(Workload(model, graph), 2).trace(0, training=True)
+    assert trace.operations
+
+
 def test_dropout_of_attention_over_relations_is_refused() -> None:
     model = make_model("pyg-hetero-han")
     model.conv1.dropout = 0.3
-    with pytest.raises(InputError, match=r"HANConv has dropout=0\.3, whose masks would differ between ranks"):
+    with pytest.raises(InputError, match=r"pyg_models\.py:\d+ .*: HANConv has dropout=0\.3, whose masks would differ"):
         convert(model, shape=GraphShape.of(graph_of("x")))
 
 

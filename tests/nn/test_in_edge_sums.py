@@ -19,6 +19,7 @@ from weft.utils.errors import InputError
 
 pyg = pytest.importorskip("torch_geometric.nn")
 
+from torch_geometric.typing import OptPairTensor  # noqa: E402
 from torch_geometric.utils import degree, scatter  # noqa: E402
 
 
@@ -108,6 +109,79 @@ def sums_of_sums(x: Tensor, edge_index: Tensor) -> Tensor:
     return scatter(degrees[edge_index[0]], edge_index[1], dim_size=len(x))
 
 
+def hubs(x: Tensor, edge_index: Tensor) -> Tensor:
+    return 1 + (degree(edge_index[1], len(x)) > 100).to(x.dtype)
+
+
+def clamped_degrees(x: Tensor, edge_index: Tensor) -> Tensor:
+    return torch.bincount(edge_index[1], minlength=len(x)).clamp(min=16).to(x.dtype).rsqrt()
+
+
+def hubs_by_out_edges(x: Tensor, edge_index: Tensor) -> Tensor:
+    return hubs(x, edge_index.flip(0))
+
+
+def neighbours_of_a_year(x: Tensor, edge_index: Tensor) -> Tensor:
+    return scatter((x[edge_index[0], 1] == 2015).to(x.dtype), edge_index[1], dim_size=len(x))
+
+
+def neighbours_that_are_hubs(x: Tensor, edge_index: Tensor) -> Tensor:
+    return scatter(hubs(x, edge_index)[edge_index[0]] - 1, edge_index[1], dim_size=len(x))
+
+
+def sums_of_a_number(x: Tensor, edge_index: Tensor) -> Tensor:
+    return scatter(torch.full(edge_index[:1].shape[1:], float(x.max())), edge_index[1], dim_size=len(x))
+
+
+@pytest.mark.parametrize("scale", [hubs, clamped_degrees])
+def test_thresholds_of_degrees_are_found(scale: Callable[..., Tensor]) -> None:
+    """On the few edges of a trial, no degree reaches the threshold, so that the results alone do not tell."""
+    model = convert(pyg.Sequential("x, edge_index", [(ScaledRows(scale), "x, edge_index -> x")]))
+    assert any(isinstance(part, ConvWithSums) for part in model.modules())
+
+
+def test_thresholds_in_a_convolution_of_pairs_are_refused() -> None:
+    """A convolution that gets rows of targets apart cannot compute the sums of sources in a step before."""
+
+    class OfPair(ScaledRows):
+        def forward(self, x: Any, edge_index: Tensor) -> Tensor:
+            return super().forward(x if isinstance(x, Tensor) else x[0], edge_index)
+
+    OfPair.forward.__annotations__["x"] = OptPairTensor
+    with pytest.raises(InputError, match="OfPair reads more of the graph than the in-edges of a vertex"):
+        convert(pyg.Sequential("x, edge_index", [(OfPair(hubs), "x, edge_index -> x")]))
+
+
+class ScaledByPositions(ScaledRows):
+    """A convolution that also gets positions."""
+
+    def forward(self, x: Tensor, positions: Tensor, edge_index: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x * (positions @ x.new_ones(3, 1)), edge_index)
+
+
+def test_further_rows_may_have_another_width_than_the_first() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = ScaledByPositions(hubs)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            result: Tensor = self.conv(x, x[:, :3], edge_index)
+            return result
+
+    assert convert(Net()).num_stages == 2
+
+
+def test_sums_that_only_targets_read_need_no_exchange() -> None:
+    class OfTargets(ScaledRows):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            result: Tensor = self.propagate(edge_index, x=x, scale=torch.ones_like(x[:, :1]))
+            return result * self.scale(x, edge_index)[:, None]
+
+    model = convert(pyg.Sequential("x, edge_index", [(OfTargets(sums_of_rows), "x, edge_index -> x")]))
+    assert model.num_stages == 1
+
+
 @pytest.mark.parametrize("dtype", [None, torch.int64])
 def test_sums_may_have_another_type_than_rows(dtype: torch.dtype | None) -> None:
     """PyG's `degree` returns float32 unless it gets a type. weft compares results in float64."""
@@ -116,7 +190,13 @@ def test_sums_may_have_another_type_than_rows(dtype: torch.dtype | None) -> None
     assert any(isinstance(part, ConvWithSums) for part in model.modules())
 
 
-@pytest.mark.parametrize("scale", [out_degrees, sums_of_rows, sums_of_sums])
+@pytest.mark.parametrize(
+    "scale",
+    [
+        *(out_degrees, sums_of_rows, sums_of_sums),
+        *(hubs_by_out_edges, neighbours_of_a_year, neighbours_that_are_hubs, sums_of_a_number),
+    ],
+)
 def test_other_sums_are_refused(scale: Callable[..., Tensor]) -> None:
     with pytest.raises(InputError, match="ScaledRows reads more of the graph than the in-edges of a vertex"):
         convert(pyg.Sequential("x, edge_index", [(ScaledRows(scale), "x, edge_index -> x")]))

@@ -157,7 +157,7 @@ def test_refusals() -> None:
     for conv, message in (
         (
             pyg.GCNConv(7, 4),
-            r"GCNConv reads more of the graph than the in-edges.*in a model .* forward may also sum over in-edges",
+            r"GCNConv reads more of the graph than the in-edges.*in a PyG model .* forward may also sum over in-edges",
         ),
         (pyg.GATv2Conv(7, 4, dropout=0.5), r"dropout=0\.5, whose masks.*use dropout between layers"),
         (pyg.SAGEConv(7, 4, aggr="lstm"), r"LSTMAggregation is not supported, because its result depends on padding"),

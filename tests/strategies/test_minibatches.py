@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.lib.cases import Case, cases, pyg_cases, typed_cases
-from tests.lib.graphs import NUM_FEATURES
+from tests.lib.convolutions import make_net
+from tests.lib.graphs import NUM_FEATURES, make_graph
 from tests.lib.matrix import MINIBATCH, Point, params
 from tests.lib.pairwise import hash_of, param
 from tests.lib.ranks import on_ranks
@@ -24,7 +25,7 @@ from weft.comm import Group, Route
 from weft.cost import Operation, Trace
 from weft.data import negative_key
 from weft.data.sampling import layer_key
-from weft.nn import MODELS, BatchNorm, Stack, Sum, View, Workload, embeddings
+from weft.nn import MODELS, BatchNorm, Stack, Sum, View, Workload, convert, embeddings
 from weft.nn.aggregate.topology import Norm
 from weft.nn.models.model_zoo import ATTENTION
 from weft.parallel.blocks.blocks import Block
@@ -303,6 +304,22 @@ def test_dependent_batches_sample_the_same_edges() -> None:
 def test_a_dependency_without_effect_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=f"^--batch-dependency 2.*{message}.*leave"):
         Given(batch_dependency=2, **options).plan("split", workload(CASE), 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("FAConv", {"fanout": "10"}, r"--fanout 10: FAConv reads sums over in-edges, .*: give --fanout 10,all$"),
+        ("FAConv", {"fanout": "10,25"}, "give --fanout 10,all$"),
+        ("ChebConv", {"fanout": "5", "sampling": "weighted"}, "--sampling weighted: edges are sampled with different"),
+    ],
+)
+def test_sums_that_a_sample_would_change_are_refused(name: str, options: dict[str, Any], message: str) -> None:
+    """In-edge sums of sources need all in-edges, and a Laplacian without edge weights needs even probabilities."""
+    work = Workload(convert(make_net(name)), make_graph(23, weighted=True))
+    with pytest.raises(InputError, match=message):
+        Given(**options).plan("split", work)
+    Given(fanout="10,all" if name == "FAConv" else "5").plan("split", work)
 
 
 def sampled_aggregate(case: Case, model: Stack, number: int, fanout: str, sampling: str) -> Tensor:

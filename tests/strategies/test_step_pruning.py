@@ -141,7 +141,7 @@ def linked() -> LinkModel:
         (lambda: Stack([Centred()]), "mixes vertices outside of message passing"),
         (lambda: Stack([Twice()]), "aggregates one after another"),
         (linked, "links may join any vertices"),
-        (lambda: workload(replace(CASE, norm="batch")).model, "BatchNorm takes its statistics over all rows"),
+        (lambda: workload(replace(CASE, norm="batch")).model, "BatchNorm sums over all rows"),
     ],
     ids=["coupled", "twice", "links", "batch norm"],
 )

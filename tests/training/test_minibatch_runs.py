@@ -81,7 +81,7 @@ def check_records(run: weft.Run) -> None:
         ("--task link --batch-size 100000", "--batch-size 100000: digits has 8440 training links: give all"),
         ("--cache-memory 100", "--cache-memory 100: the features of a vertex take 256 bytes: give as many"),
         ("--cache-memory 900TB", "--cache-memory 900000.00 GB on 1 rank would need 900000.00 GB of memory"),
-        ("--workers 2 --strategy sampled --norm batch", "means over vertices, as of batch norm or HANConv"),
+        ("--workers 2 --strategy sampled --norm batch", "means over vertices, as in batch norm and HANConv"),
         ("--workers 2 --decoupled --model gat", "--strategy split supports no --decoupled model with attention"),
     ],
 )

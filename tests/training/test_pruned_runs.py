@@ -47,4 +47,4 @@ def test_losses_and_scores_are_those_of_all_rows(strategy: str, workers: int, tm
 
 def test_the_record_says_why_all_rows_are_read(tmp_path: Path) -> None:
     run = train(few_labels(), out=tmp_path / "run", epochs=1, norm="batch")
-    assert run.records[0]["placement"][0]["reach"]["training"] == "BatchNorm takes its statistics over all rows"
+    assert run.records[0]["placement"][0]["reach"]["training"] == "BatchNorm sums over all rows"

@@ -2,7 +2,7 @@
 
 from weft.nn.aggregate.aggregate import SLOT_BYTES, Aggregate, Request, Rows, Total, WholeLayer, WorkingSet
 from weft.nn.aggregate.attention import Attend, AttendEdges, EdgeSoftmax
-from weft.nn.aggregate.reduce import ByRelation, Max, Sum
+from weft.nn.aggregate.reduce import ByRelation, LaplacianSum, Max, Sum
 from weft.nn.aggregate.relations import OwnRelationRows, RelationIndex, RelationRows
 from weft.nn.aggregate.topology import EdgeSubset, SubTopology, Topology
 from weft.nn.aggregate.typed_block import TypedBlock
@@ -97,6 +97,7 @@ __all__ = [
     "GraphOperation",
     "GraphView",
     "Inputs",
+    "LaplacianSum",
     "LayerNorm",
     "LayerSizes",
     "LightGCN",

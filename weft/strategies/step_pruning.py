@@ -65,7 +65,7 @@ def reason_for_all_rows(work: Workload, traits: ViewTraits, *, training: bool) -
     except InputError as error:
         return str(error).rpartition(": ")[0]
     coupling = [op.layer for op in operations if isinstance(op.op, Total)]
-    return f"{coupling[0]} takes its statistics over all rows" if coupling else ""
+    return f"{coupling[0]} sums over all rows" if coupling else ""
 
 
 def pruned_traits(traits: ViewTraits) -> ViewTraits:

@@ -14,5 +14,7 @@ from weft.data.sampling.draw import sample_layer as sample_layer
 from weft.data.sampling.fanouts import ALL as ALL
 from weft.data.sampling.fanouts import Fanout as Fanout
 from weft.data.sampling.fanouts import check_fanouts as check_fanouts
+from weft.data.sampling.fanouts import format_fanouts as format_fanouts
 from weft.data.sampling.fanouts import parse_fanouts as parse_fanouts
+from weft.data.sampling.fanouts import takes_all as takes_all
 from weft.data.sampling.relabel import Relabeller as Relabeller

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from weft.utils.errors import InputError
 
 ALL = -1
@@ -23,6 +25,17 @@ def parse_fanouts(text: str) -> tuple[Fanout, ...]:
         InputError: If the text is no list of fanouts.
     """
     return tuple(_parse_hop(hop.strip(), text) for hop in text.split(","))
+
+
+def format_fanouts(fanouts: Sequence[Fanout]) -> str:
+    """Return the text from which `parse_fanouts` reads fanouts."""
+    hops = (hop if isinstance(hop, tuple) else (hop,) for hop in fanouts)
+    return ",".join(":".join("all" if number == ALL else str(number) for number in hop) for hop in hops)
+
+
+def takes_all(fanout: Fanout) -> bool:
+    """Return whether a fanout takes all in-edges of a vertex."""
+    return {*fanout} == {ALL} if isinstance(fanout, tuple) else fanout == ALL
 
 
 def _parse_hop(hop: str, text: str) -> Fanout:
@@ -63,9 +76,8 @@ def check_fanouts(fanouts: tuple[Fanout, ...], num_hops: int, num_relations: int
         )
     for fanout in fanouts:
         if isinstance(fanout, tuple) and len(fanout) != num_relations:
-            text = ":".join("all" if k == ALL else str(k) for k in fanout)
             raise InputError(
-                f"fanout '{text}' is for {len(fanout)} relations and the graph has {num_relations or 'none'}: "
-                "give one number, or one for each relation"
+                f"fanout '{format_fanouts([fanout])}' is for {len(fanout)} relations and the graph has "
+                f"{num_relations or 'none'}: give one number, or one for each relation"
             )
     return fanouts

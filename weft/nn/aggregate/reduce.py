@@ -30,7 +30,8 @@ class Sum(Aggregate):
 
     def __post_init__(self) -> None:
         if self.norm is not None:
-            check_word("norm", self.norm, ("gcn", "symmetric", "mean"))  # "laplacian": `LaplacianSum`
+            # The scalings of "laplacian" are those of a sum without self-loops, which `LaplacianSum` computes.
+            check_word("norm", self.norm, ("gcn", "symmetric", "mean"))
 
     @property
     def loops(self) -> bool:
@@ -69,13 +70,15 @@ class Sum(Aggregate):
 
 @dataclass(frozen=True)
 class LaplacianSum(Aggregate):
-    """D^-1/2 A D^-1/2 without self-loops, where D are the out-degrees: I minus PyG's `get_laplacian`.
+    """Sum over in-neighbours by the matrix I - L, where L is the Laplacian of PyG's `get_laplacian`.
 
-    A sum with a coefficient for each edge, since self-loops are left out.
+    The matrix is D^-1/2 A D^-1/2, where D are the out-degrees. A and D lack self-loops. Edges have a coefficient each,
+    since scalings of the vertices alone would count self-loops.
     """
 
     weighted: bool = False
     """True if messages, and the degrees, are multiplied by the edge weights, if the graph has any."""
+    linear = can_save = True
 
     @property
     def reads_weight(self) -> bool:
@@ -88,15 +91,17 @@ class LaplacianSum(Aggregate):
             x = spmm(edges, x, weighted=True)
         return x
 
+    def transposed(self, topology: Topology, grad: Tensor, into: Tensor | None = None) -> Tensor:
+        return spmm_transposed(topology.laplacian(self.weighted, grad.dtype), grad, weighted=True, into=into)
+
     def working_set(
         self, adjacency: Adjacency, width: int, *, itemsize: int, size: int = 1, num_edge_features: int = 0
     ) -> WorkingSet:
         del num_edge_features
         row, edge = -(-width // size) * itemsize, adjacency.indices.itemsize + 2 * itemsize
-        # Target: its result and the result's gradient, a scaling. Source: its row, the row's gradient twice, a scaling.
-        # Edge: ids, weight and coefficient, also of the transpose; endpoints while coefficients are computed.
-        per_source = SLOT_BYTES + itemsize + 3 * row
-        return WorkingSet(TARGET_BYTES + itemsize + 2 * row, per_source, 2 * edge + 16)
+        # Target: ids, a scaling, its result. Source: ids, a scaling, its row. Edge: ids, weight and coefficient, also
+        # of the transpose; endpoints while coefficients are computed.
+        return WorkingSet(TARGET_BYTES + itemsize + row, SLOT_BYTES + itemsize + row, 2 * edge + 16)
 
     def partial(self, part: EdgeSubset, rows: Rows) -> Partial:
         return Partial(self.apply(part, rows))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Literal
 
@@ -74,7 +75,7 @@ class Topology:
         return result
 
     def laplacian(self, weighted: bool, dtype: torch.dtype) -> Adjacency:
-        """Return the edges with the weights of `LaplacianSum`, computed once.
+        """Return the edges with the coefficients of `LaplacianSum` as weights, computed once.
 
         Args:
             weighted: True if they are multiplied by the edge weights.
@@ -82,14 +83,27 @@ class Topology:
         """
         name = weighted, sum_dtype(dtype)
         if name not in self._laplacians:
-            (roots, target_roots, _), (source, target) = self.scale("laplacian", *name), self.adjacency.edges()
-            assert roots is not None
-            assert target_roots is not None
-            weight = roots[source] * target_roots[target]
-            if weighted and self.adjacency.weight is not None:
-                weight *= self.adjacency.weight
-            self._laplacians[name] = self.adjacency.with_weight(weight.masked_fill(self.is_loop, 0))
+            edges, back = self.adjacency, self.adjacency.known_transpose
+            if back is not None and len(back.indices) > edges.num_edges:  # a chunk that has only the transpose
+                weight = self._laplacian_weight(back.entry_rows, back.indices, back.weight, *name)
+                self._laplacians[name] = replace(edges, known_transpose=replace(back, weight=weight))
+            else:
+                weight = self._laplacian_weight(edges.indices, edges.entry_rows, edges.weight, *name)
+                self._laplacians[name] = edges.with_weight(weight)
         return self._laplacians[name]
+
+    def _laplacian_weight(
+        self, source: Tensor, target: Tensor, weight: Tensor | None, weighted: bool, dtype: torch.dtype
+    ) -> Tensor:
+        """Return the product of both endpoints' scalings and of the weight of each edge, [E]; 0 for self-loops."""
+        source_scale, target_scale, _ = self.scale("laplacian", weighted, dtype)
+        assert source_scale is not None
+        assert target_scale is not None
+        source, target = source.long(), target.long()
+        result = source_scale[source] * target_scale[target]
+        if weighted and weight is not None:
+            result *= weight
+        return result.masked_fill(self.ids[source] == self.target_ids[target], 0)
 
     @property
     def has_weight(self) -> bool:

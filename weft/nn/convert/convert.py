@@ -202,4 +202,5 @@ def _with_sums(program: TracedProgram, paths: Collection[str]) -> TracedProgram:
             steps += [sums, replace(step, args=(*step.args, TracedValue(sums.name)))]
         else:
             steps.append(step)
-    return TracedProgram.of(steps, program.result, kinds, program.layers)
+    with_sums = TracedProgram.of(steps, program.result, kinds, program.layers, program.types)
+    return replace(with_sums, output_types=program.output_types)

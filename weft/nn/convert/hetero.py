@@ -31,7 +31,7 @@ from weft.nn.convert.typed_steps import (
     RelationSlot,
     SplitByType,
 )
-from weft.nn.layers.pyg_conv import check_parts, checked_width, out_width_of, takes_pair
+from weft.nn.layers.pyg_conv import check_parts, checked_trial, out_width_of, takes_pair
 from weft.utils.errors import InputError
 
 
@@ -171,7 +171,6 @@ def convert_han(
     Returns:
         Proxies of the results by vertex type; None for types without in-edges.
     """
-    check_parts(conv)
     transformed = {name: conv.proj[name](x) for name, x in rows.items()}
     results = dict[str, Any]()
     for name, x_target in transformed.items():
@@ -208,7 +207,7 @@ def width_over_relation(conv: Any, *, same_rows: bool, same_type: bool, reads_ed
         )
     if not same_rows and not takes_pair(conv):
         raise InputError(f"{name} takes no pair (x_source, x_target): use it between vertices of one type")
-    return checked_width(conv, reads_edge_attr=reads_edge_attr)
+    return checked_trial(conv, reads_edge_attr=reads_edge_attr).out_width
 
 
 def width_by_type(conv: Any) -> int:

@@ -130,10 +130,15 @@ class SumOverInEdges(GraphStep):
     path: str
     """Path of the convolution in the model."""
 
-    def begin(self, model: nn.Module, view: View, *rows: Tensor) -> Boundary:
-        del view
+    def layer(self, model: nn.Module) -> ConvWithSums:
+        """Return the layer that calls the convolution."""
         layer = model.get_submodule(self.path)
         assert isinstance(layer, ConvWithSums)
+        return layer
+
+    def begin(self, model: nn.Module, view: View, *rows: Tensor) -> Boundary:
+        del view
+        layer = self.layer(model)
         zeros = layer.rows_for_sums(rows)
         return Boundary(request=Request(WholeLayer(layer), {"x": zeros, "own": zeros}))
 

@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 from weft.nn.aggregate.aggregate import Request
 from weft.nn.aggregate.typed_block import Place, TypeOrder, side_by_side
+from weft.nn.convert.native_layers import SumOverInEdges
 from weft.nn.convert.traced_steps import (
     Dropout,
     GraphStep,
@@ -98,6 +99,15 @@ class Converted(PhasedModel):
     def output_types(self) -> tuple[str, ...]:
         """Vertex types whose rows the model returns, on a heterogeneous graph; empty: rows of all vertices."""
         return self._program.output_types
+
+    @property
+    def stages_of_sums(self) -> dict[int, str]:
+        """Class of the convolution whose in-edge sums, such as degrees, a stage computes; by stage."""
+        return {
+            step.stage: type(step.operation.layer(self).conv).__name__
+            for step in self._program.steps
+            if isinstance(step.operation, SumOverInEdges)
+        }
 
     @property
     def num_layers(self) -> int:

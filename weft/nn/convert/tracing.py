@@ -443,6 +443,10 @@ class Tracer(fx.Tracer):
         lacking = {end for key in edges for end in (key[0], key[2])} - rows.keys()
         if lacking:
             raise InputError(f"{location}: {name} gets edges of {', '.join(sorted(lacking))}, but no rows of them")
+        try:
+            width = hetero.width_by_type(conv)
+        except InputError as error:
+            raise InputError(f"{location}: {error}") from error
         if hetero.is_han(conv):
             self.path = self._path(conv)
             return hetero.convert_han(self, conv, rows, edges)
@@ -454,10 +458,6 @@ class Tracer(fx.Tracer):
             tuple(self.types.relations.index("|".join(key)) for key in edges),
             tuple(each for each in rows if each in targets),
         )
-        try:
-            width = hetero.width_by_type(conv)
-        except InputError as error:
-            raise InputError(f"{location}: {error}") from error
         step = typed_steps.CallByType(
             path=self._path(conv), width=width, called=types, types=types.numbers, num_types=self.types.num_types
         )

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from weft.nn.messages import InEdgeSums, TiledConv, as_matrix, structure_of
+from weft.nn.messages import TRIAL_ERRORS, InEdgeSums, TiledConv, as_matrix, structure_of
 from weft.nn.view import View
 from weft.utils.errors import InputError
 
@@ -45,8 +45,13 @@ class RowForm(NamedTuple):
         return rows if self.dtype.is_floating_point else rows.to(self.dtype)
 
 
+OTHER_FORMS = (None, *(RowForm((width,), torch.float32) for width in (3, 2, 1)))
+"""Forms in which further arguments with rows are tried before a call states them: the form of the rows (None), or
+positions."""
+
+
 class RowArguments:
-    """Arguments of a convolution that are rows of the vertices, besides the first: `pos` of `conv(x, pos, edge_index)`.
+    """Further arguments of a convolution that are rows of the vertices, such as `pos` of `conv(x, pos, edge_index)`.
 
     A layer gets all of them side by side. Copies of a layer share this object, since only a call tells their forms.
 
@@ -117,7 +122,7 @@ class PyGConv(nn.Module):
     tiled: TiledConv
     """Runs its message functions in tiles."""
     sums = InEdgeSums()
-    """Sums over in-edges of sources that it reads."""
+    """In-edge sums of sources that the convolution reads."""
 
     def __init__(
         self, conv: Any, out_width: int, *, reads_edge_attr: bool = False, row_names: tuple[str, ...] = ()
@@ -235,7 +240,7 @@ class ConvWithSums(PyGConv):
         self.sums = sums
 
     def rows_for_sums(self, rows: Sequence[Tensor]) -> Tensor:
-        """Return rows [n, 1] from which the layer computes the sums, which depend on no rows.
+        """Return rows of zeros [n, 1], by which the layer is called for the sums, and set the forms of the arguments.
 
         Args:
             rows: The convolution's arguments with rows [n, .].
@@ -243,11 +248,16 @@ class ConvWithSums(PyGConv):
         self.row_arguments.note_forms(rows)
         return rows[0].new_zeros(len(rows[0]), 1)
 
+    @staticmethod
+    def is_call_for_sums(x: Tensor) -> bool:
+        """Return whether rows are those of `rows_for_sums`. Rows that end with the sums have at least two columns."""
+        return x.shape[1] == 1
+
     def result_width(self, x: Tensor) -> int:
-        return self.sums.width if x.shape[1] == 1 else super().result_width(x[:, : -self.sums.width])
+        return self.sums.width if self.is_call_for_sums(x) else super().result_width(x[:, : -self.sums.width])
 
     def tensors_read(self, x: Tensor) -> tuple[Tensor, ...]:
-        return super().tensors_read(x) if x.shape[1] > 1 or self.sums.learned else (x,)
+        return super().tensors_read(x) if self.sums.learned or not self.is_call_for_sums(x) else (x,)
 
     def _edge_arguments(self, view: View, in_width: int) -> dict[str, Tensor]:
         del in_width
@@ -257,7 +267,7 @@ class ConvWithSums(PyGConv):
         self, view: Any, sources: Tensor, num_targets: int, edge_index: Tensor, edge_arguments: Mapping[str, Tensor]
     ) -> Tensor:
         width = sum(self.row_arguments.widths)
-        if sources.shape[1] == 1:
+        if self.is_call_for_sums(sources):
             zeros = sources.expand(-1, width)
             call = partial(super()._call, view, zeros, num_targets, edge_index, edge_arguments)
             return self.sums.compute(call).to(sources.dtype)
@@ -342,30 +352,27 @@ def from_pyg(
         row_names: Names of further arguments with rows of the vertices, such as `pos`.
 
     Raises:
-        InputError: See `checked_width`.
+        InputError: See `checked_trial`.
     """
+    tried = checked_trial(conv, reads_edge_attr=reads_edge_attr, in_model=in_model, row_names=row_names)
     options: dict[str, Any] = {"reads_edge_attr": reads_edge_attr, "row_names": row_names}
-    width = 0
-    if row_names:  # their widths, and with them the result's, are known in a call
-        check_parts(conv)
-    else:
-        width = checked_width(conv, reads_edge_attr=reads_edge_attr, in_model=in_model)
-    if in_model and (row_names or not takes_pair(conv)):
-        needs_edge_attr = reads_edge_attr or requires_edge_attr(conv)
-        tried = Trial.of(conv, needs_edge_attr=needs_edge_attr, others=dict.fromkeys(row_names))
-        if tried and tried.sums and tried.sums.calls:
-            return ConvWithSums(conv, width, tried.sums, **options)
-    return PyGConv(conv, width, **options)
+    if tried.sums and tried.sums.calls:
+        return ConvWithSums(conv, tried.out_width, tried.sums, **options)
+    return PyGConv(conv, tried.out_width, **options)
 
 
-def checked_width(conv: Any, *, reads_edge_attr: bool = False, in_model: bool = False) -> int:
-    """Return the number of columns of the result of a PyG convolution, if it can run on blocks of edges.
+def checked_trial(
+    conv: Any, *, reads_edge_attr: bool = False, in_model: bool = False, row_names: tuple[str, ...] = ()
+) -> Trial:
+    """Return properties of a PyG convolution, if it can run on blocks of edges.
 
     Args:
         conv: The convolution.
         reads_edge_attr: True if the model calls the convolution with edge features.
-        in_model: True to accept in-edge sums of sources, and to return 0 for a convolution whose result has as many
-            columns as its rows.
+        in_model: True to accept in-edge sums of sources, and to return a width of 0 for a convolution whose result has
+            as many columns as its rows.
+        row_names: Names of further arguments with rows. Their widths, and with them the result's, are known in a call
+            only: the width returned is 0.
 
     Raises:
         InputError: The convolution reads more of the graph than the in-edges of its targets (GCNConv: the degrees of
@@ -373,15 +380,22 @@ def checked_width(conv: Any, *, reads_edge_attr: bool = False, in_model: bool = 
     """
     check_parts(conv)
     name, needs_edge_attr = type(conv).__name__, reads_edge_attr or requires_edge_attr(conv)
-    tried = None if takes_pair(conv) and out_width_of(conv) else Trial.of(conv, needs_edge_attr=needs_edge_attr)
-    sums = None if tried is None else tried.sums
-    if not takes_pair(conv) and (sums is None or (sums.calls and not in_model)):
+    if row_names:
+        candidates = (dict.fromkeys(row_names, form) for form in (OTHER_FORMS if in_model else ()))
+        tries = (Trial.of(conv, needs_edge_attr=needs_edge_attr, others=others) for others in candidates)
+        return Trial(next((tried.sums for tried in tries if tried), None), 0)
+    pair, out_width = takes_pair(conv), out_width_of(conv)
+    tried = None
+    if not (pair and out_width and type(conv).__module__.startswith("torch_geometric.nn.conv.")):
+        tried = Trial.of(conv, needs_edge_attr=needs_edge_attr)
+    sums = tried.sums if tried else InEdgeSums() if pair else None
+    if sums is None or (sums.calls and (pair or not in_model)):
         raise reads_more(conv)
     has_matrix = any(parameter.dim() > 1 for parameter in conv.parameters())  # else any width may run in a trial
-    width = out_width_of(conv) or (tried.out_width if tried and has_matrix else 0)
+    width = out_width or (tried.out_width if tried and has_matrix else 0)
     if not width and not (in_model and keeps_width(conv, needs_edge_attr=needs_edge_attr)):
         raise InputError(f"{name} has no attribute out_channels: use weft.nn.PyGConv(conv, out_width)")
-    return width
+    return Trial(sums, width)
 
 
 def reads_more(conv: Any) -> InputError:
@@ -389,7 +403,8 @@ def reads_more(conv: Any) -> InputError:
     return InputError(
         f"{type(conv).__name__}{_options_of(conv)} reads more of the graph than the in-edges of a vertex, such as the "
         "degrees of its neighbours, which a rank does not store: let message() depend on x_i, x_j and edge_attr only; "
-        "in a model for weft.nn.convert, forward may also sum over in-edges, as gcn_norm and degree(edge_index[1]) do"
+        "in a PyG model without vertex types, forward may also sum over in-edges, as gcn_norm and "
+        "degree(edge_index[1]) do"
     )
 
 
@@ -471,8 +486,8 @@ class Trial(NamedTuple):
     """Properties of a convolution, from running it on a few random rows and edges."""
 
     sums: InEdgeSums | None
-    """In-edge sums of sources that a target's row depends on; None if it depends on yet more than the in-edges of
-    the target."""
+    """In-edge sums of sources that a target's result depends on; None if it depends on more than these and the target's
+    in-edges."""
     out_width: int
     """Number of columns of the result."""
 
@@ -496,14 +511,9 @@ class Trial(NamedTuple):
         Returns:
             The result, or None if it fails for every candidate width.
         """
-        # 1. Draw random edges, and a copy with only the in-edges of the first vertices, the targets.
-        # 2. For each candidate width of rows and of edge features, run the convolution on both.
-        # 3. At the first width that works, compare the rows of the targets. If they differ, run it once more on the
-        #    copy, with the in-edge sums of all vertices.
         random = torch.Generator().manual_seed(0)
-        targets, num_vertices = 6, 12
+        num_targets, num_vertices = 6, 13  # a number of rows that widths rarely have
         edge_index = torch.randint(num_vertices, (2, 5 * num_vertices), generator=random)
-        partial_edges, other_edges = edge_index[:, edge_index[1] < targets], edge_index[:, edge_index[1] >= targets]
         conv = with_data(copy.deepcopy(conv)).eval()
         dtype = next((parameter.dtype for parameter in conv.parameters()), torch.float32)
         sizes = [size for parameter in conv.parameters() for size in reversed(parameter.shape[:2])]
@@ -519,43 +529,28 @@ class Trial(NamedTuple):
         for width, columns in tries:
             if width < 1:
                 continue
-            x, *more = (
+            forms = (None, *(others or {}).values())
+            rows = [
                 torch.randn(num_vertices, *(form.sizes if form else (width,)), dtype=dtype, generator=random)
-                for form in (None, *(others or {}).values())
-            )
-            integers = [form is not None and not form.dtype.is_floating_point for form in (others or {}).values()]
-            more = [rows.long() * 0 if each else rows for rows, each in zip(more, integers, strict=True)]
+                for form in forms
+            ]
+            rows = [  # integers may be indices: only 0 is valid for certain
+                torch.zeros_like(x, dtype=form.dtype) if form and not form.dtype.is_floating_point else x
+                for x, form in zip(rows, forms, strict=True)
+            ]
 
             def run(edges: Tensor, first: Tensor, *rest: Tensor, columns: int = columns) -> Tensor:
                 arguments = _trial_arguments(conv, edges.shape[1], columns, dtype)
-                rows = dict(zip(others or {}, rest, strict=True))
-                result: Tensor = call_conv(conv, first, rows, edges, arguments)
+                result: Tensor = call_conv(conv, first, dict(zip(others or {}, rest, strict=True)), edges, arguments)
                 return result
 
             try:
                 with torch.no_grad():
-                    whole, part = (run(edges, x, *more)[:targets] for edges in (edge_index, partial_edges))
-                    out_width = whole.shape[1]
-                    if _is_close(whole, part):
-                        return cls(InEdgeSums(), out_width)
-                    zeros = [torch.zeros_like(rows) for rows in (x, *more)]  # sums must not depend on rows
-                    with torch.enable_grad():
-                        (sums, first), (others_sums, last) = (
-                            InEdgeSums.before_messages(conv, partial(run, edges, *zeros), num_vertices)
-                            for edges in (partial_edges, other_edges)
-                        )
-                    if not sums.calls or sums != others_sums:
-                        return cls(None, out_width)
-                    with sums.replacing(torch.cat([first[:targets], last[targets:]]).detach()):
-                        part = run(partial_edges, x, *more)[:targets]
-                    return cls(sums if _is_close(whole, part) else None, out_width)
-            except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
+                    out_width = run(edge_index, *rows).shape[1]
+                return cls(InEdgeSums.of(conv, run, rows, edge_index, num_targets), out_width)
+            except TRIAL_ERRORS:
                 continue
         return None
-
-
-def _is_close(rows: Tensor, others: Tensor) -> bool:
-    return torch.allclose(rows, others, rtol=1e-4, atol=1e-6)
 
 
 def with_data(conv: nn.Module) -> nn.Module:
@@ -572,7 +567,7 @@ def with_data(conv: nn.Module) -> nn.Module:
 
 
 def _trial_arguments(conv: Any, num_edges: int, num_edge_features: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the arguments of a trial besides rows and edges."""
+    """Return the arguments of a trial apart from rows and edges."""
     arguments = {"edge_attr": torch.ones(num_edges, num_edge_features, dtype=dtype)} if num_edge_features else {}
     takes_types = "edge_type" in inspect.signature(conv.forward).parameters
     return arguments | ({"edge_type": torch.zeros(num_edges, dtype=torch.int64)} if takes_types else {})

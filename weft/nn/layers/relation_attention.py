@@ -98,8 +98,10 @@ def transform_each(products: Sequence[tuple[Tensor, Transform]]) -> Iterator[Ten
     return (transformed.pop(number) for number in range(len(products)))
 
 
-def attend_rows(conv: Any, relation: str, adjacency: Adjacency, sources: Tensor, targets: Tensor) -> Tensor:
-    """Return the attention of HANConv over one relation (Wang et al. 2019, eqs. 2-5), whose rows are transformed.
+def han_attention(conv: Any, relation: str, adjacency: Adjacency, sources: Tensor, targets: Tensor) -> Tensor:
+    """Return the attention of HANConv over one relation, of rows that are already transformed.
+
+    Wang et al. 2019, eqs. 2-5.
 
     Args:
         conv: The convolution.

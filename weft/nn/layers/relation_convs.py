@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
 from weft.data import Adjacency
 from weft.nn.aggregate.typed_block import Place, RelationEdges, TypedBlock
 from weft.nn.layers.pyg_conv import PyGConv
-from weft.nn.layers.relation_attention import AttentionCall, attend_relations, attend_rows, native_attention
+from weft.nn.layers.relation_attention import AttentionCall, attend_relations, han_attention, native_attention
 from weft.nn.view import View
 
 
@@ -85,6 +85,9 @@ class RelationConv(PyGConv):
     Arguments are those of `PyGConv`; a convolution gets edge features only if `reads_edge_attr`.
     """
 
+    needs_contiguous: ClassVar[bool] = False
+    """True if rows should be contiguous, since a kernel would copy them for each relation otherwise."""
+
     def __init__(self, conv: Any, out_width: int, *, reads_edge_attr: bool = False) -> None:
         super().__init__(conv, out_width, reads_edge_attr=reads_edge_attr)
         self.takes &= {"edge_attr"} if reads_edge_attr else set()
@@ -127,6 +130,8 @@ class HanAttention(RelationConv):
         relations: Name of its parameters for each relation of the graph.
     """
 
+    needs_contiguous = True
+
     def __init__(self, conv: Any, relations: Sequence[str]) -> None:
         super().__init__(conv, conv.out_channels)
         self.relations = relations
@@ -134,8 +139,9 @@ class HanAttention(RelationConv):
     def forward(self, view: Any, x: Tensor) -> Tensor:
         if x.device.type == "meta":
             return super().forward(view, x)
-        relation = getattr(view, "relation", 0)  # any one, to count the cost
-        return attend_rows(self.conv, self.relations[relation], *self._endpoints(view, x))
+        of_graph = isinstance(view, RelationBlock)  # not a block by which its cost is counted
+        relation = self.relations[view.relation] if of_graph else next(iter(self.conv.lin_src))
+        return han_attention(self.conv, relation, *self._endpoints(view, x))
 
 
 class RelationConvs(nn.Module):
@@ -174,7 +180,7 @@ class RelationConvs(nn.Module):
             rows: Rows of the sources, for each argument.
         """
         convs: Sequence[RelationConv] = self.__dict__["convs"]
-        if any(isinstance(conv, HanAttention) for conv in convs):  # its kernel would copy them for each relation
+        if any(conv.needs_contiguous for conv in convs):
             rows = [x.contiguous() for x in rows]
         counts = [block.num_targets_of(place.of_type) for place in self.places]
         # Convolutions that read the same rows get the same tensor, so that `attend_relations` transforms it once.

@@ -7,8 +7,8 @@ program (its run on all edges, by csrc/messages.h). in_edge_sums: what a convolu
 messages, such as degrees.
 """
 
-from weft.nn.messages.in_edge_sums import InEdgeSums, as_matrix
+from weft.nn.messages.in_edge_sums import TRIAL_ERRORS, InEdgeSums, as_matrix
 from weft.nn.messages.structure import structure_of
 from weft.nn.messages.tiled_conv import TiledConv
 
-__all__ = ["InEdgeSums", "TiledConv", "as_matrix", "structure_of"]
+__all__ = ["TRIAL_ERRORS", "InEdgeSums", "TiledConv", "as_matrix", "structure_of"]

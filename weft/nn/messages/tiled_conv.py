@@ -73,7 +73,7 @@ class TiledConv:
         replaced += [
             (part, "forward_naive", partial(transform_by_type, part))
             for part in self.conv.modules()
-            if hasattr(part, "forward_naive")
+            if is_hetero_linear(part)
         ]
         for part, name, function in replaced:
             part.__dict__[name] = function
@@ -177,6 +177,12 @@ class MessageCall(NamedTuple):
     """Number of sources."""
     num_targets: int
     """Number of targets."""
+
+
+def is_hetero_linear(module: nn.Module) -> bool:
+    """Return whether a module is PyG's HeteroLinear, whose method `forward_naive` writes into slices."""
+    kind = type(module)
+    return kind.__name__ == "HeteroLinear" and kind.__module__.startswith("torch_geometric.nn.dense.linear")
 
 
 def transform_by_type(linear: Any, x: Tensor, bounds: Tensor) -> Tensor:

@@ -15,13 +15,15 @@ from weft.comm import Group
 from weft.config.strategy_flags import BatchFlags, CacheFlags
 from weft.cost import Steps, Trace
 from weft.data import Links, keeps_sources
-from weft.data.sampling import check_fanouts, parse_fanouts
+from weft.data.sampling import ALL, check_fanouts, format_fanouts, parse_fanouts, takes_all
 from weft.nn import (
     Aggregate,
     ByRelation,
+    Converted,
     FeatureTables,
     GraphOperation,
     Inputs,
+    LaplacianSum,
     Sum,
     Total,
     Workload,
@@ -92,6 +94,7 @@ class MiniBatchPlan(ResidentPlan):
             (self._check_no_repeated_attention if self.splits else self._check_recomputable)(operations)
         if any(isinstance(fanout, tuple) for fanout in fanouts) or self.options.sampling == "weighted":
             self._check_unbiased(operations)
+        self._check_sums_of_all_edges(operations)
         if self.options.accumulate_grad_batches > 1:
             self._check_accumulation(operations)
         if not self.one_rank_sampler.takes_all_edges and any(
@@ -115,8 +118,8 @@ class MiniBatchPlan(ResidentPlan):
             raise InputError(f"{flag}: an epoch has {batches}: {remedy}")
         if any(isinstance(op.op, Total) for op in operations):
             raise InputError(
-                f"{flag}: means over vertices, as of batch norm or HANConv, would be those of each batch, not of all "
-                "that are accumulated: give another --norm, or a larger --batch-size"
+                f"{flag}: means over vertices, as in batch norm and HANConv, would be those of each batch, not of all "
+                "that are accumulated: give a larger --batch-size, or a model without them (another --norm)"
             )
 
     def make_layout(self) -> VertexLayout:
@@ -164,8 +167,8 @@ class MiniBatchPlan(ResidentPlan):
         """
         if any(isinstance(op.op, Total) for op in operations):
             raise InputError(
-                f"--strategy {self.name}: means over vertices, as of batch norm or HANConv, would count a vertex once "
-                "for each rank that computes it: give --strategy split, or another --norm"
+                f"--strategy {self.name}: means over vertices, as in batch norm and HANConv, would count a vertex once "
+                "for each rank that computes it: give --strategy split, or a model without them (another --norm)"
             )
         if embeddings(self.work.model):
             raise InputError(
@@ -181,13 +184,40 @@ class MiniBatchPlan(ResidentPlan):
         """
         weighted = self.options.sampling == "weighted"
         for op in operations:
-            if (isinstance(op.op, Sum) and not op.op.weighted) or (isinstance(op.op, ByRelation) and weighted):
+            is_plain_sum = isinstance(op.op, Sum | LaplacianSum) and not op.op.weighted
+            if is_plain_sum or (isinstance(op.op, ByRelation) and weighted):
                 flag = "--sampling weighted" if weighted else f"--fanout {self.options.fanout}"
                 remedy = "--sampling uniform or labor" if weighted else "one number for each hop"
                 raise InputError(
                     f"{flag}: edges are sampled with different probabilities, but the model has a sum "
                     f"without edge weights, which would be biased: give {remedy}"
                 )
+
+    def _check_sums_of_all_edges(self, operations: Sequence[GraphOperation]) -> None:
+        """Check that convolutions which read in-edge sums of sources, such as degrees, get those of all in-edges.
+
+        The edges of their messages are another sample, whose degrees the sums of a sample would not be.
+
+        Raises:
+            InputError: The in-edges of such a sum are sampled.
+        """
+        fanouts = [*self.one_rank_sampler.fanouts]
+        stages = {
+            stage: name
+            for part in self.work.model.modules()
+            if isinstance(part, Converted)
+            for stage, name in part.stages_of_sums.items()
+        }
+        hops = {op.hop: stages[op.stage] for op in operations if op.reads_edges and op.stage in stages}
+        sampled = {hop: name for hop, name in hops.items() if not takes_all(fanouts[-1 - hop])}
+        if sampled:
+            for hop in sampled:
+                fanouts[-1 - hop] = ALL
+            raise InputError(
+                f"--fanout {self.options.fanout}: {next(iter(sampled.values()))} reads sums over in-edges, such as "
+                "degrees, which would be those of another sample than its messages: give "
+                f"--fanout {format_fanouts(fanouts)}"
+            )
 
     @cached_property
     def batch_work(self) -> Workload:

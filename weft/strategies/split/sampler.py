@@ -17,7 +17,6 @@ from torch import Tensor
 from weft.comm import Group, Route
 from weft.data import Adjacency, Graph, Links, negative_key
 from weft.data.sampling import (
-    ALL,
     DRAW,
     Fanout,
     KeyTransition,
@@ -27,6 +26,7 @@ from weft.data.sampling import (
     epoch_batches,
     layer_key,
     sample_layer,
+    takes_all,
 )
 from weft.partition import Dependencies, Hop
 from weft.strategies.base import CandidateLinks
@@ -166,7 +166,7 @@ class BatchSampler:
     @property
     def takes_all_edges(self) -> bool:
         """True if neighbourhoods are whole."""
-        return all(fanout == ALL if isinstance(fanout, int) else set(fanout) == {ALL} for fanout in self.fanouts)
+        return all(map(takes_all, self.fanouts))
 
     def batches(self, epoch: int) -> list[Tensor]:
         """Return the examples of each batch of an epoch, in order."""
