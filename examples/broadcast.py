@@ -1,7 +1,6 @@
 """A custom strategy: each rank stores a range of vertices with their in-edges, and gets the rows of all other ranks.
 
-`BroadcastPlan` lists the operations of each rank, from which weft estimates time and memory. `PlacedRange` and
-`BroadcastExchange` carry them out.
+`BroadcastPlan` lists the operations of a rank, for estimates of time and memory. `BroadcastExchange` executes them.
 """
 
 import torch
@@ -35,7 +34,8 @@ class BroadcastPlan(ResidentPlan):
         for step in range(op.steps if op.reads_edges else 0):
             row = (op.width + (0 if step else op.separate_logit_width)) * self.work.itemsize
             sent, received = num_own * (self.size - 1) * row, (len(indptr) - 1 - num_own) * row
-            operations.append(Operation(kind="collective", tag="halo", bytes_sent=sent, bytes_received=received))
+            if self.size > 1:
+                operations.append(Operation(kind="collective", tag="halo", bytes_sent=sent, bytes_received=received))
             if op.is_aggregate:
                 edges = int(indptr[end] - indptr[first])
                 operations.append(aggregate(op, edges, AggregateSize(num_own, len(indptr) - 1)))
@@ -46,7 +46,7 @@ class BroadcastExchange(Exchange):
     """Exchange that gathers the rows of all ranks, this rank's first, and sends gradients back to the owners."""
 
     def __init__(self, whole: Topology, local: slice, group: Group) -> None:
-        # Sources are numbered with this rank's rows first, as `Halo.complete` returns them.
+        # Sources are numbered with this rank's rows first, as `complete` returns them.
         edges, ids = whole.adjacency, torch.arange(whole.adjacency.num_targets, device=group.device)
         sources = torch.cat([ids[local], ids[: local.start], ids[local.stop :]])
         span = slice(int(edges.indptr[local.start]), int(edges.indptr[local.stop]))
@@ -60,18 +60,18 @@ class BroadcastExchange(Exchange):
         sent = tuple(0 if rank == group.rank else self.num_own for rank in range(group.size))
         rows = torch.arange(self.num_own, device=group.device).repeat(group.size - 1)
         route = Route(rows=rows, sent=sent, received=tuple(received), num_rows=self.num_own)
-        self.halo = Halo(route, group, name="broadcast")
+        self.complete = Halo(route, group, name="broadcast").complete if group.size > 1 else lambda *rows: rows
 
     def aggregate(self, view: GraphView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
-        gathered = self.halo.complete(*(rows[name] for name in op.source))
+        gathered = self.complete(*(rows[name] for name in op.source))
         op, rows = op.stepwise({**rows, **dict(zip(op.source, gathered, strict=True))})
         prepared, x = op.prepare(self.topology, rows), rows[op.first]
         for step in range(steps):
-            x = view.run(op, {**prepared, op.first: self.halo.complete(x)[0] if step else x}, 1, self.topology)
+            x = view.run(op, {**prepared, op.first: self.complete(x)[0] if step else x}, 1, self.topology)
         return x
 
     def block(self, _view: GraphView, x: Tensor) -> tuple[Tensor, Tensor, int]:
-        return self.halo.complete(x)[0], self.topology.edge_index, self.num_own
+        return self.complete(x)[0], self.topology.edge_index, self.num_own
 
 
 if __name__ == "__main__":
