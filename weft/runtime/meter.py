@@ -60,7 +60,7 @@ class Span(NamedTuple):
 
 
 class Meter:
-    """Counters of one rank by phase: 'setup' (once), 'train', 'eval' and 'record' (bookkeeping).
+    """Counters of one rank by phase: 'plan' and 'setup' (once), 'train', 'eval' and 'record' (bookkeeping).
 
     Seconds are computed only when counts are taken, so that a GPU's clock blocks the host only then.
     """

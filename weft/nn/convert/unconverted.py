@@ -72,6 +72,8 @@ class WholeModel(nn.Module):
 
     model: nn.Module
     """The model."""
+    cost_key = "whole model"
+    """Key of its cost within an `Unconverted`, see `PyGConv.cost_key`."""
 
     def __init__(self, model: nn.Module, edge_inputs: frozenset[str], out_width: int) -> None:
         super().__init__()
@@ -83,9 +85,6 @@ class WholeModel(nn.Module):
         self.model.train(mode)
         self.training = mode
         return self
-
-    cost_key = "whole model"
-    """Key of its cost within an `Unconverted`, see `PyGConv.cost_key`."""
 
     def result_width(self, x: Tensor) -> int:
         """Return the number of columns of the result. `x`: its rows."""

@@ -294,7 +294,7 @@ def run_counted_conv(
     position, counter.position = counter.position, None
     shape = num_targets, layer.result_width(sources)
     try:
-        model = work.block_cost(
+        costs = work.block_cost(
             name,
             sources.shape[1],
             target_width=None if targets is None else targets.shape[1],
@@ -309,6 +309,6 @@ def run_counted_conv(
         return layer.without_data(sources)  # a model that runs on its own graph alone has no known cost
     finally:
         counter.position = position
-    cost = model.on(view.block_size)
+    cost = costs.on(view.block_size)
     read = (*layer.tensors_read(sources), *(() if targets is None else (targets,)))
     return CountedConv.apply(counter, cost, shape, *read)  # type: ignore[no-untyped-call]

@@ -85,7 +85,8 @@ class FlopCounter(DispatchMode):
     def add_tiles(self, flops: int, num_bytes: int) -> None:
         self.add(flops)
         self.record("product", flops)
-        self.record("tiles", num_bytes)
+        if num_bytes:  # a call has a price of its own
+            self.record("tiles", num_bytes)
 
     def add_block(self, flops: int, num_bytes: int, tile_bytes: int) -> None:
         """Count and record the products and passes of a convolution, of which only totals are known.
