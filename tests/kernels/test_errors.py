@@ -12,7 +12,17 @@ import torch
 
 from tests.lib.kernel_cases import graph
 from weft.data.adjacency import Adjacency
-from weft.kernels import EdgeFeatures, Scale, attend, attend_edges, keyed_dropout, pair_logits, spmm, spmm_max
+from weft.kernels import (
+    EdgeFeatures,
+    Scale,
+    attend,
+    attend_edges,
+    dot_logits,
+    keyed_dropout,
+    pair_logits,
+    spmm,
+    spmm_max,
+)
 from weft.runtime.native import _native
 
 X = torch.ones(5, 4)
@@ -55,6 +65,7 @@ def block() -> Adjacency:
         (lambda adj: pair_logits(adj, X, X, VECTOR, bounds=[0, 3]), "bounds"),
         (lambda adj: pair_logits(adj, X, X.double(), VECTOR, bounds=[0, 4]), "must have the same dtype"),
         (lambda adj: pair_logits(adj, X, X, VECTOR, X[:2], bounds=[0, 4]), "both or neither"),
+        (lambda adj: dot_logits(adj, X, X.double(), bounds=[0, 4]), "the dtype of left"),
         (
             lambda adj: pair_logits(adj, X, X, VECTOR, X[:2], bounds=[0, 4], features=EdgeFeatures(torch.ones(12, 3))),
             r"features.edges .* \[12, 2\]",

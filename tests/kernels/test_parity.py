@@ -14,6 +14,7 @@ from tests.lib.kernel_cases import (
     assert_same,
     attend_case,
     attend_edges_case,
+    dot_case,
     drawn_graphs,
     graph,
     graphs,
@@ -85,6 +86,10 @@ class TestParity:
         for number, (adj, bounds) in enumerate(itertools.product(graphs(index), BOUNDS)):
             assert_same(adj, pair_case(adj, bounds, features=number % 3, loop=number % 2 == 1), dtype)
 
+    def test_dot_logits(self, dtype, index):
+        for adj, bounds in itertools.product(graphs(index), BOUNDS):
+            assert_same(adj, dot_case(adj, bounds), dtype)
+
     def test_attend_edges(self, dtype, index):
         for adj, bounds in itertools.product(graphs(index), BOUNDS):
             odd = len(bounds) % 2 == 1
@@ -125,3 +130,4 @@ def test_drawn_graphs(adj, width, weighted, loop):
     assert_same(adj, attend_case(adj, bounds, loop=loop, steps=2, dropout=p), torch.float64)
     assert_same(adj, attend_edges_case(adj, bounds, loop=loop, steps=2, dropout=p), torch.float64)
     assert_same(adj, pair_case(adj, bounds, features=2 * weighted, loop=loop), torch.float64)
+    assert_same(adj, dot_case(adj, bounds), torch.float64)

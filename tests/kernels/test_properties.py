@@ -16,6 +16,7 @@ from tests.lib.kernel_cases import (
     Case,
     attend_case,
     attend_edges_case,
+    dot_case,
     drawn_graphs,
     graph,
     max_case,
@@ -60,6 +61,7 @@ def edge_cases(adj: Adjacency, width: int) -> list[Case]:
     return [
         pair_case(adj, bounds, loop=True),
         pair_case(adj, bounds, features=3),
+        dot_case(adj, bounds),
         attend_edges_case(adj, bounds, loop=True, steps=2),
     ]
 

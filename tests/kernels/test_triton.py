@@ -30,6 +30,7 @@ from tests.lib.kernel_cases import (
     assert_same,
     attend_case,
     attend_edges_case,
+    dot_case,
     drawn_graphs,
     edge_dropout,
     graph,
@@ -137,6 +138,7 @@ CASES: dict[str, Callable[[Adjacency], Case]] = {
     "attention under dropout": partial(attend_case, bounds=(0, 2, 4), loop=True, dropout=0.4),
     "logits of pairs": partial(pair_case, bounds=(0, 3, 3, 8)),
     "logits of pairs with features": partial(pair_case, bounds=(0, 3, 5), features=5, loop=True),
+    "dot products": partial(dot_case, bounds=(0, 3, 3, 8)),
     "attention by edges": partial(attend_edges_case, bounds=(0, 3, 3, 8)),
     "attention by edges with loops": partial(attend_edges_case, bounds=(0, 3, 5), loop=True, steps=2, dropout=0.4),
 }

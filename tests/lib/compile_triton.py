@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from tests.lib.kernel_cases import attend_case, attend_edges_case, graph, max_case, pair_case, spmm_case
+from tests.lib.kernel_cases import attend_case, attend_edges_case, dot_case, graph, max_case, pair_case, spmm_case
 from weft.data.degrees import DegreeClasses
 from weft.kernels import ops
 from weft.kernels import triton as kernels
@@ -71,6 +71,7 @@ def main() -> None:
         attend_case(adj, bounds),
         pair_case(adj, bounds, features=5, loop=True),
         pair_case(adj, bounds),
+        dot_case(adj, bounds),
         attend_edges_case(adj, bounds, loop=True, dropout=0.4),
     ):
         case.run(ops, adj, torch.float32)

@@ -153,6 +153,13 @@ def pair_case(
 
 
 @cached
+def dot_case(adj: Adjacency, bounds: tuple[int, ...]) -> Case:
+    sizes = [(adj.num_sources, bounds[-1]), (adj.num_targets, bounds[-1])]
+    inputs = [rounded(randn(*size, seed=seed)) for seed, size in enumerate(sizes)]
+    return Case(lambda module, adj, inputs: module.dot_logits(adj, *inputs, bounds=bounds), inputs)
+
+
+@cached
 def attend_edges_case(
     adj: Adjacency, bounds: tuple[int, ...], *, loop: bool = False, steps: int = 1, dropout: float = 0.0
 ) -> Case:

@@ -6,7 +6,7 @@ import copy
 import gc
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,11 +18,11 @@ from tests.lib.session import Flops
 from weft.data import Graph, GraphShape
 from weft.nn import Converted, GraphView, Workload, convert
 from weft.nn.aggregate.topology import Topology
-from weft.nn.aggregate.typed_block import TypeOrder
+from weft.nn.aggregate.typed_block import RelationEdges, TypeOrder
 from weft.nn.convert import hetero
 from weft.nn.convert.typed_steps import MeanOfType
 from weft.nn.graph_view import Inputs
-from weft.nn.layers.relation_convs import HanAttention, RelationBlock, RelationConvs
+from weft.nn.layers.relation_convs import HanAttention, RelationBlock, RelationConv, RelationConvs
 from weft.nn.layers.typed_input import typed_rows
 from weft.strategies import get_strategy
 from weft.utils.errors import InputError
@@ -204,18 +204,20 @@ def test_a_planted_error_is_detected(error: str, monkeypatch: pytest.MonkeyPatch
         test_equals_pyg("pyg-hetero", monkeypatch)
 
 
-@pytest.mark.parametrize("error", ["another relation", "sources of another type"])
+@pytest.mark.parametrize("error", ["another relation", "rows of other vertices"])
 def test_a_planted_error_in_convolutions_by_relation_is_detected(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = RelationConvs.forward
+    run = RelationConvs.on_block
 
-    def wrong(self: RelationConvs, view: Any, x: Tensor) -> Tensor:
+    def wrong(self: RelationConvs, view: Any, block: Any, rows: Any) -> Any:
         first, *rest = self.inputs
-        changed = {"relation": len(rest)} if error == "another relation" else {"source_type": 1 - first.source_type}
-        self.inputs = [first._replace(**changed), *rest]
-        return run(self, view, x)
+        if error == "another relation":
+            self.inputs = [first._replace(relation=len(rest)), *rest]
+        else:
+            rows = [x.roll(1, 0) for x in rows]
+        return run(self, view, block, rows)
 
-    monkeypatch.setattr(RelationConvs, "forward", wrong)
-    with pytest.raises((AssertionError, InputError, IndexError)):
+    monkeypatch.setattr(RelationConvs, "on_block", wrong)
+    with pytest.raises(InputError, match="would compute other numbers"):
         test_equals_pyg("pyg-hetero-attention", monkeypatch)
 
 
@@ -354,6 +356,39 @@ def test_a_convolution_computes_the_rows_of_its_types_only(monkeypatch: pytest.M
     assert len(set(sizes.values())) > 1
     assert {(sizes[source], sizes[target]) for source, target in used} <= set(rows)
     assert max(number for pair in rows for number in pair) == max(sizes.values()) < graph.num_vertices
+
+
+KERNEL_OPTIONS: list[tuple[Any, dict[str, Any]]] = [
+    (pyg.GATConv, {"concat": False, "negative_slope": 0.4, "add_self_loops": False}),
+    (pyg.GATConv, {"residual": True, "bias": False, "add_self_loops": False}),
+    (pyg.GATv2Conv, {"concat": False, "residual": True, "add_self_loops": False}),
+    (pyg.TransformerConv, {}),
+    (pyg.TransformerConv, {"concat": False, "beta": True}),
+    (pyg.TransformerConv, {"beta": True, "bias": False}),
+    (pyg.TransformerConv, {"root_weight": False}),
+]
+"""Convolutions between two types that weft's kernels compute, with their options."""
+
+
+@pytest.mark.parametrize(("kind", "options"), KERNEL_OPTIONS)
+def test_attention_by_kernels_equals_pyg(kind: Any, options: dict[str, Any]) -> None:
+    """Results and gradients equal PyG's, with parallel edges and a target without in-edges."""
+    torch.manual_seed(0)
+    conv = kind((3, 5), 2, heads=3, **options).double()
+    rows = torch.randn(6, 3, dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64)
+    index = torch.stack([torch.randint(6, (20,)), torch.randint(3, (20,)).sort().values])
+    layer = RelationConv(conv, 0)
+    assert layer.has_kernel
+    y, expected = (
+        layer(RelationBlock(cast(Any, None), RelationEdges(index), 4, rows[1], (0, 0, 1)), rows[0]),
+        conv(rows, index),
+    )
+    torch.testing.assert_close(y, expected, rtol=1e-9, atol=1e-9)
+    grads = (
+        torch.autograd.grad(each.square().sum(), [*conv.parameters()], allow_unused=True) for each in (y, expected)
+    )
+    for ours, of_pyg in zip(*grads, strict=True):
+        torch.testing.assert_close(ours, of_pyg, rtol=1e-9, atol=1e-9)
 
 
 def test_a_convolution_over_vertices_without_features_is_refused() -> None:

@@ -11,6 +11,7 @@ from weft.kernels.ops import attend as attend
 from weft.kernels.ops import attend_and_save as attend_and_save
 from weft.kernels.ops import attend_backward as attend_backward
 from weft.kernels.ops import attend_edges as attend_edges
+from weft.kernels.ops import dot_logits as dot_logits
 from weft.kernels.ops import keyed_dropout as keyed_dropout
 from weft.kernels.ops import pair_logits as pair_logits
 from weft.kernels.ops import spmm as spmm

@@ -111,6 +111,23 @@ class PairLogits(torch.autograd.Function):
         return (*grads, None, None)
 
 
+class DotLogits(torch.autograd.Function):
+    """Dot products of the rows of both endpoints of edges; see `ops.dot_logits`."""
+
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor, backend: Backend, spec: Attention) -> Tensor:
+        inputs = [x.detach().contiguous() for x in (left, right)]
+        ctx.args = backend, spec
+        ctx.save_for_backward(*inputs)
+        return backend.dot_logits(spec, *inputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_logits: Tensor) -> tuple[Tensor | None, ...]:
+        backend, spec = ctx.args
+        return (*backend.dot_backward(spec, *ctx.saved_tensors, grad_logits.contiguous()), None, None)
+
+
 class AttendEdgesFunction(torch.autograd.Function):
     """Attention with one logit per edge and head; see `ops.attend_edges`."""
 

@@ -286,6 +286,27 @@ class Backend(SumBackend, Protocol):
         """
         ...
 
+    def dot_logits(self, spec: Attention, left: Tensor, right: Tensor) -> Tensor:
+        """Return the dot products `right_v . left_u` by edge and head, [E, H].
+
+        Args:
+            spec: Edges and heads.
+            left: Source rows, [s, W].
+            right: Target rows, [n, W].
+        """
+        ...
+
+    def dot_backward(self, spec: Attention, left: Tensor, right: Tensor, grad_logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradients of left and right.
+
+        Args:
+            spec: Edges and heads.
+            left: Source rows, [s, W].
+            right: Target rows, [n, W].
+            grad_logits: Gradient of the logits, [E, H].
+        """
+        ...
+
     def attend_edges(self, spec: Attention, h: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Return the weighted sums of an attention with given logits, and tensors for the backward pass.
 

@@ -249,6 +249,24 @@ def _pair_arguments(
     )
 
 
+def dot_logits(spec: Attention, left: Tensor, right: Tensor) -> Tensor:
+    # The gradient of a weight in `weigh` is the dot product of a row and a gradient. Weights that are not negative have
+    # not been dropped, so zeros do for them.
+    adj, logits = spec.adj, left.new_zeros(spec.adj.num_edges, len(spec.bounds) - 1)
+    weighed = torch.tensor(spec.bounds), torch.zeros_like(logits), left, right, 1.0
+    _kernels(left).weigh_backward(adj.indptr, adj.indices, None, *weighed, False, logits, torch.get_num_threads())
+    return logits
+
+
+def dot_backward(spec: Attention, left: Tensor, right: Tensor, grad_logits: Tensor) -> tuple[Tensor, Tensor]:
+    adj, edges, bounds, threads = spec.adj, spec.adj.transpose, torch.tensor(spec.bounds), torch.get_num_threads()
+    grad_left, grad_right = torch.empty_like(left), torch.empty_like(right)
+    sides = (edges.indptr, edges.indices, adj.transposed_edge_ids), (adj.indptr, adj.indices, None)
+    for side, rows, grad in zip(sides, (right, left), (grad_left, grad_right), strict=True):
+        _kernels(left).weigh(*side, None, bounds, grad_logits, rows, 1.0, grad, threads)
+    return grad_left, grad_right
+
+
 def attend_edges(spec: Attention, h: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
     adj, bounds, threads = spec.adj, torch.tensor(spec.bounds), torch.get_num_threads()
     alpha = torch.empty_like(logits)

@@ -34,6 +34,7 @@ from weft.kernels.argument_checks import (
 from weft.kernels.autograd import (
     AttendEdgesFunction,
     AttendFunction,
+    DotLogits,
     KeyedDropout,
     PairLogits,
     ReluDropout,
@@ -334,6 +335,27 @@ def pair_logits(
     return logits
 
 
+def dot_logits(adj: Adjacency, left: Tensor, right: Tensor, *, bounds: Sequence[int]) -> Tensor:
+    """Return the dot products `right_v . left_u` of each edge (u, v) and head, [E, H].
+
+    They are the logits of attention with keys and queries (Vaswani et al. 2017, eq. 1, without its factor).
+
+    Args:
+        adj: The edges.
+        left: Source rows (keys), [s, W].
+        right: Target rows (queries), [n, W].
+        bounds: Column range of each head: head j has columns `bounds[j]:bounds[j + 1]`.
+    """
+    check_rows("left", left, adj, adj.num_sources)
+    check_rows("right", right, adj, adj.num_targets)
+    check_bounds(bounds, left.shape[1], len(bounds) - 1)
+    if right.shape[1:] != left.shape[1:] or right.dtype != left.dtype:
+        raise ValueError(f"right ({right.dtype} {list(right.shape)}) must have the columns and the dtype of left")
+    spec = Attention(adj=adj, bounds=bounds, loop=None, slope=1.0, steps=1)
+    logits: Tensor = DotLogits.apply(left, right, backend_of(left), spec)  # type: ignore[no-untyped-call]
+    return logits
+
+
 def attend_edges(
     adj: Adjacency,
     h: Tensor,
@@ -349,7 +371,7 @@ def attend_edges(
     Args:
         adj: The edges.
         h: Source rows, [s, f].
-        logits: Logits as `pair_logits` returns them, [E, H], or with self-loops [E + n, H].
+        logits: Logits as `pair_logits` or `dot_logits` return them, [E, H], or with self-loops [E + n, H].
         bounds: As for `attend`.
         loop: As for `attend`.
         steps: As for `attend`.

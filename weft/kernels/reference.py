@@ -197,6 +197,12 @@ def pair_logits(
     return logits if loop is None else logits * torch.cat([loop.new_ones(adj.num_edges), loop])[:, None]
 
 
+def dot_logits(adj: Adjacency, left: Tensor, right: Tensor, *, bounds: Sequence[int]) -> Tensor:
+    source, target = edges_and_loops(adj, None)
+    products = left[source] * right[target]
+    return torch.stack([products[:, begin:end].sum(1) for begin, end in pairwise(bounds)], 1)
+
+
 def attend_edges(
     adj: Adjacency,
     h: Tensor,

@@ -11,6 +11,8 @@ from weft.kernels.triton.dropout import keyed_dropout as keyed_dropout
 from weft.kernels.triton.dropout import relu_dropout_backward as relu_dropout_backward
 from weft.kernels.triton.edge_attention import attend_edges as attend_edges
 from weft.kernels.triton.edge_attention import attend_edges_backward as attend_edges_backward
+from weft.kernels.triton.edge_attention import dot_backward as dot_backward
+from weft.kernels.triton.edge_attention import dot_logits as dot_logits
 from weft.kernels.triton.edge_attention import pair_backward as pair_backward
 from weft.kernels.triton.edge_attention import pair_logits as pair_logits
 from weft.kernels.triton.row_copy import add_rows as add_rows

@@ -200,6 +200,20 @@ def _features(spec: Pairs, *, loops: bool) -> Tensor | None:
     return spec.features.loops if loops else spec.features.edges
 
 
+def dot_logits(spec: Attention, left: Tensor, right: Tensor) -> Tensor:
+    logits = left.new_zeros(spec.adj.num_edges, len(spec.bounds) - 1)
+    for endpoints in _endpoints(spec.adj, None):
+        _add_dots(spec, endpoints, torch.zeros_like(logits), left, right, logits)  # zeros: no edge was dropped
+    return logits
+
+
+def dot_backward(spec: Attention, left: Tensor, right: Tensor, grad_logits: Tensor) -> tuple[Tensor, Tensor]:
+    adj, weights = spec.adj, _weights(spec, grad_logits)
+    ids = adj.transposed_edge_ids
+    grad_left = sum_into(adj.transpose, right, torch.empty_like(left), **weights, edge_ids=ids)
+    return grad_left, sum_into(adj, left, torch.empty_like(right), **weights)
+
+
 def attend_edges(spec: Attention, h: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
     adj, num_heads = spec.adj, logits.shape[1]
     by_loop = None if spec.loop is None else logits[adj.num_edges :]

@@ -1,9 +1,10 @@
-"""Attention of PyG's GATConv and GATv2Conv between two vertex types, by weft's kernels."""
+"""Attention of PyG's GATConv, GATv2Conv and TransformerConv between two vertex types, by weft's kernels."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from weft.data import Adjacency
-from weft.kernels import attend, attend_edges, pair_logits
+from weft.kernels import attend, attend_edges, dot_logits, pair_logits
 from weft.nn.aggregate.attention import even_heads
 from weft.nn.layers.conv import by_head
 
@@ -24,15 +25,19 @@ class Transform(NamedTuple):
     bias: Tensor | None
     """Bias, [o]; None: there is none."""
 
+    @classmethod
+    def of(cls, linear: Any) -> Transform:
+        """Return the transform of a linear layer."""
+        return cls(linear.weight, linear.bias)
+
 
 class AttentionKernel(NamedTuple):
     """Computation of one class of convolutions."""
 
-    transforms: Callable[[Any], tuple[Transform, Transform]]
-    """Function of a convolution that returns the transforms of the rows of sources and of targets."""
-    run: Callable[[Any, Adjacency, Tensor, Tensor], Tensor]
-    """Function of a convolution, the edges, and the transformed rows of sources and targets, that returns the results
-    of the heads, [n, H D]."""
+    transforms: Callable[[Any], tuple[Sequence[Transform], Sequence[Transform]]]
+    """Function of a convolution that returns transforms of the rows of sources, and of those of targets."""
+    run: Callable[..., Tensor]
+    """Function of an `AttentionCall` and the rows after each transform that returns the result, [n, .]."""
 
 
 class AttentionCall(NamedTuple):
@@ -56,7 +61,8 @@ def native_attention(conv: Any) -> bool:
     # Of the convolution, its message functions (such as _message_forward_hooks) and its linear layers.
     names = ("forward_hooks", "forward_pre_hooks")
     hooked = any(hooks for part in conv.modules() for name, hooks in vars(part).items() if name.endswith(names))
-    return not (hooked or conv.add_self_loops or conv.edge_dim is not None or conv.aggr not in ("add", "sum"))
+    has_loops = getattr(conv, "add_self_loops", False)
+    return not (hooked or has_loops or conv.edge_dim is not None or conv.aggr not in ("add", "sum"))
 
 
 def attend_relations(calls: Sequence[AttentionCall]) -> list[Tensor]:
@@ -65,15 +71,16 @@ def attend_relations(calls: Sequence[AttentionCall]) -> list[Tensor]:
     Args:
         calls: The calls.
     """
-    products = []
-    for call in calls:
-        of_sources, of_targets = KERNELS[type(call.conv).__name__].transforms(call.conv)
-        products += [(call.sources, of_sources), (call.targets, of_targets)]
-    transformed, results = transform_each(products), []
-    for call in calls:
-        y = KERNELS[type(call.conv).__name__].run(call.conv, call.adjacency, next(transformed), next(transformed))
-        results.append(combine_heads(call.conv, y, call.targets))
-    return results
+    kernels, products, counts = [KERNELS[type(call.conv).__name__] for call in calls], [], []
+    for call, kernel in zip(calls, kernels, strict=True):
+        of_sources, of_targets = kernel.transforms(call.conv)
+        products += [(call.sources, each) for each in of_sources] + [(call.targets, each) for each in of_targets]
+        counts.append(len(of_sources) + len(of_targets))
+    transformed = transform_each(products)
+    return [
+        kernel.run(call, *islice(transformed, count))
+        for call, kernel, count in zip(calls, kernels, counts, strict=True)
+    ]
 
 
 def transform_each(products: Sequence[tuple[Tensor, Transform]]) -> Iterator[Tensor]:
@@ -130,33 +137,61 @@ def combine_heads(conv: Any, y: Any, x: Any) -> Any:
     return y if conv.bias is None else y + conv.bias
 
 
-def _transforms_of_gat(conv: Any) -> tuple[Transform, Transform]:
+def _transforms_of_gat(conv: Any) -> tuple[list[Transform], list[Transform]]:
     linear, linear_target = (conv.lin_src, conv.lin_dst) if conv.lin is None else (conv.lin, conv.lin)
     # The targets' logits are linear in their rows, so the weights [H, in] are combined instead of the rows.
     by_heads = linear_target.weight.view(conv.heads, conv.out_channels, -1)
-    return Transform(linear.weight, None), Transform((by_heads * conv.att_dst[0].unsqueeze(-1)).sum(1), None)
+    logits = Transform((by_heads * conv.att_dst[0].unsqueeze(-1)).sum(1), None)
+    return [Transform(linear.weight, None)], [logits]
 
 
-def _gat(conv: Any, adjacency: Adjacency, h: Tensor, logit_dst: Tensor) -> Tensor:
+def _gat(call: AttentionCall, h: Tensor, logit_dst: Tensor) -> Tensor:
     """Compute GATConv (Velickovic et al. 2018, eqs. 1-6)."""
+    conv, adjacency, _, targets = call
     bounds, logit_src = even_heads(h.shape[1], conv.heads), h @ by_head(conv.att_src[0])
-    return attend(adjacency, h, logit_src, logit_dst, bounds=bounds, slope=conv.negative_slope)
+    y = attend(adjacency, h, logit_src, logit_dst, bounds=bounds, slope=conv.negative_slope)
+    result: Tensor = combine_heads(conv, y, targets)
+    return result
 
 
-def _transforms_of_gatv2(conv: Any) -> tuple[Transform, Transform]:
-    left, right = (Transform(linear.weight, linear.bias) for linear in (conv.lin_l, conv.lin_r))
-    return left, right
+def _transforms_of_gatv2(conv: Any) -> tuple[list[Transform], list[Transform]]:
+    return [Transform.of(conv.lin_l)], [Transform.of(conv.lin_r)]
 
 
-def _gatv2(conv: Any, adjacency: Adjacency, left: Tensor, right: Tensor) -> Tensor:
+def _gatv2(call: AttentionCall, left: Tensor, right: Tensor) -> Tensor:
     """Compute GATv2Conv (Brody et al. 2022, eq. 7)."""
+    conv, adjacency, _, targets = call
     bounds = even_heads(left.shape[1], conv.heads)
     logits = pair_logits(adjacency, left, right, conv.att.reshape(-1), bounds=bounds, slope=conv.negative_slope)
-    return attend_edges(adjacency, left, logits, bounds=bounds)
+    result: Tensor = combine_heads(conv, attend_edges(adjacency, left, logits, bounds=bounds), targets)
+    return result
+
+
+def _transforms_of_transformer(conv: Any) -> tuple[list[Transform], list[Transform]]:
+    # The factor of the logits is applied to the weights of the queries instead of the edges.
+    (weight, bias), factor = Transform.of(conv.lin_query), conv.out_channels**-0.5
+    query = Transform(weight * factor, None if bias is None else bias * factor)
+    skip = [Transform.of(conv.lin_skip)] if conv.root_weight else []
+    return [Transform.of(conv.lin_key), Transform.of(conv.lin_value)], [query, *skip]
+
+
+def _transformer(call: AttentionCall, key: Tensor, value: Tensor, query: Tensor, skip: Tensor | None = None) -> Tensor:
+    """Compute TransformerConv (Shi et al. 2021, eqs. 3-5)."""
+    conv, bounds = call.conv, even_heads(value.shape[1], call.conv.heads)
+    logits = dot_logits(call.adjacency, key, query, bounds=bounds)
+    y = attend_edges(call.adjacency, value, logits, bounds=bounds)
+    y = y if conv.concat else y.view(-1, conv.heads, conv.out_channels).mean(1)
+    if skip is None:
+        return y
+    if conv.lin_beta is None:
+        return y + skip
+    beta = conv.lin_beta(torch.cat([y, skip, y - skip], 1)).sigmoid()
+    return torch.lerp(y, skip, beta)
 
 
 KERNELS = {
     "GATConv": AttentionKernel(_transforms_of_gat, _gat),
     "GATv2Conv": AttentionKernel(_transforms_of_gatv2, _gatv2),
+    "TransformerConv": AttentionKernel(_transforms_of_transformer, _transformer),
 }
 """Kernel of each convolution, by the name of PyG's class."""
