@@ -18,7 +18,7 @@ from tests.lib.graph_checks import assert_one_line, same_graph
 from tests.lib.running import complaints
 from weft.cli.main import main
 from weft.data import DataWarning, Graph, load
-from weft.data.io import ogb
+from weft.data.io import graph_parts, ogb
 from weft.data.store import write_parts
 from weft.data.store.import_parts import import_parts
 from weft.data.tables import edge_list, table
@@ -410,9 +410,12 @@ def test_an_edge_list_with_files_of_features_and_labels(tmp_path: Path) -> None:
     assert random.path is not None
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_features_in_16_bits(dtype: torch.dtype, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int8], ids=str)
+def test_features_in_fewer_bits(
+    dtype: torch.dtype, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Features are rounded on request, in parts or in memory; an array in float16 keeps its type."""
+    monkeypatch.setattr(graph_parts, "BLOCK_NUMBERS", 4)  # int8: the scale of a column is that of several blocks
     edges, x, name = tmp_path / "edges.txt", np.array(X, np.float32) / 7, str(dtype).removeprefix("torch.")
     edges.write_text("".join(f"{source} {target}\n" for source, target in zip(SOURCE, TARGET, strict=True)))
     sources = {"wide": x, "narrow": x.astype(np.float16)}
@@ -421,11 +424,15 @@ def test_features_in_16_bits(dtype: torch.dtype, tmp_path: Path, capsys: pytest.
         arguments = ["data", "import", str(edges), "--features", str(tmp_path / f"{kind}.npy")]
         rounding = ["--feature-dtype", name] if kind == "wide" else []
         assert main([*arguments, *rounding, "--out", str(tmp_path / kind)]) == 0
-        wanted_x = torch.from_numpy(array).to(dtype if rounding else torch.float16)
-        assert torch.equal(load(tmp_path / kind).x, wanted_x)
+        narrow = Graph.from_edges(SOURCE, TARGET, x=array).with_feature_dtype(dtype if rounding else torch.float16)
+        assert load(tmp_path / kind).x.dtype == narrow.x.dtype
+        assert torch.equal(load(tmp_path / kind).x[:], narrow.x[:])
     assert "features          2 in float16\n" in capsys.readouterr().out
-    assert main(["data", "import", "digits", "--feature-dtype", name, "--out", str(tmp_path / "digits")]) == 0
-    assert torch.equal(load(tmp_path / "digits").x, load("digits").x.to(dtype))
+    for source in ("digits", "cites:vertices=50,edges=200,features=3,classes=2"):
+        out = tmp_path / source[:5]
+        assert main(["data", "import", source, "--feature-dtype", name, "--out", str(out)]) == 0
+        assert torch.equal(load(out).x[:], load(source).with_feature_dtype(dtype).x[:])
+    assert f" in {name}\n" in capsys.readouterr().out
     assert main(["data", "import", str(edges), "--feature-dtype", name, "--out", str(tmp_path / "none")]) == 2
     assert "has no features" in capsys.readouterr().err
 

@@ -330,6 +330,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "nested": (lambda folder: (folder / "manifest.json").write_text("[" * 10**5), ["manifest.json", "RecursionError"]),
     "names": (edit(lambda m: m.update(relations=[1])), ["manifest.json", "'relations'", "int", "str"]),
     "offsets": (edit(lambda m: m.update(type_offsets=["0"])), ["manifest.json", "'type_offsets'", "str", "int"]),
+    "no scales": (replaced("x", np.zeros((3, 2), np.int8)), ["manifest.json", "lacks 'x_scale'", "import"]),
+    "scales of floats": (replaced("x_scale", np.ones(2, np.float32)), ["manifest.json", "torch.float32", "int8"]),
     "header byte": (lambda folder: flip_bit(folder / "x.npy", 25), ["x.npy", "TokenError", "import"]),
     "ids of floats": (replaced("indices", np.zeros(4)), ["in_edges.indices is torch.float64", "import"]),
     "text": (replaced("x", np.array(["a"])), ["x.npy", "<U1", "import"]),

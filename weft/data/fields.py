@@ -13,6 +13,7 @@ from weft.data.adjacency import Adjacency
 from weft.data.checks.tensor_checks import MASKS, has_label, label_kind
 from weft.data.tables.schema import Schema
 from weft.data.vertex_names import VertexNames
+from weft.storage.quantized_table import FeatureTable
 from weft.utils.errors import check_word
 
 EDGE_ARRAYS = {name: f"edge_labels_{name}" for name in ("edges", "y", *MASKS, "features")}
@@ -98,8 +99,11 @@ class GraphFields:
 
     in_edges: Adjacency
     """Edges over all N vertices, with constant weights if there are any; in a typed graph, those of all relations."""
-    x: Tensor | None = None
-    """float32, float16 or bfloat16 [N, F]: features, which models read in the type of their rows."""
+    x: FeatureTable | None = None
+    """float32, float16 or bfloat16 [N, F], or int8 with scales (`QuantizedTable`): features.
+
+    Models read them in the type of their rows; `x[rows]` returns floats for every type.
+    """
     y: Tensor | None = None
     """Labels in one of three forms, distinguished by dtype and values.
 
@@ -124,7 +128,7 @@ class GraphFields:
     """Names of the vertex types, in the order of their ids."""
     type_offsets: tuple[int, ...] = ()
     """Id ranges of the vertex types: type t has the ids type_offsets[t] to type_offsets[t + 1] - 1."""
-    features: Mapping[str, Tensor] = field(default_factory=dict)
+    features: Mapping[str, FeatureTable] = field(default_factory=dict)
     """Features [n_t, F_t] by vertex type, if types differ in width or some have none; x is None then."""
     val_links: Tensor | None = None
     """int64 [m, 3]: edges held out to validate link prediction, as rows (source, target, relation or 0)."""

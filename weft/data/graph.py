@@ -31,7 +31,7 @@ from weft.data.checks.tensor_checks import (
 )
 from weft.data.edges import build
 from weft.data.fields import GraphFields, Labels
-from weft.data.io.graph_parts import gather_parts
+from weft.data.io.graph_parts import concatenate_tables, converted, gather_parts
 from weft.data.io.other_libraries import NODE, SOURCE, TARGET, dgl_fields, matrix_edges, network_tables
 from weft.data.io.pyg import PygGraph, from_pyg, to_pyg
 from weft.data.io.pyg_links import with_split_labels, with_split_links
@@ -41,6 +41,7 @@ from weft.data.store.store import read_store, save
 from weft.data.tables.schema import EdgeColumns, Schema, VertexColumns, read_schema
 from weft.data.tables.table_graph import table_parts
 from weft.data.vertex_types import TypedShape, relation_edges, type_range
+from weft.storage.quantized_table import FeatureTable, stored_rows
 from weft.storage.unnamed_files import release
 from weft.utils.errors import InputError, printable
 from weft.utils.notebook import facts_table
@@ -209,7 +210,7 @@ class Graph(GraphFields, Labels):
             return self
         spans = {name: self.type_range(name) for name in self.vertex_types}
         return dataclasses.replace(
-            self, x=None, features={name: self.x[span.start : span.stop] for name, span in spans.items()}
+            self, x=None, features={n: stored_rows(self.x, slice(s.start, s.stop)) for n, s in spans.items()}
         )
 
     @classmethod
@@ -515,17 +516,27 @@ class Graph(GraphFields, Labels):
         """Return this graph with features rounded to a dtype.
 
         Args:
-            dtype: torch.float32, torch.float16 or torch.bfloat16.
+            dtype: torch.float32, torch.float16, torch.bfloat16, or torch.int8 with a scale for each column, see
+                `weft.data.io.graph_parts.converted`.
 
         Raises:
             InputError: If the graph has no features, or one is beyond the range of the dtype.
         """
         if self.x is None and not self.features:
             raise InputError(f"{self.name} has no features, so they have no type: add some first")
-        if dtype not in FEATURE_DTYPES:
-            raise InputError(f"features cannot be stored as {dtype}: give one of {', '.join(map(str, FEATURE_DTYPES))}")
-        features = {name: cast(f"features['{name}']", rows, dtype) for name, rows in self.features.items()}
-        x = None if self.x is None else cast("x", self.x, dtype)
+        dtypes = (*FEATURE_DTYPES, torch.int8)
+        if dtype not in dtypes:
+            raise InputError(f"features cannot be stored as {dtype}: give one of {', '.join(map(str, dtypes))}")
+
+        def convert(field: str, table: FeatureTable) -> FeatureTable:
+            if table.dtype == dtype:
+                return table
+            result = concatenate_tables(converted(field, lambda: [table], dtype))
+            assert result is not None
+            return result
+
+        features = {name: convert(f"features['{name}']", table) for name, table in self.features.items()}
+        x = None if self.x is None else convert("x", self.x)
         return dataclasses.replace(self, x=x, features=features, trusted=True)
 
     @classmethod

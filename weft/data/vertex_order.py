@@ -11,6 +11,7 @@ from weft.data.adjacency import Adjacency
 from weft.data.fields import EdgeLabels
 from weft.data.graph import Graph
 from weft.runtime import native
+from weft.storage.quantized_table import stored_rows
 from weft.utils.errors import InputError, unknown
 
 
@@ -41,7 +42,7 @@ def reorder(graph: Graph, kind: str) -> Graph:
     return replace(
         graph,
         in_edges=in_edges,
-        x=take_rows(graph.x, order),
+        x=None if graph.x is None else stored_rows(graph.x, order),
         y=take_rows(graph.y, order),
         train_mask=take_rows(graph.train_mask, order),
         val_mask=take_rows(graph.val_mask, order),
@@ -51,7 +52,7 @@ def reorder(graph: Graph, kind: str) -> Graph:
         val_links=renumber_links(graph.val_links, new_ids),
         test_links=renumber_links(graph.test_links, new_ids),
         edge_labels=renumber_labels(graph.edge_labels, new_ids),
-        features={name: tensor[order] for name, tensor in graph.features.items()},
+        features={name: stored_rows(table, order) for name, table in graph.features.items()},
         ids=order if graph.ids is None else graph.ids[order],
         trusted=True,
     )

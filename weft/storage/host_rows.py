@@ -13,6 +13,7 @@ from torch import Tensor
 from weft.runtime import native
 from weft.runtime.memory.limit import memory_limit_bytes
 from weft.runtime.streams import Guard, InOrder, Staging, Streams, to_host
+from weft.storage.quantized_table import FeatureTable
 from weft.storage.unnamed_files import ScratchFile, release
 
 BLOCK_BYTES = 1 << 14
@@ -327,7 +328,7 @@ class IndexedRows(MemoryRows):
         staging: Buffers through which rows are copied to the device.
     """
 
-    def __init__(self, table: Tensor, ids: Tensor, dtype: torch.dtype, staging: Staging = ON_CPU) -> None:
+    def __init__(self, table: FeatureTable, ids: Tensor, dtype: torch.dtype, staging: Staging = ON_CPU) -> None:
         self.num_rows, self.width, self.dtype = len(ids), table.shape[1], dtype
         self.num_bytes = self.num_rows * self.width * dtype.itemsize
         self._table, self._ids, self._staging, self._streams = table, ids, staging, staging.streams
@@ -344,10 +345,10 @@ class IndexedRows(MemoryRows):
     def _picked(self, ids: Tensor) -> Iterator[Tensor]:
         """Yield a staging buffer with some rows of the table, which the current stream must copy inside the block."""
         with self._staging.lend(len(ids), self.width, self.dtype) as buffer:
-            if buffer.dtype == self._table.dtype:
+            if isinstance(self._table, Tensor) and buffer.dtype == self._table.dtype:
                 torch.index_select(self._table, 0, ids, out=buffer)
             else:
-                buffer.copy_(self._table.index_select(0, ids))
+                buffer.copy_(self._table[ids])
             yield buffer
 
 
@@ -430,7 +431,7 @@ def keeps_in_file(num_bytes: int) -> bool:
     return num_bytes > FILE_SHARE * memory_limit_bytes()
 
 
-def rows_in_file(table: Tensor, ids: Tensor, dtype: torch.dtype, num_read: int | None = None) -> Tensor:
+def rows_in_file(table: FeatureTable, ids: Tensor, dtype: torch.dtype, num_read: int | None = None) -> Tensor:
     """Return a copy of rows of a table, which may map a file, as a tensor that maps an unnamed file.
 
     Args:

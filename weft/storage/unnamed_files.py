@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from weft.runtime import native
+from weft.storage.quantized_table import FeatureTable
 from weft.utils.errors import InputError, RunError
 
 MAX_GROWTH = 1 << 24
@@ -66,11 +67,12 @@ def note_mapped(tensor: Tensor, *, private: bool = False) -> None:
     _mapped[StorageWeakRef(tensor.untyped_storage())] = tensor._version if private else None
 
 
-def release(tensor: Tensor) -> None:
+def release(table: FeatureTable) -> None:
     """Free the resident pages of a tensor that maps a file (`is_mapped`); does nothing to other tensors.
 
     The data stays in the file and is read again when accessed. A private mapping that was written to is not freed.
     """
+    tensor = table if isinstance(table, Tensor) else table.values
     if tensor.numel() and is_mapped(tensor):
         version = _mapped[StorageWeakRef(tensor.untyped_storage())]
         if version is not None and tensor._version != version:

@@ -30,6 +30,7 @@ from weft.parallel.row_ranges import supports_ranges
 from weft.runtime.memory.heap import release_freed_memory
 from weft.runtime.memory.limit import memory_limit_bytes
 from weft.storage.host_rows import rows_in_file
+from weft.storage.quantized_table import FeatureTable
 from weft.storage.unnamed_files import empty_in_file
 from weft.strategies.base import CHECKED_SHARE, Step
 from weft.strategies.resident import VERTEX_BYTES, ResidentPlaced, ResidentPlan
@@ -123,7 +124,7 @@ class PlacedSingle(ResidentPlaced):
         if self.group.device.type != "cpu" or not layout.by_columns:
             return VertexStepInputs.of(layout, self, self.make_inputs)
         # The features are read in order, column by column; only those of targets that later layers read are copied.
-        segment, table = cast(Segment, layout.constant_segment), cast(Tensor, self.graph.x)
+        segment, table = cast(Segment, layout.constant_segment), cast(FeatureTable, self.graph.x)
         vertices, targets = layout.layer_rows(0)[:2]
         rows = rows_in_file(table, vertices, self.work.row_dtype, len(targets) if segment.rows else 0)
         inputs = replace(self.make_inputs(vertices[:0]), rows=rows)

@@ -176,7 +176,7 @@ class Trainer:
         if epoch:
             return f"--lr {self.config.lr}: the loss became {loss} in epoch {epoch + 1}; use a lower learning rate"
         x = self.strategy.graph.x
-        largest = "" if x is None or not x.numel() else f" (the largest feature is {x.abs().max():.3g})"
+        largest = "" if x is None or 0 in x.shape else f" (the largest feature is {x[:].abs().max():.3g})"
         return (
             f"the loss is {loss} before the first step: features{largest} or edge weights are out of range in "
             f"{self.config.dtype}; scale them, for example with --normalize-features"

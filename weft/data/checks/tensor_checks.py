@@ -16,6 +16,7 @@ from torch import Tensor
 
 from weft.runtime.memory.limit import check_fits_memory
 from weft.runtime.native import plain_tensor
+from weft.storage.quantized_table import FeatureTable, QuantizedTable
 from weft.utils.errors import InputError, cause, printable
 
 Numbers: TypeAlias = "Tensor | NDArray[Any] | Sequence[Any]"
@@ -25,7 +26,7 @@ MASKS = ("train_mask", "val_mask", "test_mask")
 LINKS = ("val_links", "test_links")
 
 FEATURE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-"""Types in which features are stored. Others are converted to the first one."""
+"""Types in which features are stored, besides `QuantizedTable`. Others are converted to the first one."""
 
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
@@ -205,8 +206,10 @@ def vertex_ids(field: str, value: object) -> Tensor:
     return ids if ids.dtype in (torch.int32, torch.int64) else ids.to(torch.int64)
 
 
-def as_features(field: str, value: object, rounding: Float32Rounding | None = None) -> Tensor:
+def as_features(field: str, value: object, rounding: Float32Rounding | None = None) -> FeatureTable:
     """Return features as a contiguous dense CPU tensor of one of FEATURE_DTYPES: their own, otherwise float32.
+
+    A `QuantizedTable` is returned as it is.
 
     Args:
         field: Name of the features in errors.
@@ -216,6 +219,8 @@ def as_features(field: str, value: object, rounding: Float32Rounding | None = No
     Raises:
         InputError: At the first value that float32 cannot hold.
     """
+    if isinstance(value, QuantizedTable):
+        return value
     tensor = dense_cpu_tensor(field, value)
     return tensor.contiguous() if tensor.dtype in FEATURE_DTYPES else cast(field, tensor, torch.float32, rounding)
 
@@ -388,8 +393,8 @@ def first_flagged(tensor: Tensor, wrong: Tensor) -> tuple[str, float | int | boo
     return str(list(index)), tensor[index].item()
 
 
-def check_finite(field: str, tensor: Tensor, remedy: str) -> None:
-    """Check that all numbers are finite. Reads a few rows at a time.
+def check_finite(field: str, tensor: FeatureTable, remedy: str) -> None:
+    """Check that all numbers are finite. Reads a few rows at a time; those of a `QuantizedTable` always are.
 
     Args:
         field: Name of the tensor in errors.
@@ -399,6 +404,8 @@ def check_finite(field: str, tensor: Tensor, remedy: str) -> None:
     Raises:
         InputError: At the first NaN or infinity.
     """
+    if isinstance(tensor, QuantizedTable):
+        return
     rows = max(1, BLOCK_ENTRIES // max(1, tensor[:1].numel()))
     for start in range(0, len(tensor), rows):
         block = tensor[start : start + rows]
@@ -412,12 +419,12 @@ def check_finite(field: str, tensor: Tensor, remedy: str) -> None:
             raise InputError(f"{field}{index.tolist()} is {value}: {remedy}")
 
 
-def check_length(field: str, tensor: Tensor, length: int, unit: str) -> None:
+def check_length(field: str, tensor: FeatureTable, length: int, unit: str) -> None:
     """Check that a tensor has one entry or row for each vertex or edge.
 
     Args:
         field: Name of the tensor in errors.
-        tensor: Any tensor.
+        tensor: Any tensor, or a table of features.
         length: Number of rows that it must have.
         unit: What is counted, such as 'vertices'.
 

@@ -73,6 +73,6 @@ def with_normalized_features(graph: Graph) -> Graph:
     """
     if graph.x is None:
         raise InputError(f"{graph.name} has no features to normalize: leave out --normalize-features")
-    x = graph.x.float()
+    x = graph.x[:].float()
     total = x.abs().sum(1, keepdim=True)
     return replace(graph, x=x / total.where(total > 0, 1.0))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,9 +14,14 @@ from weft.data.fields import EdgeLabels, GraphFields
 from weft.data.splits import Masks
 from weft.data.tables.schema import Schema
 from weft.data.vertex_names import VertexNames
+from weft.storage.quantized_table import FeatureTable, QuantizedTable
+from weft.storage.unnamed_files import release
 from weft.utils.errors import InputError
 
-Part = TypeVar("Part")
+MAX_QUANTIZED = 127
+"""Largest absolute value of features in int8, so that their range is symmetric."""
+BLOCK_NUMBERS = 1 << 20
+"""Number of features that are quantized at once."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,10 +72,10 @@ class GraphParts:
     """N; None: one more than the largest id in the edges."""
     generated: bool = False
     """True if the edges are generated: they are valid, and cheaper to generate again than to keep in a file."""
-    x: Callable[[], Iterator[Tensor]] | None = None
+    x: Callable[[], Iterator[FeatureTable]] | None = None
     """Function that yields the features in parts, [n, F] for the next n vertices each; None: no features.
 
-    All parts have the same type, one of FEATURE_DTYPES.
+    All parts have the same type, one of FEATURE_DTYPES, or are quantized with the same scales.
     """
     y: Tensor | None = None
     """Labels as in GraphFields."""
@@ -87,7 +91,7 @@ class GraphParts:
     """Names of the relations, as in GraphFields."""
     edge_labels: Callable[[], EdgeLabels] | None = None
     """Function that reads the labelled edges, whose endpoints are checked; None: no edge has a label."""
-    features: Mapping[str, Callable[[], Iterator[Tensor]]] = field(default_factory=dict)
+    features: Mapping[str, Callable[[], Iterator[FeatureTable]]] = field(default_factory=dict)
     """Functions that yield the features of the types that have some, in parts, if there is no `x`."""
     schema: Schema | None = None
     """Tables that the graph comes from, as in GraphFields."""
@@ -99,11 +103,11 @@ class GraphParts:
 
 
 def with_feature_dtype(parts: GraphParts, dtype: torch.dtype) -> GraphParts:
-    """Return the graph with features that are rounded to a dtype when they are read.
+    """Return the graph with features that are rounded to a dtype when they are read, see `converted`.
 
     Args:
         parts: The graph.
-        dtype: One of FEATURE_DTYPES.
+        dtype: One of FEATURE_DTYPES, or int8.
 
     Raises:
         InputError: If the graph has no features.
@@ -111,11 +115,46 @@ def with_feature_dtype(parts: GraphParts, dtype: torch.dtype) -> GraphParts:
     if parts.x is None and not parts.features:
         raise InputError(f"{parts.name} has no features, so they have no type: add some first")
 
-    def rounded(read: Callable[[], Iterator[Tensor]]) -> Callable[[], Iterator[Tensor]]:
-        return lambda: (cast("features", rows, dtype) for rows in read())
+    def rounded(read: Callable[[], Iterator[FeatureTable]]) -> Callable[[], Iterator[FeatureTable]]:
+        return lambda: converted("features", read, dtype)
 
     features = {name: rounded(read) for name, read in parts.features.items()}
     return replace(parts, x=None if parts.x is None else rounded(parts.x), features=features)
+
+
+def converted(field: str, read: Callable[[], Iterable[FeatureTable]], dtype: torch.dtype) -> Iterator[FeatureTable]:
+    """Yield features rounded to a dtype, in parts.
+
+    In int8, a feature is a whole number times the scale of its column, which is the largest absolute value of the
+    column divided by 127, or 1 if that is 0. So the error is at most half a scale. The features are read twice: first
+    for the scales.
+
+    Args:
+        field: Name of the features in errors.
+        read: Function that returns the features in parts, each time from the start.
+        dtype: One of FEATURE_DTYPES, or int8.
+
+    Raises:
+        InputError: At the first feature that is beyond the range of the dtype.
+    """
+    if dtype != torch.int8:
+        yield from (cast(field, part[:], dtype) for part in read())
+        return
+    largest = torch.zeros(1)
+    for block in float_blocks(read()):
+        largest = torch.cat([largest.expand(1, block.shape[1]), block.abs()]).amax(0)
+    scale = largest / MAX_QUANTIZED
+    scale[scale < torch.finfo(scale.dtype).tiny] = 1
+    for block in float_blocks(read()):
+        yield QuantizedTable((block / scale).round().to(torch.int8), scale)
+
+
+def float_blocks(parts: Iterable[FeatureTable]) -> Iterator[Tensor]:
+    """Yield features in float32, a few rows at a time."""
+    for part in parts:
+        for block in part[:].split(max(1, BLOCK_NUMBERS // max(1, part.shape[1]))):
+            yield block.float()
+            release(block)
 
 
 def gather_parts(parts: GraphParts) -> GraphFields:
@@ -135,11 +174,11 @@ def gather_parts(parts: GraphParts) -> GraphFields:
         edge_type=relation,
         undirected=parts.undirected,
     )
-    rows_of_type = {name: concatenate_parts(read()) for name, read in parts.features.items()}
+    rows_of_type = {name: concatenate_tables(read()) for name, read in parts.features.items()}
     return replace(
         edges,
         name=parts.name,
-        x=None if parts.x is None else concatenate_parts(parts.x()),
+        x=None if parts.x is None else concatenate_tables(parts.x()),
         y=parts.y,
         vertex_names=parts.vertex_names,
         vertex_types=parts.vertex_types,
@@ -156,6 +195,15 @@ def concatenate_parts(parts: Iterable[Tensor | None]) -> Tensor | None:
     """Return the rows of all parts that are not None, concatenated; None if there are none."""
     present = [part for part in parts if part is not None]
     return (present[0] if len(present) == 1 else torch.cat(present)) if present else None
+
+
+def concatenate_tables(parts: Iterable[FeatureTable]) -> FeatureTable | None:
+    """Return features in parts, of one type, as one table; None if there are none."""
+    tables = list(parts)
+    quantized = [table for table in tables if isinstance(table, QuantizedTable)]
+    if quantized:
+        return QuantizedTable(torch.cat([table.values for table in quantized]), quantized[0].scale)
+    return concatenate_parts(table for table in tables if isinstance(table, Tensor))
 
 
 def require_rows(field: str, num_rows: int, num_vertices: int) -> None:

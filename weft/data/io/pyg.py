@@ -240,7 +240,8 @@ def to_data(graph: GraphFields) -> Data:
     data: Data = import_extra("torch_geometric.data", "to_pyg").Data(
         edge_index=torch.stack(graph.in_edges.edges()), num_nodes=graph.in_edges.num_targets
     )
-    for field, tensor in (("x", graph.x), ("y", graph.y), ("edge_type", graph.edge_type), ("n_id", graph.ids)):
+    x = None if graph.x is None else graph.x[:]
+    for field, tensor in (("x", x), ("y", graph.y), ("edge_type", graph.edge_type), ("n_id", graph.ids)):
         if tensor is not None:
             data[field] = tensor.long() if field == "edge_type" else tensor
     for mask in MASKS:
@@ -263,9 +264,10 @@ def to_hetero(graph: GraphFields) -> HeteroData:
         span = type_range(graph, vertex_type)
         rows = slice(span.start, span.stop)
         data[vertex_type].num_nodes = len(span)
-        x = graph.features.get(vertex_type) if graph.x is None else graph.x[rows]
-        if x is not None:
-            data[vertex_type].x = x
+        if graph.x is not None:
+            data[vertex_type].x = graph.x[rows]
+        elif vertex_type in graph.features:
+            data[vertex_type].x = graph.features[vertex_type][:]
         parts = {field: None if (t := getattr(graph, field)) is None else t[rows] for field in ("y", *MASKS)}
         y = parts["y"]
         labelled = y is not None and bool(y.any() if kind == "labels" else has_label(y).any())

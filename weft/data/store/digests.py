@@ -15,13 +15,14 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from weft.data.checks.tensor_checks import LINKS, MASKS
 from weft.data.fields import GraphFields
 from weft.data.vertex_names import take_ids
+from weft.storage.quantized_table import feature_arrays
 from weft.storage.unnamed_files import release
 
 CHUNK_BYTES = 1 << 22
 """Number of bytes hashed at once: few enough that a writer's data are still in the processor's cache."""
 NAMES_AT_ONCE = 1 << 16
 """Number of names hashed at once."""
-FIELDS = ("edge_type", "edge_features", "x", "y", "ids", *MASKS, *LINKS)
+FIELDS = ("edge_type", "edge_features", "y", "ids", *MASKS, *LINKS)
 """Fields of a graph that are one array each. The edges have a fingerprint instead."""
 
 
@@ -87,7 +88,7 @@ def data_digests(graph: GraphFields) -> dict[str, str]:
     Reads every array that was not read from a graph folder.
     """
     arrays = {"edge weights": graph.in_edges.weight} | {name: getattr(graph, name) for name in FIELDS}
-    arrays |= {f"features of {name}": x for name, x in graph.features.items()}
+    arrays |= feature_arrays({"x": graph.x} | {f"features of {name}": table for name, table in graph.features.items()})
     if graph.vertex_names is not None:
         arrays |= graph.vertex_names.arrays()
     if graph.edge_labels is not None:

@@ -18,7 +18,7 @@ from weft.utils.files.file_reading import MAX_JSON_BYTES, read_text
 
 FORMAT = "weft-graph"
 MANIFEST = "manifest.json"
-DTYPES = ("|b1", "|u1", "<i2", "<i4", "<i8", "<f2", "<f4", "<f8", BFLOAT16)
+DTYPES = ("|b1", "|i1", "|u1", "<i2", "<i4", "<i8", "<f2", "<f4", "<f8", BFLOAT16)
 """Dtypes of arrays in a graph folder; PyTorch could not map others without a copy."""
 REMEDY = "import the graph again"
 ASIDE = ".old"

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from weft.data.adjacency import Adjacency, Transpose
+from weft.data.checks.tensor_checks import located
 from weft.data.fields import EDGE_ARRAYS, EdgeLabels, GraphFields
 from weft.data.store.check_record import folder_state, was_checked
 from weft.data.store.digests import FIELDS
@@ -37,6 +38,7 @@ from weft.data.store.npy_writer import write_array
 from weft.data.tables.schema import Schema
 from weft.data.vertex_names import NUMBER_COLUMN, OFFSET_COLUMN, TEXT_COLUMN, VertexNames
 from weft.runtime.processes.temporary_folder import lock_folder, remove_leftovers
+from weft.storage.quantized_table import FeatureTable, QuantizedTable, feature_arrays
 from weft.storage.unnamed_files import note_mapped
 from weft.utils.errors import InputError
 from weft.utils.files.file_writing import sync
@@ -161,6 +163,7 @@ def write_store(graph: GraphFields, folder: Path) -> None:
         folder: The folder.
     """
     in_edges, transpose = graph.in_edges, graph.in_edges.transpose
+    features = {feature_key(graph.vertex_types, name): table for name, table in graph.features.items()}
     symmetric = is_symmetric(in_edges)
     arrays: dict[str, Tensor | None] = {
         "indptr": in_edges.indptr,
@@ -173,7 +176,7 @@ def write_store(graph: GraphFields, folder: Path) -> None:
         **{name: getattr(graph, name) for name in FIELDS},
         **({} if graph.vertex_names is None else graph.vertex_names.arrays()),
         **({} if graph.edge_labels is None else graph.edge_labels.arrays()),
-        **{feature_key(graph.vertex_types, name): tensor for name, tensor in graph.features.items()},
+        **feature_arrays({"x": graph.x, **features}),
     }
     files = {key: write_array(folder / f"{key}.npy", array_of(t)) for key, t in arrays.items() if t is not None}
     manifest = {
@@ -272,6 +275,7 @@ def read_store(folder: str | Path, *, verify: bool | None = True) -> StoreConten
         name: read_array(file, entry(manifest["files"], name, dict, path), verify, checked=checked)
         for name, file in files.items()
     }
+    features = {name: open_features(arrays, feature_key(vertex_types, name), path) for name in vertex_types}
     fields = GraphFields(
         in_edges=open_adjacency(arrays, entry(manifest, "symmetric", bool, path), path),
         name=entry(manifest, "name", str, path),
@@ -281,12 +285,33 @@ def read_store(folder: str | Path, *, verify: bool | None = True) -> StoreConten
         vertex_names=open_names(arrays, manifest, path),
         schema=Schema.from_record(manifest["schema"], path) if "schema" in manifest else None,
         edge_labels=open_edge_labels(arrays, path),
-        features={name: arrays[key] for name in vertex_types if (key := feature_key(vertex_types, name)) in arrays},
+        x=open_features(arrays, "x", path),
+        features={name: table for name, table in features.items() if table is not None},
         **{name: arrays.get(name) for name in FIELDS},
     )
     for array in arrays.values():
         note_mapped(array, private=True)
     return StoreContents(fields, folder, tuple(arrays.values()), state, checked)
+
+
+def open_features(arrays: dict[str, Tensor], key: str, manifest: Path) -> FeatureTable | None:
+    """Return features; None if the folder has none of this name.
+
+    Args:
+        arrays: Arrays of the folder by name.
+        key: Name of the features.
+        manifest: Path of the manifest, for errors.
+
+    Raises:
+        InputError: If features in int8 have no scales, or wrong ones.
+    """
+    values, scale = arrays.get(key), arrays.get(f"{key}_scale")
+    if values is None or (values.dtype != torch.int8 and scale is None):
+        return values
+    if scale is None:
+        raise InputError(f"{manifest}: field 'files' lacks '{key}_scale': {REMEDY}")
+    with located(manifest):
+        return QuantizedTable(values, scale)
 
 
 def open_names(arrays: dict[str, Tensor], manifest: dict[str, Any], path: Path) -> VertexNames | None:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
-from torch import Tensor
 
 from weft.data.adjacency import topology_digest
 from weft.data.checks.tensor_checks import check_ids
@@ -23,6 +22,7 @@ from weft.data.store.npy_writer import ArrayWriter, write_array
 from weft.data.store.store import feature_key, schema_entry, write_manifest
 from weft.runtime.memory.heap import release_freed_memory
 from weft.runtime.native import id_dtype
+from weft.storage.quantized_table import FeatureTable, feature_arrays
 from weft.storage.unnamed_files import release
 from weft.utils.errors import InputError
 
@@ -72,7 +72,7 @@ def write_parts(parts: GraphParts, folder: Path, report: ReportProgress) -> None
         first, last = parts.type_offsets[parts.vertex_types.index(vertex_type) :][:2]
         readers[feature_key(parts.vertex_types, vertex_type)] = (read, last - first)
     for key, (read, count) in readers.items():
-        files[key] = write_features(read, count, folder / f"{key}.npy", report)
+        files |= write_features(read, count, folder, key, report)
     tensors = {"y": parts.y, **parts.masks._asdict()}
     tensors |= {} if parts.vertex_names is None else parts.vertex_names.arrays()
     tensors |= {} if parts.edge_labels is None else parts.edge_labels().arrays()
@@ -303,14 +303,15 @@ def write_transpose(
 
 
 def write_features(
-    read: Callable[[], Iterator[Tensor]], num_vertices: int, path: Path, report: ReportProgress
+    read: Callable[[], Iterator[FeatureTable]], num_vertices: int, folder: Path, key: str, report: ReportProgress
 ) -> dict[str, Any]:
-    """Write features, and return their manifest entry.
+    """Write features, and return the manifest entries of their files.
 
     Args:
         read: Function that yields the features in parts.
         num_vertices: Number of vertices that should have some.
-        path: The file.
+        folder: The folder.
+        key: Name of the features in the folder.
         report: Called with lines of progress.
 
     Raises:
@@ -318,14 +319,18 @@ def write_features(
     """
     rows = read()
     first_rows = next(rows, torch.empty(0, 0))
-    with ArrayWriter(path, array_of(first_rows).dtype, tuple(first_rows.shape[1:])) as writer:
+    arrays = feature_arrays({key: first_rows})
+    first_values = arrays.pop(key)
+    with ArrayWriter(folder / f"{key}.npy", array_of(first_values).dtype, tuple(first_values.shape[1:])) as writer:
         for part in itertools.chain([first_rows], rows):
-            for block in part.split(max(1, BLOCK_EDGES // max(1, part.shape[1]))):
+            values = feature_arrays({key: part})[key]
+            for block in values.split(max(1, BLOCK_EDGES // max(1, values.shape[1]))):
                 writer.add(array_of(block))
                 release(block)
             report(f"wrote features of {writer.num_rows:,} vertices")
         require_rows("features", writer.num_rows, num_vertices)
-        return writer.finish()
+        files = {key: writer.finish()}
+    return files | {name: write_array(folder / f"{name}.npy", array_of(scale)) for name, scale in arrays.items()}
 
 
 def owners(indptr: NDArray[np.int64], first: int, last: int) -> NDArray[np.int64]:

@@ -23,6 +23,7 @@ from weft.parallel.chunks.run.chunk_views import RowsView, refused
 from weft.parallel.row_ranges import RangedSum, row_ranges
 from weft.runtime.memory.limit import memory_limit_bytes
 from weft.storage.host_rows import HostRows
+from weft.storage.quantized_table import FeatureTable
 from weft.storage.unnamed_files import release
 from weft.utils.errors import InputError
 from weft.utils.units import format_bytes
@@ -205,7 +206,7 @@ def aggregated_features(work: Workload, op: Aggregate, topology: Topology, verti
         InputError: Less than one column fits in the memory.
         RunError: If the folder for temporary files has too little free space.
     """
-    table, num_targets, itemsize = cast(Tensor, work.graph.x), topology.adjacency.num_targets, work.itemsize
+    table, num_targets, itemsize = cast(FeatureTable, work.graph.x), topology.adjacency.num_targets, work.itemsize
     num_rows = rows_at_once(op, 1, len(vertices), num_targets)
     files = ColumnFiles(num_targets, feature_widths(work, num_rows), work.row_dtype)
     position = torch.full((len(table),), -1, dtype=torch.int32)
@@ -216,7 +217,7 @@ def aggregated_features(work: Workload, op: Aggregate, topology: Topology, verti
         for rows in row_ranges(len(table), table[:1].nbytes):
             places = position[rows]
             wanted = (places >= 0).nonzero().view(-1)
-            x[places[wanted].long()] = table[rows][wanted, columns].to(work.row_dtype)
+            x[places[wanted].long()] = table[wanted + rows.start, columns].to(work.row_dtype)
             release(table)
         return x
 
@@ -328,12 +329,12 @@ class StreamedColumns:
     def _feature_rows(self, rows: slice) -> Tensor:
         """Return the features of a range of vertices."""
         features = self.work.features(rows, self.group.device)
-        release(cast(Tensor, self.work.graph.x))
+        release(cast(FeatureTable, self.work.graph.x))
         return features
 
     def _features(self, columns: slice) -> Tensor:
         """Return a block of columns of the features of all vertices."""
-        table = cast(Tensor, self.work.graph.x)
+        table = cast(FeatureTable, self.work.graph.x)
         x = torch.empty(self.num_rows, columns.stop - columns.start, dtype=self.work.row_dtype)
         for rows in self._ranges(table.shape[1]):
             x[rows] = table[rows, columns]

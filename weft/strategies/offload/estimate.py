@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import nn
 
 from weft.cost import Trace
 from weft.data import Graph
@@ -202,7 +202,7 @@ def graph_bytes(graph: Graph) -> int:
         graph.edge_type,
         *graph.features.values(),
     )
-    return sum(array.nbytes for array in arrays if isinstance(array, Tensor))
+    return sum(array.nbytes for array in arrays if array is not None)
 
 
 def host_bytes(graph: Graph, model: nn.Module, plan: RankChunks, itemsize: int) -> int:

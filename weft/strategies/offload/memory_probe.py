@@ -152,7 +152,7 @@ class MemoryProbe:
         relations = max(len(graph.relations), 1)
         return Graph(
             in_edges=Adjacency.from_edges(source, target, num_sources=count, num_targets=count, weight=weight),
-            x=None if graph.x is None else torch.zeros(count, graph.num_features, dtype=graph.x.dtype),
+            x=None if graph.x is None else graph.x.new_zeros(count, graph.num_features),
             edge_type=torch.arange(shape.edges) % relations if graph.relations else None,
             relations=graph.relations,
             edge_features=torch.zeros(shape.edges, graph.num_edge_features) if graph.num_edge_features else None,

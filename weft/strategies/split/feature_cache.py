@@ -8,6 +8,7 @@ from torch import Tensor
 from weft.comm import Group
 from weft.data import Graph
 from weft.nn import FeatureTables
+from weft.storage.quantized_table import FeatureTable
 
 
 def feature_bytes(graph: Graph, itemsize: int) -> Tensor:
@@ -49,7 +50,9 @@ class FeatureCache:
         counted: Group whose meter counts cached rows (`cache_hits`) and rows read from the table (`cache_misses`).
     """
 
-    def __init__(self, table: Tensor, cached: Tensor, device: torch.device, dtype: torch.dtype, counted: Group) -> None:
+    def __init__(
+        self, table: FeatureTable, cached: Tensor, device: torch.device, dtype: torch.dtype, counted: Group
+    ) -> None:
         self.table, self.device, self.dtype, self.counted = table, device, dtype, counted
         self.rows = self._read(cached)
         self.position = torch.full((len(table),), -1, dtype=torch.int32)
@@ -83,7 +86,7 @@ def cached_tables(
         counted: Group whose meter counts hits and misses.
     """
 
-    def make_cache(table: Tensor, span: range) -> FeatureCache:
+    def make_cache(table: FeatureTable, span: range) -> FeatureCache:
         of_table = cached[(cached >= span.start) & (cached < span.stop)] - span.start
         return FeatureCache(table, of_table, device, dtype, counted)
 

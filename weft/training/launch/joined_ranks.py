@@ -20,6 +20,7 @@ from weft.comm import Group
 from weft.cost import Machine
 from weft.data import Graph
 from weft.nn import Workload
+from weft.storage.quantized_table import FeatureTable
 from weft.strategies import Options, Plan
 from weft.training.flag_checks import partition_of, with_partition
 from weft.utils.errors import InputError
@@ -140,11 +141,11 @@ def _facts_of_rank(call: str, options: Mapping[str, Any], graph: Graph, model: n
     }
 
 
-def _digest(rows: Tensor | None) -> str:
-    """Return a digest of evenly spaced rows of a tensor."""
+def _digest(rows: FeatureTable | None) -> str:
+    """Return a digest of evenly spaced rows of a tensor or a table of features."""
     if rows is None:
         return "none"
-    sample = rows[:: max(1, len(rows) // DIGEST_ROWS)].contiguous()
+    sample = rows[:: max(1, len(rows) // DIGEST_ROWS)].contiguous().view(torch.uint8)
     content = f"{rows.dtype} {list(rows.shape)}".encode() + sample.numpy().tobytes()
     return hashlib.sha256(content).hexdigest()[:16]
 

@@ -20,6 +20,7 @@ from weft.parallel.chunks.run.activations import Activations, StoredRows
 from weft.parallel.chunks.run.slots import PlacedRound
 from weft.runtime.streams import COMPUTE, LOAD, STORE, InOrder, Staging, StreamMark, streams_of
 from weft.storage.host_rows import IndexedRows, MemoryRows, host_rows
+from weft.storage.quantized_table import FeatureTable
 from weft.storage.unnamed_files import ArrayFile, ArrayMemory, MetaArrayFile, release
 from weft.utils.dtypes import sum_dtype
 
@@ -331,7 +332,7 @@ class PlacedChunks(Runtime):
             return None
         if self.in_memory:
             return MemoryRows.of(self.work.features(as_slice(self.vertices), self.device))
-        return IndexedRows(cast(Tensor, self.graph.x), self.vertices, self.dtype, self.pool.staging)
+        return IndexedRows(cast(FeatureTable, self.graph.x), self.vertices, self.dtype, self.pool.staging)
 
     @property
     def model_stages(self) -> range:
