@@ -17,7 +17,7 @@ from weft.nn.graph_view import GraphView, Inputs, ViewTraits
 from weft.nn.layers.pyg_conv import PyGConv
 from weft.nn.layers.relation_convs import RelationBlock
 from weft.nn.layers.typed_input import embeddings, is_embedded
-from weft.nn.workload.flops import CountedConv, DenseFlops, FlopCounter, FlopPosition
+from weft.nn.workload.flops import CountedConv, DenseFlops, FlopCounter, FlopPosition, RowKind
 from weft.nn.workload.layer_sizes import BlockSize, LayerSizes, TypeCounts, TypedBlockSize, type_numbers
 from weft.nn.workload.outline import MetaModel, RunModel, run_whole, typed_rows_of
 from weft.nn.workload.outline_view import MetaExchange, OutlineState, OutlineView
@@ -277,6 +277,7 @@ def run_counted_conv(
     counter: FlopCounter,
     view: OutlineView | RelationBlock,
     x: Tensor,
+    *others: Tensor,
 ) -> Any:
     """Return the result of a PyG convolution on a rank's block, as a meta tensor, and count its cost.
 
@@ -286,7 +287,8 @@ def run_counted_conv(
         work: The workload.
         counter: Counts the FLOPs.
         view: The rank's view.
-        x: Rows of the rank.
+        x: Rows of the rank, or of the first vertex type for a `TypedConv`.
+        *others: Rows of its other types.
     """
     sources, _, num_targets = view.block(x)
     assert view.block_size is not None
@@ -296,12 +298,11 @@ def run_counted_conv(
     try:
         costs = work.block_cost(
             name,
-            sources.shape[1],
-            target_width=None if targets is None else targets.shape[1],
+            tuple(map(RowKind.of, (sources, *others))),
+            target_rows=None if targets is None else RowKind.of(targets),
             types=getattr(view, "types", None),
             has_edges=getattr(view.block_size, "edges", 1) > 0,
             training=torch.is_grad_enabled(),
-            gradient=sources.requires_grad,
         )
     except Exception:
         if isinstance(layer, PyGConv):
@@ -310,5 +311,5 @@ def run_counted_conv(
     finally:
         counter.position = position
     cost = costs.on(view.block_size)
-    read = (*layer.tensors_read(sources), *(() if targets is None else (targets,)))
-    return CountedConv.apply(counter, cost, shape, *read)  # type: ignore[no-untyped-call]
+    read = (sources, *others, *layer.tensors_read(sources)[1:], *(() if targets is None else (targets,)))
+    return CountedConv.apply(counter, cost, shape, 1 + len(others), *read)  # type: ignore[no-untyped-call]

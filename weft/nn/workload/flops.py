@@ -179,6 +179,29 @@ def num_bytes(values: Any) -> int:
     return total
 
 
+class RowKind(NamedTuple):
+    """Properties of rows on which the cost of a convolution that reads them depends."""
+
+    width: int
+    """Number of columns."""
+    gradient: bool
+    """True if the rows need a gradient."""
+
+    @classmethod
+    def of(cls, x: Tensor) -> RowKind:
+        """Return the properties of rows x [n, F]."""
+        return cls(x.shape[1], x.requires_grad)
+
+    def make(self, num_rows: int, dtype: torch.dtype) -> Tensor:
+        """Return some rows with these properties.
+
+        Args:
+            num_rows: Number of rows.
+            dtype: Type of the rows.
+        """
+        return torch.ones(num_rows, self.width, dtype=dtype, requires_grad=self.gradient)
+
+
 SMALL_SIZE = BlockSize(sources=6, targets=4, edges=5, loops=1)
 """Size of the block on which convolutions run to count their FLOPs."""
 SMALL_SIZE_WITHOUT_EDGES = SMALL_SIZE[:2]
@@ -238,22 +261,20 @@ class BlockCostModel(NamedTuple):
     def of(
         cls,
         conv: PyGConv | WholeModel,
-        width: int,
+        rows: Sequence[RowKind],
         make_block: Callable[..., Any],
         small: tuple[int, ...],
         *,
         training: bool,
-        gradient: bool,
     ) -> BlockCostModel:
         """Count the cost by running a convolution on small blocks, since it needs edges with values.
 
         Args:
             conv: The layer, which is not changed.
-            width: Number of columns of the rows.
+            rows: Properties of the rows of the sources, or of those of each type.
             make_block: Returns a block, from its size and the type of its tensors, `dtype`.
             small: Size of the smallest block. For each number in it, the convolution also runs on a larger block.
             training: True to count a training step, with its backward pass.
-            gradient: True if the rows of the sources need a gradient.
         """
         conv = copy.deepcopy(conv).to("cpu").train(training)
         dtype = next((parameter.dtype for parameter in conv.parameters()), torch.float32)
@@ -267,15 +288,15 @@ class BlockCostModel(NamedTuple):
 
             with torch.device("cpu"):
                 block = make_block(size, dtype=dtype)
-                leaf = torch.ones(block.num_sources, width, dtype=dtype, requires_grad=gradient)
+                leaves = [kind.make(count, dtype) for kind, count in zip(rows, block.num_rows, strict=True)]
                 with torch.set_grad_enabled(training):
-                    conv(block, leaf)  # what a first call keeps for all others is not part of a step
+                    conv(block, *leaves)  # what a first call keeps for all others is not part of a step
             conv.zero_grad()
             with torch.set_grad_enabled(training), peaks[1]:
-                sources = leaf * 1
+                sources = [leaf * 1 for leaf in leaves]
             with torch.device("cpu"), torch.set_grad_enabled(training), counter, peaks[0], peaks[1]:
                 starts = marks()
-                y = conv(block, sources)
+                y = conv(block, *sources)
                 forward, moved, ends = counter.total, counter.num_bytes("pass"), marks()
                 tiles = counter.num_bytes("tiles")
                 del sources
@@ -342,8 +363,7 @@ class SmallBlock:
         num_edge_features: Number of edge features.
         weighted: True if edges have weights.
         dtype: Type of the features and weights.
-        target_width: Number of columns of separate rows of the targets, for a `RelationConv`; None: there are none.
-        gradient: True if these rows need a gradient.
+        target_rows: Properties of separate rows of the targets, for a `RelationConv`; None: there are none.
     """
 
     def __init__(
@@ -353,13 +373,11 @@ class SmallBlock:
         *,
         weighted: bool,
         dtype: torch.dtype,
-        target_width: int | None = None,
-        gradient: bool = False,
+        target_rows: RowKind | None = None,
     ) -> None:
         size = BlockSize(*size)
-        self.num_sources, self._num_targets, self.target_rows = size.sources, size.targets, None
-        if target_width is not None:
-            self.target_rows = torch.ones(size.targets, target_width, dtype=dtype, requires_grad=gradient)
+        self.num_rows, self._num_targets = (size.sources,), size.targets
+        self.target_rows = target_rows and target_rows.make(size.targets, dtype)
         loops = torch.arange(size.loops) % size.targets
         others = torch.arange(size.edges - size.loops) % size.targets
         edge_index = torch.stack([torch.cat([loops, (others + 1) % size.targets]), torch.cat([loops, others])])
@@ -384,17 +402,20 @@ class SmallBlock:
 class CountedConv(torch.autograd.Function):
     """Function on meta tensors that counts a convolution of known cost: returns rows [n, F] with gradients.
 
-    Its arguments are the counter, the cost, the shape of the result, and the tensors that the convolution reads.
+    Its arguments are the counter, the cost, the shape of the result, and the tensors that the convolution reads, of
+    which the first `num_sources` are the rows of sources.
     """
 
     @staticmethod
-    def forward(ctx: Any, counter: FlopCounter, cost: BlockCost, shape: tuple[int, int], *read: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, counter: FlopCounter, cost: BlockCost, shape: tuple[int, int], num_sources: int, *read: Tensor
+    ) -> Tensor:
         ctx.counter, ctx.cost, ctx.like = counter, cost, [(tensor.shape, tensor.dtype) for tensor in read]
         counter.add_block(cost.forward, cost.forward_bytes, cost.forward_tile_bytes)
         result = read[0].new_empty(shape)
         blank(cost.forward_peak - result.nbytes)
         ctx.saved = [blank(cost.saved)]
-        ctx.sources = read[0] if cost.keeps_sources else None
+        ctx.sources = read[:num_sources] if cost.keeps_sources else ()
         return result
 
     @staticmethod
@@ -402,9 +423,10 @@ class CountedConv(torch.autograd.Function):
         cost = ctx.cost
         ctx.counter.add_block(cost.backward, cost.backward_bytes, cost.backward_tile_bytes)
         ctx.saved.clear()
-        storage = ctx.sources is not None and StorageWeakRef(ctx.sources.untyped_storage())
-        ctx.sources = None
-        blank(cost.backward_peak_alone if storage and storage.expired() else cost.backward_peak)
-        needed = zip(ctx.like, ctx.needs_input_grad[3:], strict=True)
+        storages = [StorageWeakRef(rows.untyped_storage()) for rows in ctx.sources]
+        ctx.sources = ()
+        alone = storages and all(storage.expired() for storage in storages)
+        blank(cost.backward_peak_alone if alone else cost.backward_peak)
+        needed = zip(ctx.like, ctx.needs_input_grad[4:], strict=True)
         grads = [torch.empty(shape, dtype=dtype, device="meta") if needs else None for (shape, dtype), needs in needed]
-        return None, None, None, *grads
+        return None, None, None, None, *grads
