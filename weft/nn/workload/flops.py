@@ -17,6 +17,7 @@ from weft.nn.aggregate.attention import MaskKey
 from weft.nn.aggregate.typed_block import RelationEdges
 from weft.nn.convert.unconverted import WholeModel
 from weft.nn.layers.pyg_conv import PyGConv
+from weft.nn.sparse_rows import SparseRows
 from weft.nn.workload.layer_sizes import BlockSize
 from weft.nn.workload.meta_shapes import meta_result
 from weft.runtime.dispatch import DispatchMode
@@ -87,6 +88,16 @@ class FlopCounter(DispatchMode):
         self.record("product", flops)
         if num_bytes:  # a call has a price of its own
             self.record("tiles", num_bytes)
+
+    def add_sparse(self, x: SparseRows, width: int) -> None:
+        """Record a linear transform of constant rows by their nonzeros; only its weight has a gradient.
+
+        Args:
+            x: The rows.
+            width: Number of columns of the result.
+        """
+        for kernel in ("sparse", "sparse_backward"):
+            self.record(kernel, x.num_nonzeros, *x.shape, width, backward=kernel != "sparse")
 
     def add_block(self, flops: int, num_bytes: int, tile_bytes: int) -> None:
         """Count and record the products and passes of a convolution, of which only totals are known.
@@ -186,11 +197,13 @@ class RowKind(NamedTuple):
     """Number of columns."""
     gradient: bool
     """True if the rows need a gradient."""
+    is_sparse: bool
+    """True if linear transforms read only their nonzeros."""
 
     @classmethod
     def of(cls, x: Tensor) -> RowKind:
         """Return the properties of rows x [n, F]."""
-        return cls(x.shape[1], x.requires_grad)
+        return cls(x.shape[1], x.requires_grad, isinstance(x, SparseRows))
 
     def make(self, num_rows: int, dtype: torch.dtype) -> Tensor:
         """Return some rows with these properties.
@@ -199,7 +212,11 @@ class RowKind(NamedTuple):
             num_rows: Number of rows.
             dtype: Type of the rows.
         """
-        return torch.ones(num_rows, self.width, dtype=dtype, requires_grad=self.gradient)
+        x = torch.ones(num_rows, self.width, dtype=dtype, requires_grad=self.gradient)
+        rows = SparseRows.of(x, 0.0 if self.is_sparse else 1.0)
+        if isinstance(rows, SparseRows):
+            _ = rows.nonzeros.transpose  # computed before the step, and kept
+        return rows
 
 
 SMALL_SIZE = BlockSize(sources=6, targets=4, edges=5, loops=1)
@@ -256,6 +273,9 @@ class BlockCostModel(NamedTuple):
     """True if the rows of the sources are saved for the backward pass."""
     small: tuple[int, ...]
     """Size of the smallest block."""
+    products: tuple[tuple[int, ...], ...]
+    """Number of columns of each linear transform by nonzeros, for the rows of the sources or of each type, and those of
+    the targets."""
 
     @classmethod
     def of(
@@ -278,9 +298,11 @@ class BlockCostModel(NamedTuple):
         """
         conv = copy.deepcopy(conv).to("cpu").train(training)
         dtype = next((parameter.dtype for parameter in conv.parameters()), torch.float32)
+        products: tuple[list[int], ...] = ()
 
         def run(size: tuple[int, ...]) -> list[tuple[list[int], list[int], list[int]]]:
             """Return the counts and moments on a block: without the rows of the sources, and with them."""
+            nonlocal products
             counter, peaks = FlopCounter(), (TensorPeak(), TensorPeak())
 
             def marks() -> list[tuple[int, int]]:
@@ -289,11 +311,14 @@ class BlockCostModel(NamedTuple):
             with torch.device("cpu"):
                 block = make_block(size, dtype=dtype)
                 leaves = [kind.make(count, dtype) for kind, count in zip(rows, block.num_rows, strict=True)]
+                read = (*leaves, getattr(block, "target_rows", None))
+                products = record_products(read)
                 with torch.set_grad_enabled(training):
                     conv(block, *leaves)  # what a first call keeps for all others is not part of a step
+            record_products(read)  # into other lists from now on: `products` are those of one run
             conv.zero_grad()
             with torch.set_grad_enabled(training), peaks[1]:
-                sources = [leaf * 1 for leaf in leaves]
+                sources = [leaf if isinstance(leaf, SparseRows) else leaf * 1 for leaf in leaves]
             with torch.device("cpu"), torch.set_grad_enabled(training), counter, peaks[0], peaks[1]:
                 starts = marks()
                 y = conv(block, *sources)
@@ -326,7 +351,8 @@ class BlockCostModel(NamedTuple):
         )
         keeps_sources = bool((without[0][-1] == alone[0][-1]).all())  # as many saved bytes without the rows of sources
         counts, forward_moments, backward_moments = without
-        return cls(counts, forward_moments, backward_moments, alone[-1], keeps_sources, small)
+        widths = tuple(map(tuple, products))
+        return cls(counts, forward_moments, backward_moments, alone[-1], keeps_sources, small, widths)
 
     def on(self, size: tuple[int, ...]) -> BlockCost:
         """Return the cost on a block, extrapolated linearly from small blocks; at least 0.
@@ -338,6 +364,15 @@ class BlockCostModel(NamedTuple):
         more = np.array([1, *(actual - smallest for actual, smallest in zip(size, self.small, strict=False))])
         numbers = *(self.counts @ more), *((each @ more).max() for each in moments)
         return BlockCost._make([*(max(0, int(number)) for number in numbers), self.keeps_sources])
+
+
+def record_products(read: Sequence[Tensor | None]) -> tuple[list[int], ...]:
+    """Return lists that receive the number of columns of each linear transform by nonzeros, for each of some rows."""
+    lists = tuple(list[int]() for _ in read)
+    for x, widths in zip(read, lists, strict=True):
+        if isinstance(x, SparseRows):
+            x.on_product = lambda _, width, widths=widths: widths.append(width)
+    return lists
 
 
 def _linear(values: Sequence[Sequence[int]]) -> np.ndarray[Any, Any]:

@@ -18,6 +18,7 @@ from weft.nn.layers.pyg_conv import PyGConv
 from weft.nn.layers.relation_convs import RelationConv
 from weft.nn.layers.typed_conv import CalledTypes, TypedConv
 from weft.nn.layers.typed_input import shared_parameters
+from weft.nn.sparse_rows import NONZERO_COST
 from weft.nn.workload.flops import (
     SMALL_SIZE,
     SMALL_SIZE_WITHOUT_EDGES,
@@ -32,9 +33,6 @@ from weft.nn.workload.outline import outline
 from weft.nn.workload.receptive_field import ReceptiveField
 from weft.storage.host_rows import keeps_in_file, rows_in_file
 from weft.utils.errors import InputError
-
-NONZERO_COST = 8
-"""Cost of a nonzero in a linear transform of sparse features, in entries of a dense one (measured: 2 to 5)."""
 
 
 class OutlineKey(NamedTuple):
@@ -166,6 +164,12 @@ class Workload:
         return self.optimisations.sparse and self.sparse_cost_ratio < 1
 
     @property
+    def typed_densities(self) -> tuple[float, ...]:
+        """Fraction of nonzero features by vertex type with features; 1 where linear transforms read all of them."""
+        densities = self.stats.typed_densities if self.optimisations.sparse else ()
+        return tuple(density if NONZERO_COST * density < 1 else 1.0 for density in densities)
+
+    @property
     def sparse_first(self) -> bool:
         """True if transforming sparse features before their aggregate is cheaper than after it."""
         stats = self.stats
@@ -229,6 +233,7 @@ class Workload:
             sparse_first=self.sparse_first,
             sparse_cost_ratio=min(self.sparse_cost_ratio, 1.0) if self.optimisations.sparse else 1.0,
             typed=stats.typed,
+            typed_densities=self.typed_densities,
             relation_rows=stats.relation_rows,
         )
         return tuple(operations)
