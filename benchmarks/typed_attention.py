@@ -29,7 +29,7 @@ from torch_geometric.data import HeteroData
 
 import weft
 from weft.data import Graph, GraphShape
-from weft.nn import GraphView, Inputs, Topology, convert
+from weft.nn import GraphView, Inputs, Topology, Workload, convert
 from weft.nn.layers.typed_input import typed_rows
 from weft.runtime.memory.tensor_peak import TensorPeak
 
@@ -139,7 +139,8 @@ class Contender:
         self.converted = convert(model, shape=GraphShape.of(graph)) if converted else None
         if self.converted is not None:
             topology = Topology(graph.in_edges, edge_type=graph.edge_type, num_relations=len(graph.relations))
-            rows = typed_rows(graph, slice(None), "cpu", torch.float32)
+            densities = Workload(self.converted, graph).typed_densities
+            rows = typed_rows(graph, slice(None), "cpu", torch.float32, densities=densities)
             self.inputs = Inputs(rows=torch.empty(graph.num_vertices, 0), typed=rows)
             self.topology = topology
 

@@ -142,7 +142,7 @@ class Case:
 
     def build_graph(self) -> Graph:
         graph = (
-            make_typed_graph(self.num_vertices, self.typed)
+            make_typed_graph(self.num_vertices, self.typed, sparse=self.sparse)
             if self.typed
             else make_graph(
                 self.num_vertices,
@@ -303,7 +303,7 @@ def typed_cases() -> list[Case]:
     """Return cases of typed graphs: every kind of relation weights, and vertices with and without features."""
     return [
         Case(model="rgcn", typed="some", hidden=8, layers=3, blocks=2),
-        Case(model="rgcn", typed="some", layers=2, bases=2),
+        Case(model="rgcn", typed="some", layers=2, bases=2, sparse=True),
         Case(model="rgcn", typed="none", layers=2, hidden=6, input_dropout=0.3, norm="batch", residual=True),
         Case(model="rgcn", typed="x", layers=2),
         Case(model="rgcn", typed="x", layers=2, input_dropout=0.3, without="reuse", hidden=2),

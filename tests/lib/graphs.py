@@ -69,13 +69,18 @@ def sparse_features(num_vertices: int, random: torch.Generator) -> Tensor:
     )
 
 
-def make_typed_graph(num_vertices: int, kind: str) -> Graph:
+def make_typed_graph(num_vertices: int, kind: str, *, sparse: bool = False) -> Graph:
     """Return a graph of three vertex types, the second without in-edges, and five relations, one without edges.
 
     kind: 'x': all types have features of one width; 'some': two types have features, of different widths; 'none': no
     features; 'one': a single vertex type, no features. Some edges are duplicates, also between relations, and one
-    relation has self-loops.
+    relation has self-loops. sparse: most features are zero.
     """
+
+    def make_features(count: int, width: int) -> Tensor:
+        x = torch.randn(count, width, generator=random)
+        return x * (torch.rand(x.shape, generator=random) < 0.08) if sparse else x
+
     random = torch.Generator().manual_seed(4)
     offsets = (0, num_vertices // 2, 2 * num_vertices // 3, num_vertices)
     names, endpoints = ("a", "b", "c"), ((0, 0), (1, 0), (2, 0), (0, 2), (1, 2))
@@ -95,7 +100,7 @@ def make_typed_graph(num_vertices: int, kind: str) -> Graph:
         merged[0],
         merged[1],
         num_vertices=num_vertices,
-        x=torch.randn(num_vertices, NUM_FEATURES, generator=random) if kind == "x" else None,
+        x=make_features(num_vertices, NUM_FEATURES) if kind == "x" else None,
         y=y,
         train_mask=train,
         val_mask=~train & (y >= 0),
@@ -106,7 +111,7 @@ def make_typed_graph(num_vertices: int, kind: str) -> Graph:
         vertex_types=types[0],
         type_offsets=types[1],
         features={
-            name: torch.randn(offsets[i + 1] - offsets[i], width, generator=random)
+            name: make_features(offsets[i + 1] - offsets[i], width)
             for i, (name, width) in enumerate(zip(names, widths, strict=False))
         },
     )

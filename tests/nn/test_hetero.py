@@ -15,6 +15,8 @@ from torch.nn import functional as F
 
 from tests.lib.graphs import make_named_relations, make_typed_graph
 from tests.lib.session import Flops
+from weft.comm import Group
+from weft.config.optimisations import Optimisations
 from weft.data import Graph, GraphShape
 from weft.nn import Converted, GraphView, Workload, convert
 from weft.nn.aggregate.topology import Topology
@@ -24,6 +26,8 @@ from weft.nn.convert.typed_steps import MeanOfType
 from weft.nn.graph_view import Inputs
 from weft.nn.layers.relation_convs import HanAttention, RelationBlock, RelationConv, RelationConvs
 from weft.nn.layers.typed_input import typed_rows
+from weft.nn.sparse_rows import SparseRows
+from weft.nn.workload.outline_view import OutlineView
 from weft.strategies import get_strategy
 from weft.utils.errors import InputError
 
@@ -101,10 +105,10 @@ NINE = [("abcde"[i % 5], f"r{i}", "abcde"[(2 * i + 1) % 5]) for i in range(9)]
 class Wide(nn.Module):
     """Two layers of a convolution by relation, over rows of another width for each type."""
 
-    def __init__(self, kind: Any, aggr: str) -> None:
+    def __init__(self, kind: Any, **options: Any) -> None:
         super().__init__()
-        first = {(s, name, t): kind((WIDTHS[s], WIDTHS[t]), 16, aggr=aggr) for s, name, t in NINE}
-        second = {relation: kind((16, 16), 16, aggr=aggr) for relation in NINE}
+        first = {(s, name, t): kind((WIDTHS[s], WIDTHS[t]), 16, **options) for s, name, t in NINE}
+        second = {relation: kind((16, 16), 16, **options) for relation in NINE}
         self.convs = nn.ModuleList(pyg.HeteroConv(convs) for convs in (first, second))
 
     def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> dict[str, Tensor]:
@@ -113,11 +117,14 @@ class Wide(nn.Module):
         return x_dict
 
 
-def make_nine_relations() -> Graph:
+def make_nine_relations(*, sparse: bool = False) -> Graph:
+    """sparse: features of all types but the last one are mostly zero."""
     random, data = torch.Generator().manual_seed(0), HeteroData()
     sizes = {name: 20 + 10 * number for number, name in enumerate(WIDTHS)}
     for name, size in sizes.items():
         data[name].x = torch.randn(size, WIDTHS[name], generator=random)
+        if sparse and name != "e":
+            data[name].x[torch.arange(size * WIDTHS[name]).view(size, -1) % 11 > 0] = 0
     for source, name, target in NINE:
         ends = [torch.randint(sizes[end], (90,), generator=random) for end in (source, target)]
         data[source, name, target].edge_index = torch.stack(ends)
@@ -129,7 +136,7 @@ def make_nine_relations() -> Graph:
 def test_relations_need_no_more_flops_than_in_pyg(kind: str, aggr: str) -> None:
     """Each relation multiplies its own columns of the joined rows, and only rows of targets with in-edges by it."""
     torch.manual_seed(3)
-    graph, model = make_nine_relations(), Wide(getattr(pyg, kind), aggr).double()
+    graph, model = make_nine_relations(), Wide(getattr(pyg, kind), aggr=aggr).double()
     converted = convert(copy.deepcopy(model), shape=GraphShape.of(graph))
     with Flops() as flops:
         y = of_weft(converted, graph)
@@ -141,6 +148,45 @@ def test_relations_need_no_more_flops_than_in_pyg(kind: str, aggr: str) -> None:
     for parameter, original in zip(converted.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(parameter.grad, original.grad)
     assert 0.5 * expected_flops.total < flops.total < expected_flops.total
+
+
+@pytest.mark.parametrize("kind", ["GATConv", "GATv2Conv", "TransformerConv"])
+def test_sparse_features_are_multiplied_by_their_nonzeros(kind: str) -> None:
+    """Also inside of PyG's convolutions, with PyG's results; the plan counts as many FLOPs, which are fewer."""
+    torch.manual_seed(3)
+    graph, options = make_nine_relations(sparse=True), {} if kind == "TransformerConv" else {"add_self_loops": False}
+    model = Wide(getattr(pyg, kind), **options).double()
+    converted = convert(copy.deepcopy(model), shape=GraphShape.of(graph))
+    traces = {}
+    for without in ("reach,sparse", "reach"):
+        plan = get_strategy("single")(Workload(converted, graph, Optimisations.without(without)), 1)
+        traces[without] = plan.trace(0, training=True)
+    placed = plan.place(Group())
+    (step,) = placed.steps(0)
+    with Flops() as flops:
+        y = placed.forward(step)
+        placed.backward(y, torch.ones_like(y))
+    expected = of_pyg(model, graph)
+    torch.cat([*expected.values()]).sum().backward()
+    check_by_type(graph, y, expected)
+    for parameter, original in zip(placed.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, original.grad, rtol=1e-9, atol=1e-9)
+    assert flops.total == traces["reach"].flops < traces["reach,sparse"].flops
+    calls = [call for operation in traces["reach"].operations for call in operation.calls]
+    for kernel in ("sparse", "sparse_backward"):
+        assert {call.sizes[2] for call in calls if call.kernel == kernel} == {WIDTHS[name] for name in "abcd"}
+
+
+@pytest.mark.parametrize("error", ["another column", "dense products in the plan"])
+def test_a_planted_error_in_sparse_features_is_detected(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if error == "another column":
+        right = SparseRows.transformed
+        wrong = lambda x, weight, added=None: right(x, weight.roll(1, 1), added)  # noqa: E731
+        monkeypatch.setattr(SparseRows, "transformed", wrong)
+    else:
+        monkeypatch.setattr(OutlineView, "has_all_sources", False)
+    with pytest.raises(AssertionError):
+        test_sparse_features_are_multiplied_by_their_nonzeros("GATConv")
 
 
 def test_a_step_leaves_no_tensors_to_the_garbage_collector() -> None:

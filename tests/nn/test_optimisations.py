@@ -22,6 +22,7 @@ CASES = {
     "decoupled": Case(model="gin", decoupled=True),
     "sparse": Case(model="sage", layers=2, sparse=True),
     "sparse, decoupled": Case(model="gcn", decoupled=True, sparse=True),
+    "sparse, by type": Case(model="rgcn", typed="some", layers=2, sparse=True),
 }
 
 

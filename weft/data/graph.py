@@ -50,6 +50,12 @@ DENSITY_SAMPLE = 1 << 16
 """Number of vertices whose features `Graph.density` reads."""
 
 
+def density_of(x: Tensor) -> float:
+    """Return the fraction of nonzero entries among the first rows of x [n, F]."""
+    sample = x[:DENSITY_SAMPLE]
+    return int(sample.count_nonzero()) / max(sample.numel(), 1)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Graph(GraphFields, Labels):
     """A graph of N vertices and E edges with features, labels and splits; independent of ranks, devices and models.
@@ -158,8 +164,12 @@ class Graph(GraphFields, Labels):
     @cached_property
     def density(self) -> float:
         """Fraction of nonzero entries of x among the first vertices, equal on all ranks; 0 without x."""
-        sample = torch.empty(0) if self.x is None else self.x[:DENSITY_SAMPLE]
-        return int(sample.count_nonzero()) / max(sample.numel(), 1)
+        return 0.0 if self.x is None else density_of(self.x)
+
+    @cached_property
+    def typed_densities(self) -> tuple[float, ...]:
+        """Fraction of nonzero entries by vertex type with features, as `density`; () in a graph with x."""
+        return tuple(density_of(self.features[name]) for name in self.vertex_types if name in self.features)
 
     @property
     def fingerprint(self) -> str:

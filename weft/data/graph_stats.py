@@ -29,6 +29,8 @@ class GraphStats:
     """True if the transpose has the position of each edge; see `Adjacency.transposed_edge_ids`."""
     density: float = 1.0
     """Fraction of the features that are not zero."""
+    typed_densities: tuple[float, ...] = ()
+    """This fraction by vertex type with features; (): all features of vertex types are read."""
     num_edge_features: int = 0
     """K, the number of columns of edge_features."""
     weighted: bool = False
@@ -52,6 +54,7 @@ class GraphStats:
             feature_dtype=torch.float32 if stored is None else stored.dtype,
             stores_edge_ids=transpose is None or transpose.edge_ids is not None,
             density=graph.density,
+            typed_densities=graph.typed_densities,
             num_edge_features=graph.num_edge_features,
             weighted=graph.in_edges.weight is not None,
             typed=graph.typed,

@@ -127,7 +127,8 @@ class Layout(ABC):
         """Return the number of rows and edges that a rank has at each layer boundary."""
         blocks = self.layer_blocks(rank) if self.work.reads_edges(self.traits) else ()
         typed_blocks = self.typed_blocks(rank) if blocks and self.work.calls_by_relation else ()
-        return make_layer_sizes(self.work, self.layer_rows(rank), blocks, typed_blocks, self.own_rows(rank))
+        rows, stored, is_alone = self.layer_rows(rank), self.own_rows(rank), self.size == 1
+        return make_layer_sizes(self.work, rows, blocks, typed_blocks, stored, has_all_sources=is_alone)
 
     @abstractmethod
     def forward_operations(self, op: GraphOperation, rank: int) -> list[Operation]:
@@ -169,7 +170,8 @@ class Layout(ABC):
         aggregates = sum(sizes.rows[op.hop + op.steps] * op.width for op in operations if work.is_cached(op))
         copied = max((self.feature_copy_bytes(op, rank) for op in operations if not work.is_cached(op)), default=0)
         dense = dense_flops(work, self.traits, sizes, training=True)
-        nonzeros = max((call.sizes[0] for flops in dense for call in flops.calls if call.kernel == "sparse"), default=0)
+        sparse = {call.sizes[:3] for flops in dense for call in flops.calls if call.kernel == "sparse"}
+        nonzeros = sum(number for number, *_ in sparse)  # of the features, or of those of each vertex type
         rest = aggregates * work.itemsize + copied + nonzeros * NONZERO_BYTES + ROW_BYTES * sizes.rows[0]
         # A range of rows is read where the graph stores it, which all ranks of a host share, if it has the rows' type.
         copies_features = stats.feature_dtype != work.row_dtype or not isinstance(rows, slice)

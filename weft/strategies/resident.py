@@ -219,7 +219,7 @@ class ResidentPlaced(Placed):
             optimisations=work.optimisations,
             sparse=work.sparse,
             sparse_first=work.sparse_first,
-            typed=typed_rows(self.graph, vertices, self.group.device, work.dtype),
+            typed=typed_rows(self.graph, vertices, self.group.device, work.dtype, densities=work.typed_densities),
         )
 
     @cached_property

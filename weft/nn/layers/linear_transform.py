@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 from torch.nn.grad import conv2d_weight
 
+from weft.nn.sparse_rows import SparseRows
 from weft.runtime.kernel_selection import selected_kernel
 from weft.runtime.memory.alignment import empty_aligned, needs_padding, row_stride
 from weft.utils.dtypes import is_low_precision, sum_dtype
@@ -55,6 +56,8 @@ def linear(x: Tensor, weight: Tensor, added: Tensor | None = None, *, summed: bo
         summed: True if the result is only summed over edges; its rows may then be padded to cache lines
             (`weft.runtime.memory.alignment`).
     """
+    if isinstance(x, SparseRows):
+        return x.transformed(weight.t(), added)
     if weight.dtype != torch.float32 or x.device.type != "cpu":
         return linear_by("torch", "mkl", x, weight, added, summed=summed)
     parts = NUM_PARTS if is_low_precision(x.dtype) else 1

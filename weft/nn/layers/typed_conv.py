@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from weft.nn.aggregate.typed_block import Place, TypedBlock
 from weft.nn.layers.pyg_conv import PyGConv, drop_results
@@ -28,8 +27,6 @@ class CalledTypes(NamedTuple):
     """Numbers of these relations."""
     results: tuple[str, ...]
     """Names of the types of which it returns rows."""
-    widths: tuple[int, ...] = ()
-    """Number of columns of the rows of each type."""
 
     @property
     def small_size(self) -> tuple[int, ...]:
@@ -51,7 +48,7 @@ class CalledTypes(NamedTuple):
         for (source, _, target), count in zip(self.relations, size[num_types + num_results :], strict=True):
             numbers = torch.arange(count)
             edges.append(torch.stack([(numbers + 1) % sources[source], (numbers % targets[target]).sort().values]))
-        return BlockByType(self, sources, targets, edges)
+        return BlockByType(self, size[:num_types], targets, edges)
 
 
 class BlockByType:
@@ -59,7 +56,7 @@ class BlockByType:
 
     Args:
         types: Types and relations of the call.
-        sources: Number of sources of each type, by name.
+        num_rows: Number of sources of each type.
         targets: Number of targets of each type of which the convolution returns rows, by name.
         edges: Source and target of the edges of each relation, int64 [2, .], numbered by type.
         size: Size of the block as in `CalledTypes.small_size`, in an `OutlineView`.
@@ -70,37 +67,36 @@ class BlockByType:
     def __init__(
         self,
         types: CalledTypes,
-        sources: dict[str, int],
+        num_rows: Sequence[int],
         targets: dict[str, int],
         edges: Sequence[Tensor],
         size: tuple[int, ...] | None = None,
     ) -> None:
-        self.types, self.num_rows, self.num_results, self.edges = types, sources, targets, edges
-        self.num_sources, self.block_size = sum(sources.values()), size
+        self.types, self.num_rows, self.num_results, self.edges = types, num_rows, targets, edges
+        self.block_size = size
 
     def block(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Return (rows x of the sources of all types, no edges, number of rows of the result)."""
+        """Return (rows x of the first type, no edges, number of rows of the result)."""
         return x, torch.empty(2, 0, dtype=torch.int64, device=x.device), sum(self.num_results.values())
 
 
 class TypedConv(PyGConv):
     """Layer that calls a PyG convolution with dicts of rows by vertex type and of edges by relation.
 
-    Its rows are those of all types, one type after the other, with columns beyond those of a type ignored; so is its
-    result. Arguments are those of `PyGConv`.
+    It is called with the rows of each type. Its result has those of all types in `CalledTypes.results`, one type after
+    the other. Arguments are those of `PyGConv`.
     """
 
-    def forward(self, view: Any, x: Tensor) -> Tensor:
-        num_results = sum(view.num_results.values())
-        if x.device.type == "meta":  # see PyGConv
-            weight = x.new_empty(x.shape[1], self.out_width)
-            return x[:num_results] @ weight + sum(t.sum() for t in (x, *self.parameters()))
+    def forward(self, view: Any, *rows: Tensor) -> Tensor:
         types: CalledTypes = view.types
-        parts = zip(types.names, x.split([*view.num_rows.values()]), types.widths, strict=True)
-        rows = {name: part[:, :width] for name, part, width in parts}
+        device, num_results = rows[0].device.type, sum(view.num_results.values())
+        if device == "meta":  # see PyGConv
+            widest = max(x.shape[1] for x in rows)
+            product = rows[0].new_empty(num_results, widest) @ rows[0].new_empty(widest, self.out_width)
+            return product + sum(t.sum() for t in (*rows, *self.parameters()))
         edges = dict(zip(types.relations, view.edges, strict=True))
-        with self.tiled.replacing() if x.device.type == "cpu" else nullcontext():
-            y = self.conv(rows, edges)
+        with self.tiled.replacing() if device == "cpu" else nullcontext():
+            y = self.conv(dict(zip(types.names, rows, strict=True)), edges)
         drop_results(self.conv)
         return torch.cat([y[name][:count] for name, count in view.num_results.items()])
 
@@ -120,8 +116,7 @@ class TypedLayer(nn.Module):
     def __init__(self, conv: TypedConv, types: CalledTypes, places: Sequence[Place], num_types: int) -> None:
         super().__init__()
         self.__dict__["conv"] = conv
-        self.places, self.num_types = places, num_types
-        self.types = types._replace(widths=tuple(place.columns.width for place in places))
+        self.types, self.places, self.num_types = types, places, num_types
         self.number_of = dict(zip(types.names, types.numbers, strict=True))
         """Number of each type, by name."""
 
@@ -140,17 +135,16 @@ class TypedLayer(nn.Module):
             block: The edges by relation.
             rows: Rows of the sources of each type, [k, .].
         """
-        types, number_of, widest = self.types, self.number_of, max(self.types.widths)
-        rows = [functional.pad(part, (0, widest - part.shape[1])) for part in rows]
-        counts = {name: block.num_targets_of(number_of[name]) for name in types.results}
+        types = self.types
+        counts = {name: block.num_targets_of(self.number_of[name]) for name in types.results}
         part = BlockByType(
             types,
-            dict(zip(types.names, map(len, rows), strict=True)),
+            [*map(len, rows)],
             counts,
             [block.edges[number].index for number in types.relation_numbers],
             self._size(view),
         )
-        y: Tensor = self.__dict__["conv"](part, torch.cat(rows))
+        y: Tensor = self.__dict__["conv"](part, *rows)
         return torch.split(y, [*counts.values()])
 
     def _size(self, view: Any) -> tuple[int, ...] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from weft.data import Graph, TypedShape
 from weft.nn.layers.linear_transform import Linear
+from weft.nn.sparse_rows import SparseRows
 from weft.nn.view import TypedRows, View
 from weft.utils.errors import InputError
 
@@ -148,6 +149,7 @@ def typed_rows(
     device: torch.device | str,
     dtype: torch.dtype,
     tables: Mapping[str, RowTable] | None = None,
+    densities: Sequence[float] = (),
 ) -> TypedRows | None:
     """Return the features by type of some vertices; None if the graph has x.
 
@@ -157,11 +159,12 @@ def typed_rows(
         device: Device of the result.
         dtype: Type of the features in the result.
         tables: Tables of the features of each vertex type; None: those of the graph.
+        densities: See `Workload.typed_densities`; empty: linear transforms read all features.
     """
     if graph.x is not None:
         return None
     ids = torch.arange(*vertices.indices(graph.num_vertices)) if isinstance(vertices, slice) else vertices
-    features, positions, tables = [], [], graph.features if tables is None else tables
+    features, positions, tables = list[Tensor](), [], graph.features if tables is None else tables
     for name in graph.vertex_types:
         if name in graph.features:
             span = graph.type_range(name)
@@ -171,6 +174,8 @@ def typed_rows(
     has_features = torch.zeros(len(ids), dtype=torch.bool)
     has_features[torch.cat([ids[:0], *positions])] = True
     positions.append((~has_features).nonzero().view(-1))
+    if densities:
+        features = [SparseRows.of(x, density) for x, density in zip(features, densities, strict=True)]
     order = torch.cat(positions).argsort()
     in_order = torch.equal(order, torch.arange(len(order)))
     return TypedRows(

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -17,7 +17,8 @@ from weft.nn.graph_view import GraphView, Inputs, ViewTraits
 from weft.nn.layers.pyg_conv import PyGConv
 from weft.nn.layers.relation_convs import RelationBlock
 from weft.nn.layers.typed_input import embeddings, is_embedded
-from weft.nn.workload.flops import CountedConv, DenseFlops, FlopCounter, FlopPosition
+from weft.nn.sparse_rows import SparseRows
+from weft.nn.workload.flops import CountedConv, DenseFlops, FlopCounter, FlopPosition, RowKind
 from weft.nn.workload.layer_sizes import BlockSize, LayerSizes, TypeCounts, TypedBlockSize, type_numbers
 from weft.nn.workload.outline import MetaModel, RunModel, run_whole, typed_rows_of
 from weft.nn.workload.outline_view import MetaExchange, OutlineState, OutlineView
@@ -121,7 +122,10 @@ def _run_step(
     """
     meta_model = make_counting_model(work, counter, training=training)
     typed = work.stats.typed
-    typed_rows = typed_rows_of(typed, sizes.types[0].counts, meta_model.dtype) if typed.has_input else None
+    typed_rows = None
+    if typed.has_input:
+        counts, densities = sizes.types[0].counts, work.typed_densities
+        typed_rows = typed_rows_of(typed, counts, meta_model.dtype, densities, counter.add_sparse)
     inputs = meta_model.inputs(
         sizes.rows[0], typed_rows, optimisations=work.optimisations, sparse=work.sparse, sparse_first=work.sparse_first
     )
@@ -177,6 +181,8 @@ def make_layer_sizes(
     blocks: Sequence[BlockSize],
     typed_blocks: Sequence[TypedBlockSize],
     stored: slice | Tensor,
+    *,
+    has_all_sources: bool,
 ) -> LayerSizes:
     """Return the sizes of each layer on a rank.
 
@@ -188,6 +194,7 @@ def make_layer_sizes(
         blocks: Size of the block of each aggregate; empty if no layer reads the edges itself.
         typed_blocks: Their size by vertex type and relation; empty if no layer calls convolutions by relation.
         stored: Vertices whose embedding rows the rank stores, a range or int64.
+        has_all_sources: True if the rank has the rows of all sources.
     """
     typed, stats = work.stats.typed, work.stats
     rows = tuple(
@@ -213,6 +220,7 @@ def make_layer_sizes(
         types=tuple(types),
         blocks=tuple(blocks),
         typed_blocks=tuple(typed_blocks),
+        has_all_sources=has_all_sources,
     )
 
 
@@ -277,6 +285,7 @@ def run_counted_conv(
     counter: FlopCounter,
     view: OutlineView | RelationBlock,
     x: Tensor,
+    *others: Tensor,
 ) -> Any:
     """Return the result of a PyG convolution on a rank's block, as a meta tensor, and count its cost.
 
@@ -286,7 +295,8 @@ def run_counted_conv(
         work: The workload.
         counter: Counts the FLOPs.
         view: The rank's view.
-        x: Rows of the rank.
+        x: Rows of the rank, or of the first vertex type for a `TypedConv`.
+        *others: Rows of its other types.
     """
     sources, _, num_targets = view.block(x)
     assert view.block_size is not None
@@ -296,12 +306,11 @@ def run_counted_conv(
     try:
         costs = work.block_cost(
             name,
-            sources.shape[1],
-            target_width=None if targets is None else targets.shape[1],
+            tuple(map(RowKind.of, (sources, *others))),
+            target_rows=None if targets is None else RowKind.of(targets),
             types=getattr(view, "types", None),
             has_edges=getattr(view.block_size, "edges", 1) > 0,
             training=torch.is_grad_enabled(),
-            gradient=sources.requires_grad,
         )
     except Exception:
         if isinstance(layer, PyGConv):
@@ -310,5 +319,8 @@ def run_counted_conv(
     finally:
         counter.position = position
     cost = costs.on(view.block_size)
-    read = (*layer.tensors_read(sources), *(() if targets is None else (targets,)))
-    return CountedConv.apply(counter, cost, shape, *read)  # type: ignore[no-untyped-call]
+    for rows, widths in zip((sources, *others, targets), costs.products, strict=True):
+        for width in widths:
+            counter.add_sparse(cast(SparseRows, rows), width)
+    read = (sources, *others, *layer.tensors_read(sources)[1:], *(() if targets is None else (targets,)))
+    return CountedConv.apply(counter, cost, shape, 1 + len(others), *read)  # type: ignore[no-untyped-call]

@@ -17,6 +17,7 @@ from weft.nn.aggregate.attention import MaskKey
 from weft.nn.aggregate.typed_block import RelationEdges
 from weft.nn.convert.unconverted import WholeModel
 from weft.nn.layers.pyg_conv import PyGConv
+from weft.nn.sparse_rows import SparseRows
 from weft.nn.workload.layer_sizes import BlockSize
 from weft.nn.workload.meta_shapes import meta_result
 from weft.runtime.dispatch import DispatchMode
@@ -87,6 +88,16 @@ class FlopCounter(DispatchMode):
         self.record("product", flops)
         if num_bytes:  # a call has a price of its own
             self.record("tiles", num_bytes)
+
+    def add_sparse(self, x: SparseRows, width: int) -> None:
+        """Record a linear transform of constant rows by their nonzeros; only its weight has a gradient.
+
+        Args:
+            x: The rows.
+            width: Number of columns of the result.
+        """
+        for kernel in ("sparse", "sparse_backward"):
+            self.record(kernel, x.num_nonzeros, *x.shape, width, backward=kernel != "sparse")
 
     def add_block(self, flops: int, num_bytes: int, tile_bytes: int) -> None:
         """Count and record the products and passes of a convolution, of which only totals are known.
@@ -179,6 +190,35 @@ def num_bytes(values: Any) -> int:
     return total
 
 
+class RowKind(NamedTuple):
+    """Properties of rows on which the cost of a convolution that reads them depends."""
+
+    width: int
+    """Number of columns."""
+    gradient: bool
+    """True if the rows need a gradient."""
+    is_sparse: bool
+    """True if linear transforms read only their nonzeros."""
+
+    @classmethod
+    def of(cls, x: Tensor) -> RowKind:
+        """Return the properties of rows x [n, F]."""
+        return cls(x.shape[1], x.requires_grad, isinstance(x, SparseRows))
+
+    def make(self, num_rows: int, dtype: torch.dtype) -> Tensor:
+        """Return some rows with these properties.
+
+        Args:
+            num_rows: Number of rows.
+            dtype: Type of the rows.
+        """
+        x = torch.ones(num_rows, self.width, dtype=dtype, requires_grad=self.gradient)
+        rows = SparseRows.of(x, 0.0 if self.is_sparse else 1.0)
+        if isinstance(rows, SparseRows):
+            _ = rows.nonzeros.transpose  # computed before the step, and kept
+        return rows
+
+
 SMALL_SIZE = BlockSize(sources=6, targets=4, edges=5, loops=1)
 """Size of the block on which convolutions run to count their FLOPs."""
 SMALL_SIZE_WITHOUT_EDGES = SMALL_SIZE[:2]
@@ -233,33 +273,36 @@ class BlockCostModel(NamedTuple):
     """True if the rows of the sources are saved for the backward pass."""
     small: tuple[int, ...]
     """Size of the smallest block."""
+    products: tuple[tuple[int, ...], ...]
+    """Number of columns of each linear transform by nonzeros, for the rows of the sources or of each type, and those of
+    the targets."""
 
     @classmethod
     def of(
         cls,
         conv: PyGConv | WholeModel,
-        width: int,
+        rows: Sequence[RowKind],
         make_block: Callable[..., Any],
         small: tuple[int, ...],
         *,
         training: bool,
-        gradient: bool,
     ) -> BlockCostModel:
         """Count the cost by running a convolution on small blocks, since it needs edges with values.
 
         Args:
             conv: The layer, which is not changed.
-            width: Number of columns of the rows.
+            rows: Properties of the rows of the sources, or of those of each type.
             make_block: Returns a block, from its size and the type of its tensors, `dtype`.
             small: Size of the smallest block. For each number in it, the convolution also runs on a larger block.
             training: True to count a training step, with its backward pass.
-            gradient: True if the rows of the sources need a gradient.
         """
         conv = copy.deepcopy(conv).to("cpu").train(training)
         dtype = next((parameter.dtype for parameter in conv.parameters()), torch.float32)
+        products: tuple[list[int], ...] = ()
 
         def run(size: tuple[int, ...]) -> list[tuple[list[int], list[int], list[int]]]:
             """Return the counts and moments on a block: without the rows of the sources, and with them."""
+            nonlocal products
             counter, peaks = FlopCounter(), (TensorPeak(), TensorPeak())
 
             def marks() -> list[tuple[int, int]]:
@@ -267,15 +310,18 @@ class BlockCostModel(NamedTuple):
 
             with torch.device("cpu"):
                 block = make_block(size, dtype=dtype)
-                leaf = torch.ones(block.num_sources, width, dtype=dtype, requires_grad=gradient)
+                leaves = [kind.make(count, dtype) for kind, count in zip(rows, block.num_rows, strict=True)]
+                read = (*leaves, getattr(block, "target_rows", None))
+                products = record_products(read)
                 with torch.set_grad_enabled(training):
-                    conv(block, leaf)  # what a first call keeps for all others is not part of a step
+                    conv(block, *leaves)  # what a first call keeps for all others is not part of a step
+            record_products(read)  # into other lists from now on: `products` are those of one run
             conv.zero_grad()
             with torch.set_grad_enabled(training), peaks[1]:
-                sources = leaf * 1
+                sources = [leaf if isinstance(leaf, SparseRows) else leaf * 1 for leaf in leaves]
             with torch.device("cpu"), torch.set_grad_enabled(training), counter, peaks[0], peaks[1]:
                 starts = marks()
-                y = conv(block, sources)
+                y = conv(block, *sources)
                 forward, moved, ends = counter.total, counter.num_bytes("pass"), marks()
                 tiles = counter.num_bytes("tiles")
                 del sources
@@ -305,7 +351,8 @@ class BlockCostModel(NamedTuple):
         )
         keeps_sources = bool((without[0][-1] == alone[0][-1]).all())  # as many saved bytes without the rows of sources
         counts, forward_moments, backward_moments = without
-        return cls(counts, forward_moments, backward_moments, alone[-1], keeps_sources, small)
+        widths = tuple(map(tuple, products))
+        return cls(counts, forward_moments, backward_moments, alone[-1], keeps_sources, small, widths)
 
     def on(self, size: tuple[int, ...]) -> BlockCost:
         """Return the cost on a block, extrapolated linearly from small blocks; at least 0.
@@ -317,6 +364,15 @@ class BlockCostModel(NamedTuple):
         more = np.array([1, *(actual - smallest for actual, smallest in zip(size, self.small, strict=False))])
         numbers = *(self.counts @ more), *((each @ more).max() for each in moments)
         return BlockCost._make([*(max(0, int(number)) for number in numbers), self.keeps_sources])
+
+
+def record_products(read: Sequence[Tensor | None]) -> tuple[list[int], ...]:
+    """Return lists that receive the number of columns of each linear transform by nonzeros, for each of some rows."""
+    lists = tuple(list[int]() for _ in read)
+    for x, widths in zip(read, lists, strict=True):
+        if isinstance(x, SparseRows):
+            x.on_product = lambda _, width, widths=widths: widths.append(width)
+    return lists
 
 
 def _linear(values: Sequence[Sequence[int]]) -> np.ndarray[Any, Any]:
@@ -342,8 +398,7 @@ class SmallBlock:
         num_edge_features: Number of edge features.
         weighted: True if edges have weights.
         dtype: Type of the features and weights.
-        target_width: Number of columns of separate rows of the targets, for a `RelationConv`; None: there are none.
-        gradient: True if these rows need a gradient.
+        target_rows: Properties of separate rows of the targets, for a `RelationConv`; None: there are none.
     """
 
     def __init__(
@@ -353,13 +408,11 @@ class SmallBlock:
         *,
         weighted: bool,
         dtype: torch.dtype,
-        target_width: int | None = None,
-        gradient: bool = False,
+        target_rows: RowKind | None = None,
     ) -> None:
         size = BlockSize(*size)
-        self.num_sources, self._num_targets, self.target_rows = size.sources, size.targets, None
-        if target_width is not None:
-            self.target_rows = torch.ones(size.targets, target_width, dtype=dtype, requires_grad=gradient)
+        self.num_rows, self._num_targets = (size.sources,), size.targets
+        self.target_rows = target_rows and target_rows.make(size.targets, dtype)
         loops = torch.arange(size.loops) % size.targets
         others = torch.arange(size.edges - size.loops) % size.targets
         edge_index = torch.stack([torch.cat([loops, (others + 1) % size.targets]), torch.cat([loops, others])])
@@ -384,17 +437,20 @@ class SmallBlock:
 class CountedConv(torch.autograd.Function):
     """Function on meta tensors that counts a convolution of known cost: returns rows [n, F] with gradients.
 
-    Its arguments are the counter, the cost, the shape of the result, and the tensors that the convolution reads.
+    Its arguments are the counter, the cost, the shape of the result, and the tensors that the convolution reads, of
+    which the first `num_sources` are the rows of sources.
     """
 
     @staticmethod
-    def forward(ctx: Any, counter: FlopCounter, cost: BlockCost, shape: tuple[int, int], *read: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, counter: FlopCounter, cost: BlockCost, shape: tuple[int, int], num_sources: int, *read: Tensor
+    ) -> Tensor:
         ctx.counter, ctx.cost, ctx.like = counter, cost, [(tensor.shape, tensor.dtype) for tensor in read]
         counter.add_block(cost.forward, cost.forward_bytes, cost.forward_tile_bytes)
         result = read[0].new_empty(shape)
         blank(cost.forward_peak - result.nbytes)
         ctx.saved = [blank(cost.saved)]
-        ctx.sources = read[0] if cost.keeps_sources else None
+        ctx.sources = read[:num_sources] if cost.keeps_sources else ()
         return result
 
     @staticmethod
@@ -402,9 +458,10 @@ class CountedConv(torch.autograd.Function):
         cost = ctx.cost
         ctx.counter.add_block(cost.backward, cost.backward_bytes, cost.backward_tile_bytes)
         ctx.saved.clear()
-        storage = ctx.sources is not None and StorageWeakRef(ctx.sources.untyped_storage())
-        ctx.sources = None
-        blank(cost.backward_peak_alone if storage and storage.expired() else cost.backward_peak)
-        needed = zip(ctx.like, ctx.needs_input_grad[3:], strict=True)
+        storages = [StorageWeakRef(rows.untyped_storage()) for rows in ctx.sources]
+        ctx.sources = ()
+        alone = storages and all(storage.expired() for storage in storages)
+        blank(cost.backward_peak_alone if alone else cost.backward_peak)
+        needed = zip(ctx.like, ctx.needs_input_grad[4:], strict=True)
         grads = [torch.empty(shape, dtype=dtype, device="meta") if needs else None for (shape, dtype), needs in needed]
-        return None, None, None, *grads
+        return None, None, None, None, *grads

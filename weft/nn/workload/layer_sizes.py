@@ -187,6 +187,8 @@ class LayerSizes:
     """Number of rows of each vertex type, for each entry of `rows`, in a graph without x."""
     typed_blocks: tuple[TypedBlockSize, ...] = ()
     """Size of these blocks by vertex type and relation; empty if no layer calls convolutions by relation."""
+    has_all_sources: bool = False
+    """True if the rank has the rows of all sources: `View.block` returns the rows that it gets."""
 
     @property
     def num_embedded(self) -> int:

@@ -17,6 +17,7 @@ from weft.nn.aggregate.topology import Topology
 from weft.nn.graph_view import ONE_DEVICE, GraphView, Inputs, ViewTraits
 from weft.nn.layers.phases import parameter_dtype, row_dtype
 from weft.nn.layers.pyg_conv import PyGConv
+from weft.nn.sparse_rows import NONZERO_COST, SparseRows
 from weft.nn.view import TypedRows
 from weft.nn.workload.flops import FlopCounter
 from weft.nn.workload.operation import GraphOperation
@@ -53,6 +54,7 @@ def outline(
     sparse_cost_ratio: float = 1.0,
     num_classes: int | None = None,
     typed: TypedShape = UNTYPED,
+    typed_densities: Sequence[float] = (),
     relation_rows: tuple[int, ...] = (),
 ) -> tuple[list[GraphOperation], int]:
     """Return the graph operations of one forward pass of a model, in order, and the number of columns of its result.
@@ -70,6 +72,7 @@ def outline(
         sparse_cost_ratio: Cost of a linear transform of the features by nonzeros, divided by that of a dense one.
         num_classes: Number of logits that the model must return; None: any number.
         typed: Types of the graph.
+        typed_densities: See `Workload.typed_densities`; empty: linear transforms read all features.
         relation_rows: Number of relation rows of the graph by relation.
 
     Raises:
@@ -81,8 +84,13 @@ def outline(
     relation_sizes = typed.num_relations, relation_rows
 
     def run(state: OutlineState, message: str) -> Tensor:
-        num_rows = state.rows_at(0)
-        typed_rows = typed_rows_of_all(typed, num_rows - num_vertices, meta_model.dtype) if typed.has_input else None
+        def on_product(x: SparseRows, width: int) -> None:
+            state.counter.add(2 * NONZERO_COST * x.num_nonzeros * width)  # FLOPs of a dense product of the same cost
+
+        num_rows, typed_rows = state.rows_at(0), None
+        if typed.has_input:
+            num_more, dtype = num_rows - num_vertices, meta_model.dtype
+            typed_rows = typed_rows_of_all(typed, num_more, dtype, typed_densities, on_product)
         inputs = meta_model.inputs(num_rows, typed_rows, optimisations=optimisations, sparse_first=sparse_first)
         return meta_model.run(traits, state, inputs, message)
 
@@ -193,30 +201,48 @@ def topology_without_data(num_edge_features: int, weighted: bool, dtype: torch.d
     return Topology(Adjacency(indptr=none.new_empty(1), indices=none, num_sources=0, weight=weight), None, features)
 
 
-def typed_rows_of_all(typed: TypedShape, num_more: int, dtype: torch.dtype) -> TypedRows:
+def typed_rows_of_all(
+    typed: TypedShape,
+    num_more: int,
+    dtype: torch.dtype,
+    densities: Sequence[float],
+    on_product: Callable[[SparseRows, int], None],
+) -> TypedRows:
     """Return features by type without data, of all vertices and `num_more` further ones of the last type.
 
     Args:
         typed: Types of the graph.
         num_more: Number of rows that a rank stores in addition.
         dtype: Type of the rows.
+        densities: See `typed_rows_of`, also for `on_product`.
+        on_product: Function that counts linear transforms of nonzeros.
     """
     counts = [*(count for count, _ in typed.featured), typed.num_embedded]
     counts[-1 if typed.num_embedded else -2] += num_more
-    return typed_rows_of(typed, counts, dtype)
+    return typed_rows_of(typed, counts, dtype, densities, on_product)
 
 
-def typed_rows_of(typed: TypedShape, counts: Sequence[int], dtype: torch.dtype) -> TypedRows:
+def typed_rows_of(
+    typed: TypedShape,
+    counts: Sequence[int],
+    dtype: torch.dtype,
+    densities: Sequence[float] = (),
+    on_product: Callable[[SparseRows, int], None] | None = None,
+) -> TypedRows:
     """Return features by type without data.
 
     Args:
         typed: Types of the graph.
         counts: Number of rows of each type with features, and of all types without features.
         dtype: Type of the rows.
+        densities: See `Workload.typed_densities`; empty: linear transforms read all features.
+        on_product: Function that counts linear transforms of nonzeros.
     """
     *featured, num_embedded = counts
-    widths = (width for _, width in typed.featured)
-    features = (torch.empty(n, width, dtype=dtype, device="meta") for n, width in zip(featured, widths, strict=True))
+    features = []
+    for number, (count, (_, width)) in enumerate(zip(featured, typed.featured, strict=True)):
+        x = torch.empty(count, width, dtype=dtype, device="meta")
+        features.append(SparseRows.of(x, densities[number], on_product) if densities else x)
     return TypedRows(features=tuple(features), num_embedded=num_embedded)
 
 

@@ -38,10 +38,6 @@ class MetaExchange(Protocol):
     def relation_rows(self) -> OwnRelationRows:
         """Relation rows of the rank's vertices."""
 
-    @property
-    def has_all_sources(self) -> bool:
-        """True if `block` returns the rows that it gets."""
-
     def aggregate(self, view: GraphView, op: Aggregate, rows: Rows, steps: int) -> Tensor:
         """Return the result of an aggregate for the rank's rows.
 
@@ -219,7 +215,7 @@ class OutlineView(GraphView):
 
     @property
     def has_all_sources(self) -> bool:
-        return bool(self.state.exchanges) and self.state.exchanges[self.stage].has_all_sources
+        return self.state.sizes is not None and self.state.sizes.has_all_sources
 
     @property
     def block_size(self) -> BlockSize | None:

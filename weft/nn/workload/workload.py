@@ -18,16 +18,21 @@ from weft.nn.layers.pyg_conv import PyGConv
 from weft.nn.layers.relation_convs import RelationConv
 from weft.nn.layers.typed_conv import CalledTypes, TypedConv
 from weft.nn.layers.typed_input import shared_parameters
-from weft.nn.workload.flops import SMALL_SIZE, SMALL_SIZE_WITHOUT_EDGES, BlockCostModel, DenseFlops, SmallBlock
+from weft.nn.sparse_rows import NONZERO_COST
+from weft.nn.workload.flops import (
+    SMALL_SIZE,
+    SMALL_SIZE_WITHOUT_EDGES,
+    BlockCostModel,
+    DenseFlops,
+    RowKind,
+    SmallBlock,
+)
 from weft.nn.workload.layer_sizes import LayerSizes
 from weft.nn.workload.operation import GraphOperation
 from weft.nn.workload.outline import outline
 from weft.nn.workload.receptive_field import ReceptiveField
 from weft.storage.host_rows import keeps_in_file, rows_in_file
 from weft.utils.errors import InputError
-
-NONZERO_COST = 8
-"""Cost of a nonzero in a linear transform of sparse features, in entries of a dense one (measured: 2 to 5)."""
 
 
 class OutlineKey(NamedTuple):
@@ -159,6 +164,12 @@ class Workload:
         return self.optimisations.sparse and self.sparse_cost_ratio < 1
 
     @property
+    def typed_densities(self) -> tuple[float, ...]:
+        """Fraction of nonzero features by vertex type with features; 1 where linear transforms read all of them."""
+        densities = self.stats.typed_densities if self.optimisations.sparse else ()
+        return tuple(density if NONZERO_COST * density < 1 else 1.0 for density in densities)
+
+    @property
     def sparse_first(self) -> bool:
         """True if transforming sparse features before their aggregate is cheaper than after it."""
         stats = self.stats
@@ -222,6 +233,7 @@ class Workload:
             sparse_first=self.sparse_first,
             sparse_cost_ratio=min(self.sparse_cost_ratio, 1.0) if self.optimisations.sparse else 1.0,
             typed=stats.typed,
+            typed_densities=self.typed_densities,
             relation_rows=stats.relation_rows,
         )
         return tuple(operations)
@@ -253,27 +265,25 @@ class Workload:
     def block_cost(
         self,
         name: str,
-        width: int,
+        rows: tuple[RowKind, ...],
         *,
-        target_width: int | None = None,
+        target_rows: RowKind | None = None,
         types: CalledTypes | None = None,
         has_edges: bool = True,
         training: bool,
-        gradient: bool,
     ) -> BlockCostModel:
         """Return FLOPs, traffic and memory of a PyG convolution of the model, as functions of the size of its block.
 
         Args:
             name: Path of the layer in the model.
-            width: Number of columns of its input rows.
-            target_width: Number of columns of the rows of its targets, if they are not the first sources.
+            rows: Properties of the rows of its sources, or of those of each type.
+            target_rows: Properties of the rows of its targets, if they are not the first sources.
             types: Types and relations of a `TypedConv`.
             has_edges: False for blocks without edges; ignored with `types`.
             training: True for a training step, False for an evaluation.
-            gradient: True if the input rows need a gradient.
         """
         conv, stats = cast(PyGConv | WholeModel, self.model.get_submodule(name)), self.stats
-        key = conv.cost_key, width, target_width, types, has_edges, training, gradient
+        key = conv.cost_key, rows, target_rows, types, has_edges, training
         if key not in self._block_costs:
             make_block, small = (
                 (types.small_block, types.small_size)
@@ -283,15 +293,12 @@ class Workload:
                         SmallBlock,
                         num_edge_features=stats.num_edge_features,
                         weighted=stats.weighted,
-                        target_width=target_width,
-                        gradient=gradient,
+                        target_rows=target_rows,
                     ),
                     SMALL_SIZE if has_edges else SMALL_SIZE_WITHOUT_EDGES,
                 )
             )
-            self._block_costs[key] = BlockCostModel.of(
-                conv, width, make_block, small, training=training, gradient=gradient
-            )
+            self._block_costs[key] = BlockCostModel.of(conv, rows, make_block, small, training=training)
         return self._block_costs[key]
 
     def is_cached(self, op: GraphOperation) -> bool:
