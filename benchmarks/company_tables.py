@@ -133,8 +133,9 @@ def ids_of(prefix: str, numbers: NDArray[np.int64]) -> NDArray[np.str_]:
 
 def zipf(size: int) -> NDArray[np.float64]:
     """Return probabilities that fall as 1 / rank."""
-    weights: NDArray[np.float64] = 1.0 / np.arange(1, size + 1)
-    return weights / weights.sum()
+    weights = 1.0 / np.arange(1, size + 1)
+    probabilities: NDArray[np.float64] = weights / weights.sum()
+    return probabilities
 
 
 def with_nulls(values: NDArray[Any], rng: np.random.Generator, share: float) -> NDArray[np.object_]:

@@ -58,6 +58,8 @@ def measure(name: str, graph: weft.Graph, options: argparse.Namespace) -> dict[s
     data = SimpleNamespace(x=graph.x, edge_index=torch.stack(graph.in_edges.edges()))
     theirs, placed = copy.deepcopy(model), make_plan("single", Workload(convert(model), graph)).place(Group())
     task = make_task(Config(), placed)
+    assert graph.y is not None
+    y, rows = graph.y, graph.train_mask
     optimizers = [torch.optim.Adam(net.parameters(), lr=0.01) for net in (theirs, placed.model)]
     inputs = (data,) if name.startswith("pyg-sage") else (data.x, data.edge_index)
     with torch.no_grad():
@@ -69,7 +71,7 @@ def measure(name: str, graph: weft.Graph, options: argparse.Namespace) -> dict[s
 
     def epoch_of_pyg(_: int) -> None:
         logits = theirs(*inputs)
-        cross_entropy(logits[graph.train_mask], graph.y[graph.train_mask]).backward()
+        cross_entropy(logits[rows], y[rows]).backward()
 
     def epoch_of_weft(number: int) -> None:
         train_step(placed, task, whole_step(placed, number))

@@ -35,8 +35,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cluster import Cluster, Unavailable
+from cluster import Cluster
 from kernels import save
+from namespaces import Unavailable
 from safetensors.torch import load_file, save_file
 from steps import make_plan, train_step
 

@@ -144,10 +144,9 @@ def contend(name: str, options: dict[str, Any], pipe: Connection) -> None:
         Path("/proc/self/clear_refs").write_text("5")
     try:
         if fanouts:
-            make, sampling = LOADERS[name.partition("-")[0]], (fanouts, options["batch_size"])
+            epoch, logits = LOADERS[name.partition("-")[0]](graph, model, name, fanouts, options["batch_size"])
         else:
-            make, sampling = CONTENDERS[name.partition("-")[0]], ()
-        epoch, logits = make(graph, model, name, *sampling)
+            epoch, logits = CONTENDERS[name.partition("-")[0]](graph, model, name)
         if name == MEASURED:
             select_kernels(Profile.read(Path(options["machine"])).choices)
     except ImportError:

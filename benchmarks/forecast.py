@@ -23,8 +23,8 @@ from typing import Any
 
 import dependencies
 from cluster import Cluster as Network
-from cluster import Unavailable
 from kernels import save
+from namespaces import Unavailable
 from safetensors.torch import save_file
 from steps import make_plan
 
@@ -153,7 +153,7 @@ def at_rate(network: Network, rate: str, machine: Profile, options: argparse.Nam
 
 
 def contenders(ranks: int, options: argparse.Namespace) -> str:
-    return options.alone if ranks == 1 else options.contenders
+    return str(options.alone if ranks == 1 else options.contenders)
 
 
 def plan_of(contender: str, model: str, graph: Graph, part: Any, ranks: int, options: argparse.Namespace) -> Plan:

@@ -32,9 +32,9 @@ from typing import Any
 
 import torch
 from epoch import load, loop
-from kernels import csr, error, machine, save
+from kernels import Product, csr, error, machine, save
 from rivals import run_pyg
-from torch import Tensor
+from torch import Tensor, nn
 
 import weft
 from weft.config.optimisations import Optimisations
@@ -105,7 +105,7 @@ def in_a_process(name: str, options: argparse.Namespace) -> dict[str, Any]:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS[name], check=False)
         out, errors, code = ended.stdout, ended.stderr, str(ended.returncode)
     except subprocess.TimeoutExpired as timeout:
-        out, errors = ((text or b"").decode(errors="replace") for text in (timeout.stdout, timeout.stderr))  # type: ignore[union-attr]
+        out, errors = ((text or b"").decode(errors="replace") for text in (timeout.stdout, timeout.stderr))
         code = "out of time"
     lines = out.splitlines()
     rows = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
@@ -171,7 +171,8 @@ def rates(options: argparse.Namespace, emit: Emit) -> Steps:
 def products(options: argparse.Namespace, emit: Emit) -> Steps:
     """Yield sums of neighbours' rows, forward and backward, and the sums of GCN with its factors and self-loops."""
     for name in options.graphs.split(","):
-        adj = rmat(*map(int, name.split("/")), options.device)
+        vertices, edges = map(int, name.split("/"))
+        adj = rmat(vertices, edges, options.device)
         for width in map(int, options.widths.split(",")):
             about = {"graph": name, "width": width, "gathered_bytes": 4 * width * adj.num_edges}
             yield f"sum {name} {width}", partial(sums, adj, width, partial(emit, **about), options.device)
@@ -215,7 +216,7 @@ def scaled_sums(adj: Adjacency, width: int, emit: Emit, device: str) -> None:
     del source, target
     matrix = csr(adj.indptr, adj.indices, values, adj.num_sources, torch.int32)
     loops = (root * root)[:, None]
-    contenders = {
+    contenders: dict[str, Product] = {
         "weft": lambda: spmm(adj, x, scale=scale),
         "cusparse": lambda: torch.sparse.mm(matrix, x).addcmul_(x, loops),
     }
@@ -225,7 +226,8 @@ def scaled_sums(adj: Adjacency, width: int, emit: Emit, device: str) -> None:
 def attention(options: argparse.Namespace, emit: Emit) -> Steps:
     """Yield the aggregate of GAT with four heads: forward, and forward with backward."""
     for name in options.graphs.split(","):
-        adj = rmat(*map(int, name.split("/")), options.device)
+        vertices, edges = map(int, name.split("/"))
+        adj = rmat(vertices, edges, options.device)
         for width in map(int, options.widths.split(",")):
             about = {"graph": name, "width": width, "gathered_bytes": 4 * width * adj.num_edges}
             yield f"attention {name} {width}", partial(attentions, adj, width, partial(emit, **about), options.device)
@@ -247,11 +249,11 @@ def attentions(adj: Adjacency, width: int, emit: Emit, device: str) -> None:
 
     ways = {"weft": lambda: attend(adj, *inputs, bounds=bounds), "pyg-edges": theirs}
 
-    def forward(way: Callable[[], Tensor]) -> Tensor:
+    def forward(way: Product) -> Tensor:
         with torch.no_grad():
             return way()
 
-    def both(way: Callable[[], Tensor]) -> Tensor:
+    def both(way: Product) -> Tensor:
         return torch.cat([gradient.flatten() for gradient in torch.autograd.grad(way(), inputs, grad)])
 
     truth = forward(ways["weft"])
@@ -275,7 +277,7 @@ def epochs(options: argparse.Namespace, emit: Emit) -> Steps:
 def train(graph: weft.Graph, kind: str, emit: Emit, device: str) -> None:
     torch.manual_seed(0)
     model = weft.nn.make_model(kind, graph.num_features, graph.num_classes, dropout=0.0, hidden=256, heads=HEADS)
-    makers = {
+    makers: dict[str, Callable[[nn.Module], tuple[Work, Product]]] = {
         "weft": lambda net: loop("single", graph, net, Optimisations(), device),
         "pyg-edges": lambda net: run_pyg(graph, net, "pyg-edges", device),
     }
@@ -335,9 +337,7 @@ PARTS: dict[str, Callable[[argparse.Namespace, Emit], Steps]] = {
 }
 
 
-def contest(
-    what: str, contenders: dict[str, Callable[[], Tensor]], emit: Emit, device: str, truth: Tensor | None
-) -> None:
+def contest(what: str, contenders: dict[str, Product], emit: Emit, device: str, truth: Tensor | None) -> None:
     """Emit a row for each contender: its seconds, and its error if that exceeds `TOLERANCE`.
 
     Args:

@@ -66,6 +66,7 @@ def main() -> None:
 
 def sampled(graph: Graph, part: Tensor, num_parts: int, options: argparse.Namespace) -> tuple[list[Hop], float]:
     """Sample some mini-batches on all parts, and return their hops and the seconds that sampling takes."""
+    assert graph.train_mask is not None
     sampler = BatchSampler(
         graph=graph,
         size=num_parts,

@@ -25,6 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,8 @@ def main() -> int:
     command = ["data", "import", recipe, "--feature-dtype", "float16", "--out", str(graph), "--overwrite"]
     results["import"] = stage(stages / "import.json", command, lambda: measured(command, options.memory))
     print_stage("import", results["import"])
-    for run in options.runs.split(","):
-        model, layers, epochs = run.split("-")
+    for sizes in options.runs.split(","):
+        model, layers, epochs = sizes.split("-")
         name = f"{model}-{layers}-layers"
         out = stages / name
         command = ["train", str(graph), "--model", model, "--layers", layers, "--hidden", "128"]
@@ -69,20 +70,14 @@ def main() -> int:
         command += ["--scratch", str(folder)] if "device-memory" in options.train else []
         command += ["--out", str(out)]
         resume = ["--resume"] if any(out.glob("checkpoints/*")) else []
-        results[name] = stage(
-            stages / f"{name}.json",
-            command,
-            lambda command=command, resume=resume, out=out: trained(measured(command, options.memory, resume), out),
-        )
+        run = partial(trained, command, options.memory, resume, out)
+        results[name] = stage(stages / f"{name}.json", command, run)
         print_stage(name, results[name])
         if "predict" not in results:
             file, score = folder / "classes.npy", results[name]["test_accuracy"]
             command = ["predict", str(out), "--what", "classes", "--out", str(file), "--overwrite"]
-            results["predict"] = stage(
-                stages / "predict.json",
-                command,
-                lambda command=command, file=file: predicted(measured(command, options.memory), file, graph),
-            )
+            run = partial(predicted, command, options.memory, file, graph)
+            results["predict"] = stage(stages / "predict.json", command, run)
             print_stage("predict", results["predict"])
             if abs(results["predict"]["test_accuracy"] - score) > PREDICTED_TOLERANCE:
                 sys.exit(f"the prediction has another test accuracy than the {score:.4f} of the run")
@@ -210,8 +205,9 @@ def own_io() -> dict[str, int]:
     return {name: int(value) for name, value in (line.split(": ") for line in lines)}
 
 
-def trained(result: dict[str, Any], out: Path) -> dict[str, Any]:
-    """Add to the result of a training its epochs and accuracies."""
+def trained(command: list[str], memory: str, resume: Sequence[str], out: Path) -> dict[str, Any]:
+    """Train, and return what `measured` returns with the epochs and accuracies of the run in `out`."""
+    result = measured(command, memory, resume)
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     epochs = [record for record in records if record["kind"] == "epoch"]
     summary = next(record for record in reversed(records) if record["kind"] == "summary")
@@ -223,8 +219,9 @@ def trained(result: dict[str, Any], out: Path) -> dict[str, Any]:
     }
 
 
-def predicted(result: dict[str, Any], file: Path, graph: Path) -> dict[str, Any]:
-    """Add to the result of a prediction the accuracy of the predicted classes of all test vertices."""
+def predicted(command: list[str], memory: str, file: Path, graph: Path) -> dict[str, Any]:
+    """Predict, and return what `measured` returns with the accuracy of the classes in `file` on all test vertices."""
+    result = measured(command, memory)
     stored, classes = Graph.open(graph, verify=None), torch.from_numpy(np.load(file, mmap_mode="c"))
     assert stored.y is not None
     assert stored.test_mask is not None

@@ -23,6 +23,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -165,12 +166,13 @@ PRODUCTS = {"sum": sums, "scaled": scaled, "weighted": weighted, "backward": bac
 
 def torch_products(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor) -> dict[str, Product]:
     matrices = {name: csr(indptr, indices, values, len(x), getattr(torch, name)) for name in ("int32", "int64")}
-    return {f"torch {name}": lambda m=matrix: torch.sparse.mm(m, x) for name, matrix in matrices.items()}
+    return {f"torch {name}": partial(torch.sparse.mm, matrix, x) for name, matrix in matrices.items()}
 
 
 def exact(indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor) -> Tensor:
     """Return the product in float64, computed by PyTorch."""
-    return torch.sparse.mm(csr(indptr, indices, values.double(), len(x), torch.int64), x.double())
+    y: Tensor = torch.sparse.mm(csr(indptr, indices, values.double(), len(x), torch.int64), x.double())
+    return y
 
 
 def csr(indptr: Tensor, indices: Tensor, values: Tensor, num_cols: int, dtype: torch.dtype) -> Tensor:

@@ -16,7 +16,8 @@ import gc
 import inspect
 import statistics
 import time
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -92,30 +93,16 @@ def convolutions(width: int, degrees: Tensor) -> dict[str, tuple[Callable[[], An
     }
 
 
-class Contender:
-    """A convolution with its inputs, run by PyG or in tiles."""
+class Contender(ABC):
+    """A model with its inputs, run by weft or by PyG."""
 
-    def __init__(self, conv: Any, x: Tensor, edge_index: Tensor, edge_rows: Tensor | None, *, tiled: bool) -> None:
-        self.conv, self.x, self.edge_index = conv, x.clone().requires_grad_(), edge_index
-        self.edge_rows, self.tiles = edge_rows, TiledConv(conv) if tiled else None
-
+    @abstractmethod
     def step(self) -> Tensor:
         """Run a forward and a backward pass, and return the result."""
-        self.conv.zero_grad()
-        self.x.grad = None
-        arguments = {} if self.edge_rows is None else {"edge_attr": self.edge_rows}
-        if "x_0" in inspect.signature(self.conv.forward).parameters:
-            arguments["x_0"] = self.x
-        with self.tiles.replacing() if self.tiles else nullcontext():
-            y: Tensor = self.conv(x=self.x, edge_index=self.edge_index, **arguments)
-        y.sum().backward()
-        return y.detach()
 
+    @abstractmethod
     def numbers(self) -> list[Tensor]:
         """Return the result and the gradients of a step."""
-        y = self.step()
-        grads = (self.x, *self.conv.parameters())
-        return [y, *(each.grad for each in grads if each.grad is not None)]
 
     def seconds(self) -> float:
         """Return the time of a step."""
@@ -131,7 +118,31 @@ class Contender:
         return peak.most
 
 
-def compare(name: str, contenders: dict[str, Contender], rounds: int) -> dict[str, Any]:
+class Convolution(Contender):
+    """A convolution with its inputs, run by PyG or in tiles."""
+
+    def __init__(self, conv: Any, x: Tensor, edge_index: Tensor, edge_rows: Tensor | None, *, tiled: bool) -> None:
+        self.conv, self.x, self.edge_index = conv, x.clone().requires_grad_(), edge_index
+        self.edge_rows, self.tiles = edge_rows, TiledConv(conv) if tiled else None
+
+    def step(self) -> Tensor:
+        self.conv.zero_grad()
+        self.x.grad = None
+        arguments = {} if self.edge_rows is None else {"edge_attr": self.edge_rows}
+        if "x_0" in inspect.signature(self.conv.forward).parameters:
+            arguments["x_0"] = self.x
+        with self.tiles.replacing() if self.tiles else nullcontext():
+            y: Tensor = self.conv(x=self.x, edge_index=self.edge_index, **arguments)
+        y.sum().backward()
+        return y.detach()
+
+    def numbers(self) -> list[Tensor]:
+        y = self.step()
+        grads = (self.x, *self.conv.parameters())
+        return [y, *(each.grad for each in grads if each.grad is not None)]
+
+
+def compare(name: str, contenders: Mapping[str, Contender], rounds: int) -> dict[str, Any]:
     """Compare the numbers of both contenders, time them in turns and return the results."""
     weft_numbers, pyg_numbers = contenders["weft"].numbers(), contenders["pyg"].numbers()
     largest = max(float(theirs.abs().max()) for theirs in pyg_numbers)  # some gradients are zero but for rounding
@@ -168,8 +179,8 @@ def main() -> None:
             continue
         conv, features = make().eval(), edge_rows if reads_edges else None
         contenders = {
-            "weft": Contender(conv, x, edge_index, features, tiled=True),
-            "pyg": Contender(copy.deepcopy(conv), x, edge_index, features, tiled=False),
+            "weft": Convolution(conv, x, edge_index, features, tiled=True),
+            "pyg": Convolution(copy.deepcopy(conv), x, edge_index, features, tiled=False),
         }
         rows.append(compare(name, contenders, options.rounds))
         del contenders

@@ -24,7 +24,7 @@ import weft
 from weft.comm import Group
 from weft.data import Graph
 from weft.nn import Workload, make_model
-from weft.partition import Dependencies, make_book
+from weft.partition import make_book
 from weft.strategies.split.feature_cache import FeatureCache
 from weft.strategies.split.plan import BatchOptions, MiniBatchPlan, SampledPlan, SplitPlan
 from weft.strategies.split.sampler import SampledBatch, exchange_requests_locally
@@ -41,6 +41,7 @@ def main() -> int:
         bare = name.startswith(("topo_", "rmat"))
         graph = weft.load(name, random_features=1 if bare else 0, random_classes=16 if bare else 0)
         print(f"{name}: {graph.num_vertices:,} vertices, {graph.num_edges:,} edges", flush=True)
+        assert graph.train_mask is not None
         for batch_size in map(int, options.batch_sizes.split(",")):
             if batch_size > int(graph.train_mask.sum()):
                 continue
@@ -77,7 +78,7 @@ def measure(graph: Graph, batch_size: int, options: argparse.Namespace) -> dict[
     return counts
 
 
-def sample(plan: MiniBatchPlan, most: int) -> list[list[Dependencies]]:
+def sample(plan: MiniBatchPlan, most: int) -> list[list[SampledBatch]]:
     """Return the first `most` batches of an epoch, by batch and rank."""
     sampler = plan.sampler
     return [
@@ -86,7 +87,7 @@ def sample(plan: MiniBatchPlan, most: int) -> list[list[Dependencies]]:
     ]
 
 
-def rows_missed(plan: MiniBatchPlan, batches: Sequence[Sequence[Dependencies]], share: float) -> int:
+def rows_missed(plan: MiniBatchPlan, batches: Sequence[Sequence[SampledBatch]], share: float) -> int:
     """Return the number of rows that the batches load from the graph because the caches lack them.
 
     Args:
@@ -95,6 +96,7 @@ def rows_missed(plan: MiniBatchPlan, batches: Sequence[Sequence[Dependencies]], 
         share: Size of each rank's cache, as a fraction of all rows.
     """
     graph, group = plan.work.graph, Group()
+    assert graph.x is not None
     memory = round(share * graph.num_vertices) * graph.num_features * plan.work.itemsize
     caching = type(plan)(plan.work, plan.size, replace(plan.options, cache_memory=memory))
     for rank in range(plan.size):
@@ -105,7 +107,7 @@ def rows_missed(plan: MiniBatchPlan, batches: Sequence[Sequence[Dependencies]], 
     return group.meter.counts.sampled["cache_misses"]
 
 
-def edges(batch: Dependencies) -> int:
+def edges(batch: SampledBatch) -> int:
     """Return the number of edges of a batch, over all hops."""
     return sum(hop.block.num_edges for hop in batch.hops)
 

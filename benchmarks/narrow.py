@@ -68,8 +68,8 @@ def trained(graph: str, model: str, dtype: str, seed: int, options: argparse.Nam
         options: The command line options.
     """
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"epochs": options.epochs, "metrics": options.metric, "eval_every": 2, "out": Path(folder) / "run"}
-        run = weft.train(graph, model, dtype=dtype, seed=seed, quiet=True, **settings)
+        settings = {"epochs": options.epochs, "metrics": options.metric, "eval_every": 2, "dtype": dtype}
+        run = weft.train(graph, model, out=Path(folder) / "run", seed=seed, quiet=True, **settings)
         run.summary["losses"] = [line["loss"] for line in run.records if line["kind"] == "epoch"]
     return run
 

@@ -95,7 +95,7 @@ def measured(row: dict[str, Any], options: argparse.Namespace, folder: str) -> f
     epochs = {"epochs": options.epochs, "eval_every": options.epochs, "hidden": options.hidden}
     out = Path(tempfile.mkdtemp(dir=folder)) / "run"
     run = weft.train(row["path"], row["model"], **place, **epochs, out=out, quiet=True)
-    return statistics.median(epoch["seconds"] for epoch in run.history[SKIPPED:])
+    return float(statistics.median(epoch["seconds"] for epoch in run.history[SKIPPED:]))
 
 
 def line(row: dict[str, Any]) -> str:

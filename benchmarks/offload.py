@@ -41,6 +41,7 @@ from weft.nn import Workload, make_model
 from weft.runtime.memory.heap import keep_freed_memory
 from weft.runtime.memory.tensor_peak import TensorPeak
 from weft.strategies import Step
+from weft.strategies.offload.placed import PlacedOffload
 from weft.training.tasks.task import make_task
 from weft.utils.units import format_bytes, parse_bytes
 
@@ -171,6 +172,7 @@ def followed(graph: Graph, model: str, limit: str, options: argparse.Namespace) 
     plan = make_plan("offload", work, intermediates=options.intermediates, **cut)
     (estimate,) = plan.state()["estimates"]
     placed = plan.place(group)
+    assert isinstance(placed, PlacedOffload)
     task = make_task(Config(), placed)
     peak = TensorPeak()
     placed.chunks.__dict__["_loader"] = ThreadPoolExecutor(1, initializer=peak.__enter__)

@@ -38,7 +38,7 @@ from weft.parallel.blocks.blocks import BlockStats
 from weft.parallel.blocks.vertex_blocks import VertexBlocks
 from weft.parallel.blocks.vertex_layout import VertexLayout
 from weft.runtime.kernel_call import KernelCall
-from weft.strategies import register
+from weft.strategies import VertexOptions, register
 from weft.strategies.vertex.plan import CommunicatedPlan, make_vertex_blocks
 from weft.training.planning.machine_list import Machines, clusters_on
 from weft.training.planning.plan_subject import DescribedSubject
@@ -115,6 +115,7 @@ class SancusPlan(CommunicatedPlan):
     """Plan of Sancus: every rank sends all its rows to all others in every epoch (NeutronTP, section 5.2)."""
 
     name = "sancus"
+    options: VertexOptions
 
     def make_layout(self) -> VertexLayout:
         caching, partition = make_vertex_blocks(self, ratio=0.0).caching, self.options.partition

@@ -319,10 +319,11 @@ class DeeperGCN(nn.Module):
         self.out = nn.Linear(widths.hidden, widths.classes)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        x = self.layers[0].conv(self.encoder(x), edge_index)
+        first: Any = self.layers[0]
+        x = first.conv(self.encoder(x), edge_index)
         for layer in self.layers[1:]:
             x = layer(x, edge_index)
-        x = self.layers[0].act(self.layers[0].norm(x))
+        x = first.act(first.norm(x))
         return self.out(F.dropout(x, p=0.1, training=self.training))
 
 

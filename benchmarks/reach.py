@@ -68,8 +68,9 @@ class Runner:
         self.plan = make_plan(strategy, Workload(model, graph, Optimisations.without(without)))
         self.placed = self.plan.place(Group())
         self.setup_seconds = time.perf_counter() - start
-        self.task = make_task(Config(), self.placed)
-        assert isinstance(self.task, NodeTask)
+        task = make_task(Config(), self.placed)
+        assert isinstance(task, NodeTask)
+        self.task = task
         self.optimizer = torch.optim.Adam(self.placed.model.parameters(), lr=0.01)
         self.seconds: list[float] = []
 

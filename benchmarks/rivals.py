@@ -39,7 +39,7 @@ def train(
     return epoch, forward
 
 
-def run_pyg(graph: Graph, model: nn.Module, name: str, device: str = "cpu") -> tuple[Callable[[], object], Forward]:
+def run_pyg(graph: Graph, model: Any, name: str, device: str = "cpu") -> tuple[Callable[[], object], Forward]:
     """Prepare epochs of PyG's layers with weft's weights, with the normalization computed beforehand.
 
     Args:
@@ -105,7 +105,7 @@ def dgl_graph(graph: Graph, *, loops: bool) -> Any:
     return result
 
 
-def dgl_sage(model: nn.Module) -> nn.ModuleList:
+def dgl_sage(model: Any) -> nn.ModuleList:
     """Return DGL's GraphSAGE layers with the weights of weft's model."""
     from dgl import nn as dgl_nn
 
@@ -158,7 +158,7 @@ def run_dgl_batches(
     return epoch, lambda: forward([whole] * len(layers), x)
 
 
-def run_dgl(graph: Graph, model: nn.Module, name: str) -> tuple[Callable[[], object], Forward]:  # noqa: ARG001
+def run_dgl(graph: Graph, model: Any, name: str) -> tuple[Callable[[], object], Forward]:  # noqa: ARG001
     """Prepare full-graph epochs of DGL's layers with weft's weights."""
     from dgl import nn as dgl_nn
 

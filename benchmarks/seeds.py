@@ -55,7 +55,8 @@ def plain_conv(kind: Any) -> Callable[..., nn.Module]:
 
 
 def gin_conv(a: int, b: int, *, last: bool = False) -> nn.Module:  # noqa: ARG001
-    return pyg.GINConv(nn.Sequential(nn.Linear(a, b), nn.ReLU(), nn.Linear(b, b)), train_eps=True)
+    conv: nn.Module = pyg.GINConv(nn.Sequential(nn.Linear(a, b), nn.ReLU(), nn.Linear(b, b)), train_eps=True)
+    return conv
 
 
 def attention_conv(kind: Any) -> Callable[..., nn.Module]:

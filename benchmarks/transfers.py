@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from kernels import save
 
@@ -68,18 +69,21 @@ def volumes(graph: Graph, ranks: int, chunks: int) -> dict[str, object]:
 def epoch(graph: Graph, chunks: int, epochs: int) -> float:
     """Return the median seconds of an epoch of a GCN on one rank in `chunks` chunks."""
     with tempfile.TemporaryDirectory() as folder:
-        options = {
-            "strategy": "offload",
-            "chunks": chunks,
-            "hidden": 64,
-            "epochs": epochs + 1,
-            "eval_every": epochs + 1,
-        }
-        run = weft.train(graph, "gcn", out=Path(folder) / "run", quiet=True, **options)
-        return statistics.median(record["seconds"] for record in run.records if record["kind"] == "epoch")
+        run = weft.train(
+            graph,
+            "gcn",
+            out=Path(folder) / "run",
+            quiet=True,
+            strategy="offload",
+            chunks=chunks,
+            hidden=64,
+            epochs=epochs + 1,
+            eval_every=epochs + 1,
+        )
+        return float(statistics.median(record["seconds"] for record in run.records if record["kind"] == "epoch"))
 
 
-def line(row: dict, num_vertices: int) -> str:
+def line(row: dict[str, Any], num_vertices: int) -> str:
     first, reordered = row["given"], row["reordered"]
     none, shared, reused = (first[key] / num_vertices for key in ("neighbours", "shared", "kept"))
     last = reordered["kept"] / num_vertices

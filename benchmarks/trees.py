@@ -54,8 +54,10 @@ class Tree:
         environment = {name: value for name, value in os.environ.items() if name not in HIDDEN}
         environment |= {"OMP_NUM_THREADS": str(threads), "XDG_CACHE_HOME": str(folder / "cache")}
         command = [str(self.folder / "bin" / "python"), *arguments]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(command, cwd=folder, env=environment, text=True, start_new_session=True, **pipes)
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            command, cwd=folder, env=environment, text=True, start_new_session=True, stdout=pipe, stderr=pipe
+        )
 
     def finish(self, process: subprocess.Popen[str]) -> str:
         """Wait for a process that `start` returned, and return its output; raise RunFailedError if it failed."""

@@ -16,13 +16,12 @@ from __future__ import annotations
 import argparse
 import copy
 import statistics
-import time
 from typing import Any
 
 import torch
 import torch_geometric.nn as pyg
 from kernels import save
-from message_functions import compare
+from message_functions import Contender, compare
 from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.data import HeteroData
@@ -31,7 +30,6 @@ import weft
 from weft.data import Graph, GraphShape
 from weft.nn import GraphView, Inputs, Topology, Workload, convert
 from weft.nn.layers.typed_input import typed_rows
-from weft.runtime.memory.tensor_peak import TensorPeak
 
 VERTICES = {"paper": 1_000_000, "author": 1_900_000, "institute": 14_000, "field": 190_000}
 """Number of vertices of each type of IGBH-small, rounded."""
@@ -116,6 +114,7 @@ class Attention(nn.Module):
             self.layers.append(layer)
             widths = dict.fromkeys(widths, hidden)
         self.out = nn.Linear(hidden, graph.num_classes)
+        assert graph.train_mask is not None
         labelled = int(graph.train_mask.nonzero()[0])
         self.labelled = next(name for name in graph.vertex_types if labelled in graph.type_range(name))
 
@@ -128,14 +127,14 @@ class Attention(nn.Module):
         return self.out(x_dict[self.labelled])
 
 
-class Contender:
+class TypedModel(Contender):
     """A model with its graph, run by PyG or converted."""
 
-    def __init__(self, model: nn.Module, graph: Graph, *, converted: bool) -> None:
+    def __init__(self, model: Attention, graph: Graph, *, converted: bool) -> None:
         self.model, self.graph = model, graph
         data = graph.to_pyg()
         self.x, self.edges = data.x_dict, data.edge_index_dict
-        self.span = graph.type_range(model.labelled)  # type: ignore[arg-type]
+        self.span = graph.type_range(model.labelled)
         self.converted = convert(model, shape=GraphShape.of(graph)) if converted else None
         if self.converted is not None:
             topology = Topology(graph.in_edges, edge_type=graph.edge_type, num_relations=len(graph.relations))
@@ -145,7 +144,6 @@ class Contender:
             self.topology = topology
 
     def step(self) -> Tensor:
-        """Run a forward and a backward pass, and return the result."""
         self.model.zero_grad()
         if self.converted is None:
             y: Tensor = self.model(self.x, self.edges)
@@ -156,21 +154,8 @@ class Contender:
         return y.detach()
 
     def numbers(self) -> list[Tensor]:
-        """Return the result and the gradients of a step."""
         y = self.step()
         return [y, *(torch.zeros_like(each) if each.grad is None else each.grad for each in self.model.parameters())]
-
-    def seconds(self) -> float:
-        """Return the time of a step."""
-        begin = time.perf_counter()
-        self.step()
-        return time.perf_counter() - begin
-
-    def peak(self) -> int:
-        """Return the peak of tensors in a step."""
-        with TensorPeak() as peak:
-            self.step()
-        return peak.most
 
 
 def main() -> None:
@@ -194,8 +179,8 @@ def main() -> None:
     for name, kind in ATTENTION.items():
         model = Attention(graph, kind, options.hidden, options.layers, dropout=0.0).eval()
         contenders = {
-            "weft": Contender(model, graph, converted=True),
-            "pyg": Contender(copy.deepcopy(model), graph, converted=False),
+            "weft": TypedModel(model, graph, converted=True),
+            "pyg": TypedModel(copy.deepcopy(model), graph, converted=False),
         }
         rows.append(compare(name, contenders, options.rounds))
     medians = [statistics.median(row["ratio"]) for row in rows]

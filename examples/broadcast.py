@@ -18,6 +18,7 @@ class PlacedRange(ResidentPlaced):
     """The plan on one rank, with its range of vertices."""
 
     def exchange(self, _stage: int) -> Exchange:
+        assert isinstance(self.rows, slice)
         return BroadcastExchange(self.topology, self.rows, self.group)
 
 

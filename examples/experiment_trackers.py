@@ -47,6 +47,11 @@ class MLflow:
 
 
 if __name__ == "__main__":
-    trackers = [WeightsAndBiases(project="weft", mode="offline"), MLflow("weft")]
-    run = weft.train("digits", epochs=30, lr=0.05, callbacks=trackers, quiet=True)
+    run = weft.train(
+        "digits",
+        epochs=30,
+        lr=0.05,
+        callbacks=[WeightsAndBiases(project="weft", mode="offline"), MLflow("weft")],
+        quiet=True,
+    )
     print(f"test accuracy {run.summary['test_accuracy']:.3f}")

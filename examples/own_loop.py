@@ -23,7 +23,7 @@ if __name__ == "__main__":
                 placed.backward(loss)  # sums the parameters' gradients over the ranks
                 optimizer.step()
         scores = placed.evaluate()
-        logits = placed.gather(placed.logits())  # of all vertices on rank 0, None on other ranks
-        if logits is not None:
+        all_logits = placed.gather(placed.logits())  # of all vertices on rank 0, None on other ranks
+        if all_logits is not None:
             torch.save(placed.model.state_dict(), "own_loop.pt")
-            print(f"test accuracy {scores['test_accuracy']:.3f}, {len(logits)} vertices")
+            print(f"test accuracy {scores['test_accuracy']:.3f}, {len(all_logits)} vertices")
