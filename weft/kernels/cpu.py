@@ -250,10 +250,10 @@ def _pair_arguments(
 
 
 def dot_logits(spec: Attention, left: Tensor, right: Tensor) -> Tensor:
-    # The gradient of a weight in `weigh` is the dot product of a row and a gradient. Weights that are not negative have
-    # not been dropped, so zeros do for them.
+    # The gradient of a weight in `weigh` is the dot product of a row and a gradient. The kernel asks of a weight only
+    # whether it is negative, before it writes the gradient in its place: the zeros of the result serve as weights.
     adj, logits = spec.adj, left.new_zeros(spec.adj.num_edges, len(spec.bounds) - 1)
-    weighed = torch.tensor(spec.bounds), torch.zeros_like(logits), left, right, 1.0
+    weighed = torch.tensor(spec.bounds), logits, left, right, 1.0
     _kernels(left).weigh_backward(adj.indptr, adj.indices, None, *weighed, False, logits, torch.get_num_threads())
     return logits
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from weft.data import Adjacency
 from weft.nn.aggregate.typed_block import Place, RelationEdges, TypedBlock
 from weft.nn.layers.pyg_conv import PyGConv
-from weft.nn.layers.relation_attention import AttentionCall, attend_relations, han_attention, native_attention
+from weft.nn.layers.relation_attention import AttentionCall, han_attention, native_attention, relation_attention
 from weft.nn.view import View
 
 
@@ -96,17 +96,7 @@ class RelationConv(PyGConv):
     def forward(self, view: Any, x: Tensor) -> Tensor:
         if not self.has_kernel or x.device.type == "meta":
             return super().forward(view, x)
-        (result,) = attend_relations([self.attention_call(view, x)])
-        return result
-
-    def attention_call(self, view: RelationBlock, x: Tensor) -> AttentionCall:
-        """Return the call of an attention that has a kernel, for `attend_relations`.
-
-        Args:
-            view: The edges.
-            x: Rows of the sources, [s, .].
-        """
-        return AttentionCall(self.conv, *self._endpoints(view, x))
+        return relation_attention(AttentionCall(self.conv, *self._endpoints(view, x)))
 
     def _endpoints(self, view: RelationBlock, x: Tensor) -> tuple[Adjacency, Tensor, Tensor]:
         """Return the edges of the relation, and the rows of their sources and targets."""
@@ -183,7 +173,7 @@ class RelationConvs(nn.Module):
         if any(conv.needs_contiguous for conv in convs):
             rows = [x.contiguous() for x in rows]
         counts = [block.num_targets_of(place.of_type) for place in self.places]
-        # Convolutions that read the same rows get the same tensor, so that `attend_relations` transforms it once.
+        # All rows as they are, not as a slice: constant features keep their nonzeros.
         targets = [x if count == len(x) else x[:count] for x, count in zip(rows, counts, strict=True)]
         parts = [
             RelationBlock(
@@ -195,8 +185,4 @@ class RelationConvs(nn.Module):
             )
             for number, source, target in self.inputs
         ]
-        calls = [*zip(convs, parts, (rows[source] for _, source, _ in self.inputs), strict=True)]
-        if rows[0].device.type == "meta":
-            return [conv(part, x) for conv, part, x in calls]
-        attention = iter(attend_relations([conv.attention_call(part, x) for conv, part, x in calls if conv.has_kernel]))
-        return [next(attention) if conv.has_kernel else conv(part, x) for conv, part, x in calls]
+        return [conv(part, rows[each.source]) for conv, part, each in zip(convs, parts, self.inputs, strict=True)]
