@@ -228,7 +228,7 @@ def scores(graph: weft.Graph, probability: NDArray[np.float64], out: Path, epoch
         graph, "rgcn", out=out, epochs=epochs, hidden=32, layers=2, lr=0.01, dropout=0.3, inverse_relations=True
     )
     rows = weft.predict(run, graph).double().log_softmax(1)[users.start : users.stop, high]
-    x = graph.features["user"]
+    x = graph.features["user"][:]
     regression = LogisticRegression(max_iter=2_000).fit(x[train].numpy(), y[train].numpy())
     alone = torch.from_numpy(regression.decision_function(x.numpy())) * (1 if regression.classes_[1] == high else -1)
     predictions = {"weft": rows, "logistic_regression": alone, "best_possible": torch.from_numpy(probability)}

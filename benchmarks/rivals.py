@@ -82,7 +82,7 @@ def run_pyg(graph: Graph, model: Any, name: str, device: str = "cpu") -> tuple[C
         edges, weight = torch.sparse_coo_tensor(edges.flip(0), values, size).coalesce().to_sparse_csr(), None
     activation = nn.functional.elu if gat else torch.relu
     assert graph.x is not None
-    x, modules = graph.x.to(device), nn.ModuleList(layers).to(device)
+    x, modules = graph.x[:].to(device), nn.ModuleList(layers).to(device)
     return train(modules, lambda: pyg_forward(layers, x, edges, weight, activation), graph, device)
 
 
@@ -132,7 +132,7 @@ def run_dgl_batches(
     assert graph.x is not None
     assert graph.y is not None
     assert graph.train_mask is not None
-    x, y = graph.x, graph.y
+    x, y = graph.x[:], graph.y
     whole, layers = dgl_graph(graph, loops=False), dgl_sage(model)
     optimizer = torch.optim.Adam(layers.parameters(), lr=0.01)
     loader = dgl.dataloading.DataLoader(
@@ -178,8 +178,8 @@ def run_dgl(graph: Graph, model: Any, name: str) -> tuple[Callable[[], object], 
     root = blocks.in_degrees().float().rsqrt()[:, None]
 
     def forward() -> Tensor:
-        x = graph.x
-        assert x is not None
+        assert graph.x is not None
+        x = graph.x[:]
         for stage, (ours, layer) in enumerate(zip(model.layers, layers, strict=True)):
             if hasattr(ours, "heads"):
                 x = layer(blocks, x)

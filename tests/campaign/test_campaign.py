@@ -63,6 +63,7 @@ def test_a_promise_holds(stage: Stage, name: str, seed: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1_200)  # twelve attempts, each of which has a time limit of its own
 @pytest.mark.parametrize("name", CLASSES)
 def test_more_promises_hold(stage: Stage, name: str) -> None:
     outcomes = {seed: run_attempt(name, seed, stage) for seed in range(1_000, 1_000 + SLOW)}

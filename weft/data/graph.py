@@ -50,7 +50,7 @@ DENSITY_SAMPLE = 1 << 16
 """Number of vertices whose features `Graph.density` reads."""
 
 
-def density_of(x: Tensor) -> float:
+def density_of(x: FeatureTable) -> float:
     """Return the fraction of nonzero entries among the first rows of x [n, F]."""
     sample = x[:DENSITY_SAMPLE]
     return int(sample.count_nonzero()) / max(sample.numel(), 1)
