@@ -415,7 +415,7 @@ def test_features_in_fewer_bits(
     dtype: torch.dtype, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Features are rounded on request, in parts or in memory; an array in float16 keeps its type."""
-    monkeypatch.setattr(graph_parts, "BLOCK_NUMBERS", 4)  # int8: the scale of a column is that of several blocks
+    monkeypatch.setattr(graph_parts, "BLOCK_ENTRIES", 4)  # int8: the scale of a column is that of several blocks
     edges, x, name = tmp_path / "edges.txt", np.array(X, np.float32) / 7, str(dtype).removeprefix("torch.")
     edges.write_text("".join(f"{source} {target}\n" for source, target in zip(SOURCE, TARGET, strict=True)))
     sources = {"wide": x, "narrow": x.astype(np.float16)}

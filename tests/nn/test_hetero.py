@@ -18,7 +18,7 @@ from tests.lib.session import Flops
 from weft.comm import Group
 from weft.config.optimisations import Optimisations
 from weft.data import Graph, GraphShape
-from weft.nn import Converted, GraphView, Workload, convert
+from weft.nn import Converted, GraphView, Workload, check_row_independence, convert
 from weft.nn.aggregate.topology import Topology
 from weft.nn.aggregate.typed_block import RelationEdges, TypeOrder
 from weft.nn.convert import hetero
@@ -96,6 +96,26 @@ def test_equals_pyg(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check_by_type(graph, of_weft(converted.eval(), graph), of_pyg(original.eval(), graph))
 
 
+@pytest.mark.parametrize("name", BY_TYPE)
+def test_rows_are_independent_of_others(name: str) -> None:
+    """Ranks may store some of the rows: no layer is said to mix rows, since all run on the rows of each type."""
+    graph, edges = graph_of(name), ["edge_attr"] if "edges" in name else []
+    model = convert(make_model(name), edge_inputs=edges, shape=GraphShape.of(graph))
+    check_row_independence(Workload(model, graph), all_rows=False)
+
+
+def test_linear_transforms_of_sparse_features_take_all_arguments() -> None:
+    x, bias = torch.zeros(9, 20, dtype=torch.float64).index_fill_(1, torch.tensor([3]), 2.0), torch.ones(4).double()
+    sparse, weight = SparseRows.of(x, 0.05), torch.randn(4, 20, dtype=torch.float64)
+    for result in (
+        F.linear(sparse, weight, bias),
+        F.linear(sparse, weight, bias=bias),
+        F.linear(input=sparse, weight=weight, bias=bias),
+    ):
+        torch.testing.assert_close(result, x @ weight.t() + bias, rtol=1e-12, atol=0)
+    torch.testing.assert_close(F.linear(sparse, weight[0]), x @ weight[0], rtol=1e-12, atol=0)
+
+
 WIDTHS = {"a": 3, "b": 4, "c": 5, "d": 6, "e": 7}
 """Number of features by vertex type, in a graph with five types and nine relations."""
 NINE = [("abcde"[i % 5], f"r{i}", "abcde"[(2 * i + 1) % 5]) for i in range(9)]
@@ -118,7 +138,7 @@ class Wide(nn.Module):
 
 
 def make_nine_relations(*, sparse: bool = False) -> Graph:
-    """sparse: features of all types but the last one are mostly zero."""
+    """Return a graph with five types and nine relations; if `sparse`, most features of all types but one are zero."""
     random, data = torch.Generator().manual_seed(0), HeteroData()
     sizes = {name: 20 + 10 * number for number, name in enumerate(WIDTHS)}
     for name, size in sizes.items():

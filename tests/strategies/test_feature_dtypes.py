@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import weft
-from weft.data import Graph, reorder
+from weft.data import DataWarning, Graph, reorder
 from weft.parallel.columns import streamed_columns
 from weft.storage import host_rows
 from weft.storage.host_rows import IndexedRows
@@ -80,6 +80,12 @@ def test_numbers_in_int8_differ_by_half_a_scale() -> None:
     assert table.values.abs().amax(0).tolist() == [127, 0, 127, 127]
 
 
+def test_columns_far_from_zero_are_named() -> None:
+    x = torch.stack([torch.arange(1990.0, 2021), torch.linspace(-1, 1, 31)], 1)
+    with pytest.warns(DataWarning, match=r"x\[:, 0\]: int8 has few numbers between 1990 and 2020: subtract an offset"):
+        Graph.from_edges([0], [1], x=x).with_feature_dtype(torch.int8)
+
+
 def test_rows_and_columns_of_a_table_in_int8() -> None:
     graph = narrow(torch.int8)
     x, ids = graph.x[:], torch.tensor([7, 3, 3, 900])
@@ -120,7 +126,7 @@ def test_a_number_beyond_the_range_is_refused() -> None:
         graph.with_feature_dtype(torch.float64)
     with pytest.raises(InputError, match="no features"):
         replace(graph, x=None).with_feature_dtype(torch.float16)
-    with pytest.raises(InputError, match="must be positive, and finite"):
+    with pytest.raises(InputError, match=r"x\[:, 0\] has 3\.4e\+38, which int8 cannot hold"):
         replace(graph, x=torch.full((2, 1), 3.4e38)).with_feature_dtype(torch.int8)
 
 

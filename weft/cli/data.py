@@ -367,9 +367,8 @@ def _describe(graph: Graph) -> None:
     """Print facts about a graph, one per line."""
     degree, multilabel = graph.in_edges.degree, " (several per vertex)" if graph.multilabel else ""
     max_degree = int(degree.max()) if len(degree) else 0
-    feature_type = ""
-    if graph.x is not None and graph.x.itemsize < 4:
-        feature_type = f" in {str(graph.x.dtype).removeprefix('torch.')}"
+    dtypes = {x.dtype for x in (graph.x, *graph.features.values()) if x is not None and x.itemsize < 4}
+    feature_type = "".join(f" in {str(dtype).removeprefix('torch.')}" for dtype in dtypes)
     by_type = ", ".join(f"{x.shape[1]} of {name}" for name, x in graph.features.items())
     facts = {
         "name": graph.name,
@@ -382,7 +381,7 @@ def _describe(graph: Graph) -> None:
         "relations": len(graph.relations),
         "ids": "row numbers from 0" if graph.vertex_names is None else graph.vertex_names.column,
         "numbering": "original" if graph.ids is None else "reordered",
-        "features": by_type or f"{graph.num_features}{feature_type}",
+        "features": f"{by_type or graph.num_features}{feature_type}",
         "values" if graph.label_kind == "values" else "classes": f"{graph.num_classes}{multilabel}",
         "fingerprint": graph.fingerprint,
     }

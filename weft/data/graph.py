@@ -50,10 +50,9 @@ DENSITY_SAMPLE = 1 << 16
 """Number of vertices whose features `Graph.density` reads."""
 
 
-def density_of(x: FeatureTable) -> float:
-    """Return the fraction of nonzero entries among the first rows of x [n, F]."""
-    sample = x[:DENSITY_SAMPLE]
-    return int(sample.count_nonzero()) / max(sample.numel(), 1)
+def density_of(x: Tensor) -> float:
+    """Return the fraction of nonzero entries of x."""
+    return int(x.count_nonzero()) / max(x.numel(), 1)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -164,12 +163,13 @@ class Graph(GraphFields, Labels):
     @cached_property
     def density(self) -> float:
         """Fraction of nonzero entries of x among the first vertices, equal on all ranks; 0 without x."""
-        return 0.0 if self.x is None else density_of(self.x)
+        return 0.0 if self.x is None else density_of(self.x[:DENSITY_SAMPLE])
 
     @cached_property
     def typed_densities(self) -> tuple[float, ...]:
-        """Fraction of nonzero entries by vertex type with features, as `density`; () in a graph with x."""
-        return tuple(density_of(self.features[name]) for name in self.vertex_types if name in self.features)
+        """Fraction of nonzero features of each vertex type with features, in a sample of rows; () in a graph with x."""
+        tables = [self.features[name] for name in self.vertex_types if name in self.features]
+        return tuple(density_of(table[:: len(table) // DENSITY_SAMPLE + 1]) for table in tables)
 
     @property
     def fingerprint(self) -> str:

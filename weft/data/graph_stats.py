@@ -30,7 +30,7 @@ class GraphStats:
     density: float = 1.0
     """Fraction of the features that are not zero."""
     typed_densities: tuple[float, ...] = ()
-    """This fraction by vertex type with features; (): all features of vertex types are read."""
+    """Fraction of nonzero features of each vertex type with features; (): linear transforms read all entries."""
     num_edge_features: int = 0
     """K, the number of columns of edge_features."""
     weighted: bool = False

@@ -21,7 +21,8 @@ NONZERO_COST = 8
 class SparseRows(Tensor):
     """Constant rows [n, F], of which `torch.nn.functional.linear` reads only the nonzeros.
 
-    All other operations see an ordinary tensor, and return one. Without data, its nonzeros have a size only.
+    All other operations see an ordinary tensor, and return one. On the meta device, only the number of nonzeros is
+    known.
     """
 
     density: float
@@ -75,6 +76,13 @@ class SparseRows(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
         with torch._C.DisableTorchFunctionSubclass():
-            if func is functional.linear and isinstance(args[0], cls):
-                return args[0].transformed(*args[1:], **(kwargs or {}))
+            if func is functional.linear:
+                x, weight, bias = _linear_arguments(*args, **(kwargs or {}))
+                if isinstance(x, cls) and weight.dim() == 2:
+                    return x.transformed(weight, bias)
             return func(*args, **(kwargs or {}))
+
+
+def _linear_arguments(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    """Return the arguments of `torch.nn.functional.linear` in their order."""
+    return input, weight, bias

@@ -171,7 +171,11 @@ class Layout(ABC):
         copied = max((self.feature_copy_bytes(op, rank) for op in operations if not work.is_cached(op)), default=0)
         dense = dense_flops(work, self.traits, sizes, training=True)
         sparse = {call.sizes[:3] for flops in dense for call in flops.calls if call.kernel == "sparse"}
-        nonzeros = sum(number for number, *_ in sparse)  # of the features, or of those of each vertex type
+        # Of each vertex type, since types of equal size have equal calls; or of x.
+        counts = sizes.types[0].counts if sizes.types else ()
+        of_types = zip(work.typed_densities, counts, stats.typed.featured, strict=False)
+        typed = [(round(density * n * width), n, width) for density, n, (_, width) in of_types]
+        nonzeros = sum(call[0] for call in typed or sparse if call in sparse)
         rest = aggregates * work.itemsize + copied + nonzeros * NONZERO_BYTES + ROW_BYTES * sizes.rows[0]
         # A range of rows is read where the graph stores it, which all ranks of a host share, if it has the rows' type.
         copies_features = stats.feature_dtype != work.row_dtype or not isinstance(rows, slice)

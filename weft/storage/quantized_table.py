@@ -37,6 +37,9 @@ class QuantizedTable:
             raise InputError("scales of quantized features must be positive, and finite times 128: check the features")
         self.values, self.scale = values, scale
 
+    def __repr__(self) -> str:
+        return f"QuantizedTable of {list(self.shape)} in int8 with scales: table[rows] is float32"
+
     def __len__(self) -> int:
         return len(self.values)
 

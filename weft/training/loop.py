@@ -14,6 +14,7 @@ from torch import Tensor
 
 from weft.config.config import Config
 from weft.data import data_digests
+from weft.data.io.graph_parts import float_blocks
 from weft.nn import embeddings
 from weft.runtime.memory.limit import peak_memory_bytes
 from weft.runtime.processes.stop_request import StopRequest
@@ -176,7 +177,8 @@ class Trainer:
         if epoch:
             return f"--lr {self.config.lr}: the loss became {loss} in epoch {epoch + 1}; use a lower learning rate"
         x = self.strategy.graph.x
-        largest = "" if x is None or 0 in x.shape else f" (the largest feature is {x[:].abs().max():.3g})"
+        peaks = [] if x is None or 0 in x.shape else [float(block.abs().max()) for block in float_blocks([x])]
+        largest = f" (the largest feature is {max(peaks):.3g})" if peaks else ""
         return (
             f"the loss is {loss} before the first step: features{largest} or edge weights are out of range in "
             f"{self.config.dtype}; scale them, for example with --normalize-features"

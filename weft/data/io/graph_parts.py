@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 
 import torch
 from torch import Tensor
 
-from weft.data.checks.tensor_checks import cast
+from weft.data.checks.tensor_checks import DataWarning, cast
 from weft.data.edges import build
 from weft.data.fields import EdgeLabels, GraphFields
 from weft.data.splits import Masks
@@ -20,8 +21,10 @@ from weft.utils.errors import InputError
 
 MAX_QUANTIZED = 127
 """Largest absolute value of features in int8, so that their range is symmetric."""
-BLOCK_NUMBERS = 1 << 20
-"""Number of features that are quantized at once."""
+MIN_STEPS = 16
+"""Number of steps of int8 between the least and the largest value of a column below which a warning names it."""
+BLOCK_ENTRIES = 1 << 20
+"""Number of entries of features that are read at once."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -126,8 +129,9 @@ def converted(field: str, read: Callable[[], Iterable[FeatureTable]], dtype: tor
     """Yield features rounded to a dtype, in parts.
 
     In int8, a feature is a whole number times the scale of its column, which is the largest absolute value of the
-    column divided by 127, or 1 if that is 0. So the error is at most half a scale. The features are read twice: first
-    for the scales.
+    column divided by 127, or 1 if that is below the smallest normal float32. So the error is at most half a scale. The
+    features are read twice: first for the scales. A column whose values then differ by few scales is named by a warning
+    (DataWarning).
 
     Args:
         field: Name of the features in errors.
@@ -135,26 +139,56 @@ def converted(field: str, read: Callable[[], Iterable[FeatureTable]], dtype: tor
         dtype: One of FEATURE_DTYPES, or int8.
 
     Raises:
-        InputError: At the first feature that is beyond the range of the dtype.
+        InputError: At the first feature, or in int8 the first column, that is beyond the range of the dtype.
     """
     if dtype != torch.int8:
         yield from (cast(field, part[:], dtype) for part in read())
         return
-    largest = torch.zeros(1)
-    for block in float_blocks(read()):
-        largest = torch.cat([largest.expand(1, block.shape[1]), block.abs()]).amax(0)
-    scale = largest / MAX_QUANTIZED
-    scale[scale < torch.finfo(scale.dtype).tiny] = 1
+    scale = quantization_scale(field, float_blocks(read()))
     for block in float_blocks(read()):
         yield QuantizedTable((block / scale).round().to(torch.int8), scale)
+
+
+def quantization_scale(field: str, blocks: Iterable[Tensor]) -> Tensor:
+    """Return the scale of each column in int8, float32 [F], as `converted` describes it; [0] without rows.
+
+    Args:
+        field: Name of the features in errors.
+        blocks: The features in parts, float32 [n, F].
+
+    Raises:
+        InputError: At the first column that is beyond the range of int8.
+    """
+    bounds = [torch.stack([block.amin(0), block.amax(0)]) for block in blocks if len(block)]
+    if not bounds:
+        return torch.ones(0)
+    least, most = torch.stack(bounds)[:, 0].amin(0), torch.stack(bounds)[:, 1].amax(0)
+    largest = torch.maximum(-least, most)
+    if len(columns := (~(2 * largest).isfinite()).nonzero()):
+        column = int(columns[0])
+        raise InputError(
+            f"{field}[:, {column}] has {largest[column]:g}, which int8 cannot hold: scale the column, or use float32"
+        )
+    scale = largest / MAX_QUANTIZED
+    scale[scale < torch.finfo(scale.dtype).tiny] = 1
+    if len(columns := ((most > least) & (most - least < MIN_STEPS * scale)).nonzero()):
+        column, others = int(columns[0]), f" (and {len(columns) - 1} other columns)" if len(columns) > 1 else ""
+        warnings.warn(
+            f"{field}[:, {column}]{others}: int8 has few numbers between {least[column]:g} and {most[column]:g}: "
+            "subtract an offset from the column, or store the features in float16",
+            DataWarning,
+            stacklevel=2,
+        )
+    return scale
 
 
 def float_blocks(parts: Iterable[FeatureTable]) -> Iterator[Tensor]:
     """Yield features in float32, a few rows at a time."""
     for part in parts:
-        for block in part[:].split(max(1, BLOCK_NUMBERS // max(1, part.shape[1]))):
-            yield block.float()
-            release(block)
+        step = max(1, BLOCK_ENTRIES // max(1, part.shape[1]))
+        for first in range(0, max(len(part), 1), step):
+            yield part[first : first + step].float()
+            release(part)
 
 
 def gather_parts(parts: GraphParts) -> GraphFields:

@@ -221,6 +221,8 @@ def _first_difference(calls: list[Call], others: list[Call], tolerance: float, *
         first: True if further rows of the second run come after the rows of the first run, False if before.
     """
     for call, other in zip(calls, others, strict=False):
+        if call.inputs and call.outputs and call.inputs[0].shape[:1] != call.outputs[0].shape[:1]:
+            continue  # such as the rows of all vertex types in one result, which are in another order than the inputs
         same_inputs = _same(call.inputs, other.inputs, tolerance, first)
         if same_inputs and not _same(call.outputs, other.outputs, tolerance, first):
             return call.name
