@@ -12,6 +12,8 @@ from tests.lib.graphs import make_graph
 from tests.training.test_input_checks import check_run
 from weft.nn import GraphView, Stack, from_pyg
 from weft.nn.layers.conv import mlp
+from weft.nn.layers.pyg_conv import Trial
+from weft.nn.messages import InEdgeSums
 from weft.utils.errors import InputError
 
 pyg = pytest.importorskip("torch_geometric.nn")
@@ -106,6 +108,27 @@ def test_a_custom_layer_gets_the_edge_features_of_the_graph(kind: type[Custom]) 
     else:
         with pytest.raises(InputError, match="Requiring needs edge features, and the graph has none"):
             layer(GraphView.of(graph.in_edges), x)
+
+
+class EdgeMLP(Requiring):
+    """A layer whose only parameters take the rows of both endpoints and the edge features side by side."""
+
+    def __init__(self, edge_width: int) -> None:
+        pyg.MessagePassing.__init__(self, aggr="sum")
+        self.mlp = torch.nn.Linear(2 * 16 + edge_width, 4)
+
+    def message(self, x_i: Tensor, x_j: Tensor, edge_attr: Tensor) -> Tensor:  # type: ignore[override]
+        y: Tensor = self.mlp(torch.cat([x_i, x_j, edge_attr], -1))
+        return y
+
+
+@pytest.mark.parametrize("edge_width", [1, 3, 9])
+def test_the_width_of_edge_features_is_found_in_joined_rows(edge_width: int) -> None:
+    trial = Trial.of(EdgeMLP(edge_width), needs_edge_attr=True, in_widths=[16])
+    assert trial is not None
+    assert trial.out_width == 4
+    assert trial.sums == InEdgeSums()
+    assert Trial.of(EdgeMLP(edge_width), needs_edge_attr=True) is not None
 
 
 def test_unused_edge_features() -> None:

@@ -588,7 +588,8 @@ def requires_edge_attr(conv: Any) -> bool:
 def edge_widths(conv: Any, in_width: int, sizes: list[int], *, needed: bool) -> list[int]:
     """Return candidate numbers of edge features for a trial; 0: none.
 
-    A custom convolution does not say: candidates are 1, the width of the rows, and the sizes of its parameters.
+    A custom convolution does not say: candidates are 1, the width of the rows, the sizes of its parameters, and what
+    is left of these if the features follow the rows of one or both endpoints, as in `cat([x_i, x_j, edge_attr], -1)`.
 
     Args:
         conv: The convolution.
@@ -599,7 +600,8 @@ def edge_widths(conv: Any, in_width: int, sizes: list[int], *, needed: bool) -> 
     stated = edge_width(conv, in_width, 0) if is_from_pyg(conv) else 0
     if stated or not needed:
         return [stated]
-    return [*dict.fromkeys([1, in_width, *sizes])]
+    left = (size - ends * in_width for ends in (1, 2) for size in sizes)
+    return [*dict.fromkeys([1, in_width, *sizes, *(width for width in left if width > 0)])]
 
 
 def edge_width(conv: Any, in_width: int, available: int) -> int:
