@@ -33,7 +33,8 @@ def decompositions() -> dict[Any, Any]:
     extra = [aten.leaky_relu, aten.elu, aten.hardtanh, aten._softmax, aten._log_softmax]
     extra += [aten.native_layer_norm, aten.linalg_vector_norm, aten.index_copy, aten.gelu]
     table = dict(core_aten_decompositions().items()) | get_decompositions(extra)
-    table[aten.addmm.default] = _addmm
+    table |= {aten.addmm.default: _addmm, aten.softplus.default: _softplus}
+    table[aten.mish.default] = lambda x: x * torch.tanh(_softplus(x))
     return {op: function for op, function in table.items() if op is not aten.detach.default}
 
 
@@ -41,6 +42,12 @@ def _addmm(bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha:
     """Return the sum of a bias and a product; PyTorch's decomposition multiplies by 1."""
     product = torch.mm(left, right)
     return (product if alpha == 1 else product * alpha) + (bias if beta == 1 else bias * beta)
+
+
+def _softplus(x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
+    """Return softplus. PyTorch's decomposition computes `exp` where its result is not used: a gradient of 0 inf."""
+    z = x * beta
+    return torch.where(z > threshold, x, torch.log1p(torch.exp(z.clamp(max=threshold))) / beta)
 
 
 class MessageTrace(NamedTuple):
