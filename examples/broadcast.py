@@ -36,10 +36,9 @@ class BroadcastPlan(ResidentPlan):
             row = (op.width + (0 if step else op.separate_logit_width)) * self.work.itemsize
             sent, received = num_own * (self.size - 1) * row, (len(indptr) - 1 - num_own) * row
             if self.size > 1:
-                operations.append(Operation(kind="collective", tag="halo", bytes_sent=sent, bytes_received=received))
+                operations += [Operation(kind="collective", tag="halo", bytes_sent=sent, bytes_received=received)]
             if op.is_aggregate:
-                edges = int(indptr[end] - indptr[first])
-                operations.append(aggregate(op, edges, AggregateSize(num_own, len(indptr) - 1)))
+                operations += [aggregate(op, int(indptr[end] - indptr[first]), AggregateSize(num_own, len(indptr) - 1))]
         return operations
 
 
