@@ -282,6 +282,9 @@ UNUSUAL: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor] | None]] =
     "number of rows": (lambda s, i, j, e, index, n: j * e / j.shape[0], None),
     "sum along rows": (lambda s, i, j, e, index, n: j.cumsum(0) * e, None),
     "computed index": (lambda s, i, j, e, index, n: j * e * pyg_scatter(j, index * 0, n, "sum")[index], None),
+    "distance, 0 for a loop": (lambda s, i, j, e, index, n: (i - j).norm(dim=-1, keepdim=True) * j * s.a, None),
+    "cubic distance": (lambda s, i, j, e, index, n: (i - j).norm(p=3, dim=-1, keepdim=True) * j * s.a, None),
+    "largest distance": (lambda s, i, j, e, index, n: (i - j).norm(p=torch.inf, dim=-1, keepdim=True) * j, None),
     "small numbers": (lambda s, i, j, e, index, n: torch.tanh(1e-6 * j * e) * 1e6, None),
 }
 """Message functions that run as in PyG, or as programs with its numbers."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +35,7 @@ def decompositions() -> dict[Any, Any]:
     table = dict(core_aten_decompositions().items()) | get_decompositions(extra)
     table |= {aten.addmm.default: _addmm, aten.softplus.default: _softplus}
     table[aten.mish.default] = lambda x: x * torch.tanh(_softplus(x))
+    table[aten.linalg_vector_norm.default] = partial(_vector_norm, table[aten.linalg_vector_norm.default])
     return {op: function for op, function in table.items() if op is not aten.detach.default}
 
 
@@ -48,6 +49,32 @@ def _softplus(x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
     """Return softplus. PyTorch's decomposition computes `exp` where its result is not used: a gradient of 0 inf."""
     z = x * beta
     return torch.where(z > threshold, x, torch.log1p(torch.exp(z.clamp(max=threshold))) / beta)
+
+
+def _vector_norm(
+    others: Callable[..., Tensor],
+    x: Tensor,
+    ord: float = 2,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Return a norm, whose gradient is 0 where it is 0, as PyTorch's; that of a root is infinite there.
+
+    Args:
+        others: Decomposition of norms other than the Euclidean one.
+        x: The numbers.
+        ord: Order of the norm.
+        dim: Dimensions that are reduced; None: all.
+        keepdim: Keep them with size 1.
+        dtype: Type in which the norm is computed; None: that of x.
+    """
+    if ord != 2 or dtype is not None:
+        return others(x, ord, dim, keepdim, dtype=dtype)
+    squares = (x * x).sum(dim, keepdim=keepdim)
+    is_zero = squares == 0
+    return torch.where(is_zero, squares, torch.where(is_zero, torch.ones_like(squares), squares).sqrt())
 
 
 class MessageTrace(NamedTuple):
