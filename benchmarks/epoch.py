@@ -61,7 +61,7 @@ def main() -> None:
     facts = {name: pipe.recv() for name, pipe in pipes.items()}
     absent = [name for name in names if facts[name].get("absent")]
     present = {name: pipe for name, pipe in pipes.items() if name not in absent}
-    differ = [name for name in present if difference(facts[name], facts["weft"]) > TOLERANCE]
+    differ = [name for name in present if not difference(facts[name], facts["weft"]) <= TOLERANCE]
     take_turns(present, options.warmups)
     for name, seconds in take_turns(present, options.rounds).items():
         facts[name]["seconds"] = seconds

@@ -294,7 +294,7 @@ def train(graph: weft.Graph, kind: str, emit: Emit, device: str) -> None:
             with torch.no_grad():
                 actual = logits().detach()
             truth = actual if truth is None else truth
-            if (differ := error(actual, truth)) > TOLERANCE:
+            if not (differ := error(actual, truth)) <= TOLERANCE:
                 row["differs"] = differ
             row["seconds"] = seconds_of(epoch, device)
             if device == "cuda":
@@ -349,7 +349,7 @@ def contest(what: str, contenders: dict[str, Product], emit: Emit, device: str, 
     """
     for name, work in contenders.items():
         with row_of(emit, what=what, contender=name) as row:
-            if truth is not None and (differ := error(work(), truth)) > TOLERANCE:
+            if truth is not None and not (differ := error(work(), truth)) <= TOLERANCE:
                 row["differs"] = differ
             row["seconds"] = seconds_of(work, device)
 

@@ -213,7 +213,7 @@ def measure(kind: str, width: int, contest: Contest, rounds: int) -> dict[str, A
     contenders, wrong = contest.contenders, []
     for name, product in contenders.items():
         y = product()
-        if contest.truth is not None and name != "gather" and error(y, contest.truth) > TOLERANCE:
+        if contest.truth is not None and name != "gather" and not error(y, contest.truth) <= TOLERANCE:
             wrong.append(name)
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):

@@ -17,6 +17,7 @@ from tests.lib.pairwise import param
 from weft.data import Adjacency
 from weft.kernels import EdgeDropout, reference
 from weft.nn import Converted, GraphView, PyGConv, Sum, convert
+from weft.nn.convert import comparison
 from weft.nn.convert.convert import parameters_of
 from weft.nn.convert.native_layers import Aggregated, GlobalNorm
 from weft.nn.convert.traced_model import _flatten, _restored
@@ -378,6 +379,14 @@ def planted_sum(self: Aggregated, _model: nn.Module, _view: Any, x: Tensor) -> B
 def same_without(name: str) -> None:
     data, converted = Data.make(), convert(make_model(name), edge_inputs=edge_inputs_of(name))
     torch.testing.assert_close(data.of_weft(converted.train()), data.of_weft(converted.eval()))
+
+
+def test_nan_in_float32_alone_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = comparison._logits
+    factor = {torch.float32: torch.nan, torch.float64: 1.0}
+    monkeypatch.setattr(comparison, "_logits", lambda *args: (y := run(*args)) * factor[y.dtype])
+    with pytest.raises(InputError, match="logits in float32 by nan"):
+        convert(GCN())
 
 
 class UnderAutocast(nn.Module):

@@ -109,7 +109,8 @@ def _difference_in_float32(model: nn.Module, converted: Converted, graph: Random
         except (RuntimeError, ValueError, TypeError):  # a model that only runs in float64
             return ""
     gap = (y - expected).abs().max().item()
-    return f"logits in float32 by {gap:.2g}" if gap > TOLERANCE_FLOAT32 * expected.abs().max().item() else ""
+    is_same = gap <= TOLERANCE_FLOAT32 * expected.abs().max().item()  # False for NaN
+    return "" if is_same or not _finite(expected) else f"logits in float32 by {gap:.2g}"
 
 
 def _logits(model: nn.Module, graph: RandomGraph, x: Tensor, dropped: list[Dropped]) -> Tensor:
