@@ -367,7 +367,7 @@ def _describe(graph: Graph) -> None:
     """Print facts about a graph, one per line."""
     degree, multilabel = graph.in_edges.degree, " (several per vertex)" if graph.multilabel else ""
     max_degree = int(degree.max()) if len(degree) else 0
-    dtypes = {x.dtype for x in (graph.x, *graph.features.values()) if x is not None and x.itemsize < 4}
+    dtypes = dict.fromkeys(x.dtype for x in (graph.x, *graph.features.values()) if x is not None and x.itemsize < 4)
     feature_type = "".join(f" in {str(dtype).removeprefix('torch.')}" for dtype in dtypes)
     by_type = ", ".join(f"{x.shape[1]} of {name}" for name, x in graph.features.items())
     facts = {

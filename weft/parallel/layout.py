@@ -171,7 +171,7 @@ class Layout(ABC):
         copied = max((self.feature_copy_bytes(op, rank) for op in operations if not work.is_cached(op)), default=0)
         dense = dense_flops(work, self.traits, sizes, training=True)
         sparse = {call.sizes[:3] for flops in dense for call in flops.calls if call.kernel == "sparse"}
-        # Of each vertex type, since types of equal size have equal calls; or of x.
+        # Features whose nonzeros are read: those of vertex types, one by one, since equal sizes have equal calls; or x.
         counts = sizes.types[0].counts if sizes.types else ()
         of_types = zip(work.typed_densities, counts, stats.typed.featured, strict=False)
         typed = [(round(density * n * width), n, width) for density, n, (_, width) in of_types]

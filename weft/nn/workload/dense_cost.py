@@ -125,7 +125,13 @@ def _run_step(
     typed_rows = None
     if typed.has_input:
         counts, densities = sizes.types[0].counts, work.typed_densities
-        typed_rows = typed_rows_of(typed, counts, meta_model.dtype, densities, counter.add_sparse)
+        typed_rows = typed_rows_of(
+            typed,
+            counts,
+            meta_model.dtype,
+            densities,
+            on_product=lambda x, width: counter.add_sparse(x.num_nonzeros, *x.shape, width),
+        )
     inputs = meta_model.inputs(
         sizes.rows[0], typed_rows, optimisations=work.optimisations, sparse=work.sparse, sparse_first=work.sparse_first
     )
@@ -321,6 +327,7 @@ def run_counted_conv(
     cost = costs.on(view.block_size)
     for rows, widths in zip((sources, *others, targets), costs.products, strict=True):
         for width in widths:
-            counter.add_sparse(cast(SparseRows, rows), width)
+            features = cast(SparseRows, rows)
+            counter.add_sparse(features.num_nonzeros, *features.shape, width)
     read = (sources, *others, *layer.tensors_read(sources)[1:], *(() if targets is None else (targets,)))
     return CountedConv.apply(counter, cost, shape, 1 + len(others), *read)  # type: ignore[no-untyped-call]

@@ -89,15 +89,14 @@ class FlopCounter(DispatchMode):
         if num_bytes:  # a call has a price of its own
             self.record("tiles", num_bytes)
 
-    def add_sparse(self, x: SparseRows, width: int) -> None:
+    def add_sparse(self, *sizes: int) -> None:
         """Record a linear transform of constant rows by their nonzeros; only its weight has a gradient.
 
         Args:
-            x: The rows.
-            width: Number of columns of the result.
+            *sizes: Nonzeros, rows, columns in, columns out.
         """
-        for kernel in ("sparse", "sparse_backward"):
-            self.record(kernel, x.num_nonzeros, *x.shape, width, backward=kernel != "sparse")
+        self.record("sparse", *sizes)
+        self.record("sparse_backward", *sizes, backward=True)
 
     def add_block(self, flops: int, num_bytes: int, tile_bytes: int) -> None:
         """Count and record the products and passes of a convolution, of which only totals are known.

@@ -278,7 +278,7 @@ class OutlineView(GraphView):
         del summed
         ratio = self.state.sparse_cost_ratio
         if self.inputs.sparse and self.origin(x) == "inputs":  # by the nonzeros: no dense product is counted
-            self._record_sparse(x, weight)
+            self.state.counter.add_sparse(round(self.state.density * x.numel()), len(x), *weight.shape)
             y: Tensor = SparseStandIn.apply(len(x), weight)  # type: ignore[no-untyped-call]
             return y if added is None else (y + added).to(x.dtype)
         if ratio < 1 and self.origin(x) == "inputs" and len(weight) == x.shape[1]:
@@ -287,12 +287,6 @@ class OutlineView(GraphView):
             )  # a dense product with as many FLOPs as a product by nonzeros costs
             x, weight = x[:, :width], weight[:width]
         return linear(x, weight, added)
-
-    def _record_sparse(self, x: Tensor, weight: Tensor) -> None:
-        """Record a linear transform by nonzeros; only its weights have a gradient."""
-        counter, nonzeros = self.state.counter, round(self.state.density * x.numel())
-        counter.record("sparse", nonzeros, len(x), *weight.shape)
-        counter.record("sparse_backward", nonzeros, len(x), *weight.shape, backward=True)
 
     def _drop(self, x: Tensor, key: RandomKey, p: float, relu: bool, rows: slice | Tensor) -> Tensor:
         del key, p, rows
