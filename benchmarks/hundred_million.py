@@ -2,13 +2,16 @@
 
     python benchmarks/hundred_million.py --folder /data/cites --out hundred-million-NAME
     python benchmarks/hundred_million.py --folder /tmp/cites --scale 0.01
+    python benchmarks/hundred_million.py --folder /tmp/all --scale 0.1 --labelled 100% --feature-dtype bfloat16 \
+        --runs gcn-2-5 --train "--dtype bfloat16 --eval-every 5"
 
 Each stage is a command of weft: import, for each run training with an evaluation in every epoch, and the prediction of
 all vertices by the first run. It runs in a memory cgroup whose limit includes the page cache, if this process may
 create one (version 1); the results say whether. A stage that has ended is not repeated for the same command, so the
 script can be stopped and started again. The graph is `cites:` (docs/decisions/0054), of which --scale takes a share.
 The table states for each stage seconds, the most anonymous memory of all its processes together, and the bytes that it
-read from the disk and wrote to it; the disk's own rates are measured first.
+read from the disk and wrote to it; the rates of the disk, of random rows in memory and of dense products are measured
+first. If all vertices are labelled, an epoch skips nothing, and is compared with what these rates allow.
 """
 
 from __future__ import annotations
@@ -23,9 +26,11 @@ import statistics
 import subprocess
 import sys
 import time
+import timeit
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +43,8 @@ from weft.utils.units import parse_bytes
 
 VERTICES, EDGES, FEATURES, CLASSES = 111_059_956, 1_615_685_872, 128, 172
 """Shape of ogbn-papers100M (Hu et al., Open Graph Benchmark, 2020)."""
+HIDDEN = 128
+"""Hidden size of the models."""
 FLIPPED = 0.1
 """Share of wrong labels in the graph: no model can be more accurate than one minus this share."""
 BLOCK, BLOCKS = 8 << 20, 128
@@ -55,23 +62,26 @@ def main() -> int:
     folder = Path(options.folder).absolute()
     stages, graph = folder / "stages", folder / "graph"
     stages.mkdir(parents=True, exist_ok=True)
-    disk, results = stage(stages / "disk.json", [], lambda: {"command": [], **disk_rates(folder)}), {}
+    rates, results = stage(stages / "rates.json", [], lambda: {"command": [], **disk_rates(folder), **cpu_rates()}), {}
     shape = f"vertices={round(VERTICES * options.scale)},edges={round(EDGES * options.scale)},flipped={FLIPPED}"
-    recipe = f"cites:{shape},features={FEATURES},classes={CLASSES}"
-    command = ["data", "import", recipe, "--feature-dtype", "float16", "--out", str(graph), "--overwrite"]
+    recipe = f"cites:{shape},features={FEATURES},classes={CLASSES},labelled={options.labelled}"
+    command = ["data", "import", recipe, "--feature-dtype", options.feature_dtype, "--out", str(graph), "--overwrite"]
     results["import"] = stage(stages / "import.json", command, lambda: measured(command, options.memory))
     print_stage("import", results["import"])
     for sizes in options.runs.split(","):
         model, layers, epochs = sizes.split("-")
         name = f"{model}-{layers}-layers"
         out = stages / name
-        command = ["train", str(graph), "--model", model, "--layers", layers, "--hidden", "128"]
+        command = ["train", str(graph), "--model", model, "--layers", layers, "--hidden", str(HIDDEN)]
         command += ["--epochs", epochs, "--lr", str(options.lr), *options.train.split()]
         command += ["--scratch", str(folder)] if "device-memory" in options.train else []
         command += ["--out", str(out)]
         resume = ["--resume"] if any(out.glob("checkpoints/*")) else []
         run = partial(trained, command, options.memory, resume, out)
         results[name] = stage(stages / f"{name}.json", command, run)
+        if options.labelled == "100%" and model == "gcn":
+            rows = round(VERTICES * options.scale)
+            results[name]["least_seconds"] = least_seconds(rates, rows, int(layers), results[name]["edges_by_width"])
         print_stage(name, results[name])
         if "predict" not in results:
             file, score = folder / "classes.npy", results[name]["test_accuracy"]
@@ -83,7 +93,7 @@ def main() -> int:
                 sys.exit(f"the prediction has another test accuracy than the {score:.4f} of the run")
     if options.out:
         rows = [{"stage": name, **result} for name, result in results.items()]
-        save(options.out, {"options": vars(options), "best_accuracy": 1 - FLIPPED, "disk": disk, "rows": rows})
+        save(options.out, {"options": vars(options), "best_accuracy": 1 - FLIPPED, "rates": rates, "rows": rows})
     return 0
 
 
@@ -115,6 +125,41 @@ def disk_rates(folder: Path) -> dict[str, float]:
     path.unlink()
     print(f"disk: reads {rates['read'] / 1e9:.2f} GB/s, writes {rates['write'] / 1e9:.2f} GB/s", flush=True)
     return rates
+
+
+def cpu_rates() -> dict[str, float]:
+    """Return the bytes per second of copies of random rows in bfloat16, and the FLOP/s of dense products of rows."""
+    table, ids = torch.ones(8_000_000, HIDDEN, dtype=torch.bfloat16), torch.randint(8_000_000, (2_000_000,))
+    seconds = []
+    for dtype in (torch.float32, torch.bfloat16):
+        rows, weight = torch.ones(200_000, HIDDEN, dtype=dtype), torch.ones(HIDDEN, HIDDEN, dtype=dtype)
+        seconds.append(fastest(partial(torch.mm, rows, weight)))
+    rates = {
+        "gather": ids.numel() * HIDDEN * table.itemsize / fastest(partial(table.index_select, 0, ids)),
+        "dense": 2 * rows.numel() * HIDDEN / min(seconds),
+    }
+    print(f"random rows {rates['gather'] / 1e9:.2f} GB/s, products {rates['dense'] / 1e9:.0f} GFLOP/s", flush=True)
+    return rates
+
+
+def fastest(work: Callable[[], object]) -> float:
+    """Return the fewest seconds of five runs."""
+    return min(timeit.repeat(work, number=1, repeat=5))
+
+
+def least_seconds(rates: dict[str, float], rows: int, layers: int, edges_by_width: int) -> dict[str, float]:
+    """Return the seconds that gathered rows and dense products of a GCN's training step take at the measured rates.
+
+    Args:
+        rates: Result of `cpu_rates`.
+        rows: Number of vertices, all of which have rows in each layer.
+        layers: Number of layers.
+        edges_by_width: Edges times columns that the step aggregates.
+    """
+    widths = [FEATURES, *[HIDDEN] * (layers - 1), CLASSES]
+    products = [width * following for width, following in pairwise(widths)]
+    flops = 2 * rows * (3 * sum(products) - products[0])  # nobody needs the gradient of the first layer's rows
+    return {"gather": 2 * edges_by_width / rates["gather"], "dense": flops / rates["dense"]}
 
 
 def measured(command: list[str], memory: str, resume: Sequence[str] = ()) -> dict[str, Any]:
@@ -211,7 +256,9 @@ def trained(command: list[str], memory: str, resume: Sequence[str], out: Path) -
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     epochs = [record for record in records if record["kind"] == "epoch"]
     summary = next(record for record in reversed(records) if record["kind"] == "summary")
+    steps = [record for record in records if record["kind"] == "rank" and record["phase"] == "train"]
     return result | {
+        "edges_by_width": steps[-1]["edges"],
         "epoch_seconds": [epoch["seconds"] for epoch in epochs],
         "losses": [epoch["loss"] for epoch in epochs],
         "val_accuracies": [epoch.get("val_accuracy") for epoch in epochs],
@@ -238,6 +285,9 @@ def print_stage(name: str, result: dict[str, Any]) -> None:
     if "epoch_seconds" in result:
         seconds = statistics.median(result["epoch_seconds"])
         line += f"  epoch {seconds:.2f} s"
+    if "least_seconds" in result:
+        bound = max(result["least_seconds"], key=result["least_seconds"].__getitem__)
+        line += f", {seconds / result['least_seconds'][bound]:.2f} times that of {bound}"
     if "test_accuracy" in result:
         line += f"  test accuracy {result['test_accuracy']:.4f}"
     print(line, flush=True)
@@ -247,6 +297,8 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", required=True, help="folder of the graph, of the runs and of their scratch files")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the vertices and edges")
+    parser.add_argument("--labelled", default="1.09%", help="share of the vertices to train on")
+    parser.add_argument("--feature-dtype", default="float16", help="type of the features in the graph folder")
     parser.add_argument("--memory", default="20GB", help="limit of the memory cgroup, page cache included")
     parser.add_argument("--runs", default="gcn-2-30,sage-2-30", help="model-layers-epochs of each run")
     parser.add_argument("--lr", type=float, default=0.01)

@@ -368,10 +368,10 @@ def without_collector() -> Iterator[None]:
         gc.enable()
 
 
-def step_peaks(placed: Placed, *, epochs: int, with_loss: bool = True) -> list[tuple[int, int]]:
+def step_peaks(placed: Placed, *, epochs: int, with_loss: bool = True, whole: bool = True) -> list[tuple[int, int]]:
     """Return the peak bytes of the tensors of each training step, and the bytes alive after it.
 
-    Without a loss, the gradient of the logits is zero.
+    Without a loss, the gradient of the logits is zero. whole: False computes the loss as the strategy wants it.
     """
     task = NodeTask(placed.graph, placed.rows, placed.group, placed.empty_rows, placed.rows_device)
     peaks = []
@@ -379,8 +379,11 @@ def step_peaks(placed: Placed, *, epochs: int, with_loss: bool = True) -> list[t
         placed.model.zero_grad()
         (step,) = placed.steps(epoch)
         with without_collector(), TensorPeak() as peak:
-            logits = placed.forward(step)
-            grad = task.loss(logits, step)[1] if with_loss else placed.empty_rows(logits).zero_()
-            placed.backward(logits, grad)
+            if whole:
+                logits = placed.forward(step)
+                grad = task.loss(logits, step)[1] if with_loss else placed.empty_rows(logits).zero_()
+                placed.backward(logits, grad)
+            else:
+                placed.train(step, lambda rows, span, step=step: task.loss(rows, step, span))
         peaks.append((peak.most, peak.alive))
     return peaks

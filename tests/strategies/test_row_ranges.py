@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import weft
 from tests.lib.cases import FEW_LABELS, Case
-from tests.lib.session import check_case, workload
+from tests.lib.session import Session, check_case, check_close, check_trace, reference, workload
 from tests.strategies.test_memory import step_peaks, without_collector
 from weft.comm import Group
 from weft.data import Graph
@@ -63,6 +63,33 @@ def test_results_and_counts_are_those_of_all_rows(case: Case, share: float, monk
     assert all(layout.in_ranges for layout in placed.plan.layouts.values())
 
 
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+@pytest.mark.parametrize("share", [0.0, 0.4])
+def test_losses_of_ranges_give_the_gradients_of_all_rows(
+    case: Case, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SinglePlan, "_retained_share", lambda *_: share)
+    monkeypatch.setattr(Workload, "losses_by_row", property(lambda work: work.optimisations.reach))
+    monkeypatch.setattr(row_ranges, "RANGE_BYTES", 100)
+    session, expected, spans = Session(case, "single", Group(), traced=True), reference(case, full=True), set()
+
+    def loss(rows: Tensor, span: slice | None) -> tuple[Tensor, Tensor]:
+        assert span is not None
+        spans.add(span.start)
+        return session.task.loss(rows, step, span)
+
+    (step,) = session.strategy.steps(0)
+    with session.meter.during("train"):
+        total = session.strategy.train(step, loss)
+    assert len(spans) > 1
+    check_close(total, expected.losses[0], f"{case}: loss")
+    gradients = session.gradients()
+    assert gradients.keys() == expected.gradients.keys()
+    for parameter, gradient in expected.gradients.items():
+        check_close(gradients[parameter], gradient, f"{case}: gradient of {parameter}")
+    check_trace(session, None, training=True)
+
+
 @pytest.mark.parametrize(
     "case",
     [
@@ -80,19 +107,24 @@ def test_models_that_need_all_rows_at_once_keep_them(case: Case) -> None:
 
 @pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16], ids=str)
 @pytest.mark.parametrize("model", [pytest.param("gcn", marks=pytest.mark.slow), "sage"])
-@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(("share", "labelled"), [(0.0, 1), (0.5, 1), (1.0, 1), (0.0, 100)])
 def test_memory_is_that_of_the_sums(
-    model: str, dtype: torch.dtype, share: float, monkeypatch: pytest.MonkeyPatch
+    model: str, dtype: torch.dtype, share: float, labelled: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The estimate is exact to 3 %, and a fraction of that of all rows unless all graphs of ranges stay."""
+    """The estimate is exact to 3 %, and a fraction of that of all rows unless all graphs of ranges stay.
+
+    If all vertices are labelled, the logits of a range are freed after their loss.
+    """
     monkeypatch.setattr(SinglePlan, "_retained_share", lambda *_: share)
-    graph = weft.load("cites:vertices=300k,edges=1m,features=16,classes=4,labelled=1%")
+    by_row = labelled == 100
+    graph = weft.load(f"cites:vertices=300k,edges=1m,features=16,classes=4,labelled={labelled}%")
     monkeypatch.setattr(row_ranges, "RANGE_BYTES", 1 << 16)
     network = make_model(model, 16, 4)
     network.row_dtype = None if dtype == torch.float32 else dtype
-    work = Workload(network, graph)
+    work = Workload(network, graph, num_classes=4 if by_row else None)
     plan = SinglePlan(work)
-    measured = max(most for most, _ in step_peaks(plan.place(Group()), epochs=2, with_loss=False)[1:])
+    steps = step_peaks(plan.place(Group()), epochs=2, with_loss=by_row, whole=not by_row)
+    measured = max(most for most, _ in steps[1:])
     with without_collector():
         estimated = plan.memory()
     assert abs(estimated - measured) < 0.03 * measured

@@ -38,7 +38,7 @@ from weft.parallel.blocks.caching_costs import BACK_BYTES, EDGE_BYTES
 from weft.parallel.exchange import Exchange
 from weft.parallel.gathered_rows import GatheredRows
 from weft.parallel.operations import backward_operations, dense_operations
-from weft.parallel.row_ranges import forward_in_ranges, num_retained
+from weft.parallel.row_ranges import RangeLoss, forward_in_ranges, num_retained
 from weft.runtime.memory.tensor_peak import TensorPeak
 from weft.storage.host_rows import keeps_in_file
 
@@ -216,19 +216,25 @@ class Layout(ABC):
             exchanges,
             training=training,
             sums_gradients=self.size > 1,
-            run_model=self.run_model(training=training),
+            run_model=self.run_model(training=training, loss=meta_loss if training and self.loss_in_ranges else None),
         )
 
-    def run_model(self, *, training: bool) -> RunModel:
+    @property
+    def loss_in_ranges(self) -> bool:
+        """True if training steps compute the logits of a range of rows and their loss before those of the next one."""
+        return self.in_ranges and self.work.losses_by_row
+
+    def run_model(self, *, training: bool, loss: RangeLoss | None = None) -> RunModel:
         """Return the function that runs the model in a step, see `in_ranges`.
 
         Args:
             training: True for a training step.
+            loss: For `loss_in_ranges`, loss of a range of rows, whose total the function then returns.
         """
         needs_grad = [op.backward for op in self.work.outline(self.traits, training=training)]
         if not self.in_ranges:
             return run_whole
-        return partial(forward_in_ranges, needs_grad, self.retained_share if training else 0.0)
+        return partial(forward_in_ranges, needs_grad, self.retained_share if training else 0.0, loss)
 
     def temporary_memory(self, rank: int, *, training: bool) -> list[int]:
         """Return the peak bytes that a step allocates, and those of its preparation.
@@ -283,6 +289,15 @@ class Layout(ABC):
         if not isinstance(op.op, Total):
             return self.forward_operations(op, rank)
         return [all_reduce("statistics", op.width, self.work.dtype.itemsize, self.size)] if self.size > 1 else []
+
+
+def meta_loss(logits: Tensor, _: slice | None) -> tuple[Tensor, Tensor]:
+    """Allocate loss and gradient of a range of rows for an estimate of memory; see `RangeLoss`.
+
+    Args:
+        logits: Logits [m, C] on the meta device.
+    """
+    return logits.new_empty(()), torch.empty_like(logits)
 
 
 class EvenLayout(Layout):

@@ -4,13 +4,14 @@ Forward: the rows of a range are computed, added to the sums of all their target
 of a row is a sum of the gradients of its targets. The range is computed again with autograd, which carries that
 gradient on to the parameters and to the rows before (gradient checkpointing, Chen et al. 2016). Only sums and their
 gradients stay in memory; in a receptive field, these are fewer rows than those that are summed. The autograd graphs of
-some ranges may stay as well; these are not computed again.
+some ranges may stay as well; these are not computed again. After the last sum, the logits of a range, their loss and
+its gradients follow each other, so that no step has the logits of all rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -28,12 +29,15 @@ from weft.parallel.chunks.program.chunk_program import Segment
 from weft.parallel.chunks.program.segment_flops import ShapedRows
 from weft.parallel.chunks.run.chunk_views import RowsView, refused
 from weft.parallel.exchange import PlacedView
+from weft.runtime.memory.heap import release_pages_of
 from weft.utils.dtypes import sum_dtype
 
 RANGE_BYTES = 1 << 25
 """Bytes of a range of rows, counted in the columns that are summed before it."""
 SUMMED = ""
 """Name of the rows that a boundary sums, among those that it passes on."""
+RangeLoss = Callable[[Tensor, slice | None], tuple[Tensor, Tensor]]
+"""Function of logits [m, C] and their range of rows (None: all) that returns their loss, [], and its gradient."""
 
 
 def row_ranges(num_rows: int, row_bytes: int, num_first: int = 0) -> Iterator[slice]:
@@ -70,13 +74,20 @@ def supports_ranges(segments: Sequence[Segment]) -> bool:
 
 
 def forward_in_ranges(
-    needs_grad: Sequence[bool], retained_share: float, model: nn.Module, views: Sequence[GraphView], x: Tensor
+    needs_grad: Sequence[bool],
+    retained_share: float,
+    loss: RangeLoss | None,
+    model: nn.Module,
+    views: Sequence[GraphView],
+    x: Tensor,
 ) -> Tensor:
-    """Return the logits [n, C] of a model; see `supports_ranges`.
+    """Return the logits [n, C] of a model, or the loss [] of all rows; see `supports_ranges`.
 
     Args:
         needs_grad: For each aggregate, whether the rows that it sums need a gradient.
         retained_share: Share of the rows between two aggregates whose autograd graph stays until the backward pass.
+        loss: Loss of a range of rows. The gradients of parameters after the last aggregate are then added at once.
+            None: return the logits.
         model: The model.
         views: View of each stage, of a single rank: `PlacedView`, or `OutlineView` for an estimate of memory.
         x: Constant features [n, F].
@@ -90,6 +101,10 @@ def forward_in_ranges(
         segment = RangedSegment(phased, views, state, retained_share if needed else 0)
         result, *rows = SegmentFunction.apply(segment, anchor, state.result, *state.rows.values())  # type: ignore[no-untyped-call]
         state = segment.state_after(result, rows)
+    if loss is not None:
+        last, anchor = RangedLoss(phased, views, state, loss), x.new_empty(0, requires_grad=True)
+        total: Tensor = LossFunction.apply(last, anchor, state.result, *state.rows.values())  # type: ignore[no-untyped-call]
+        return total
     logits = phased.resume(views, state)
     assert isinstance(logits, Tensor)
     return logits
@@ -176,9 +191,8 @@ class RangedSum:
         adjacency = self.topology.adjacency
         if adjacency.indptr.is_meta:
             num_edges = adjacency.num_edges * (rows.stop - rows.start) // max(adjacency.num_sources, 1)
-            return replace(
-                Adjacency.without_data(self.num_targets, rows.stop - rows.start, num_edges), known_transpose=None
-            )
+            indptr = adjacency.indptr.new_empty(rows.stop - rows.start + 1)
+            return Adjacency(indptr=indptr, indices=indptr.new_empty(num_edges), num_sources=self.num_targets)
         return edges_of(adjacency.transpose, rows, self.num_targets)
 
 
@@ -200,7 +214,35 @@ def edges_of(matrix: Adjacency | Transpose, rows: slice, num_columns: int) -> Ad
     )
 
 
-class RangedSegment:
+class RangedPart:
+    """A part of a model after an aggregate, computed range by range of the rows.
+
+    Args:
+        model: The model.
+        views: View of each stage.
+        state: State after the aggregate before it.
+    """
+
+    def __init__(self, model: PhasedModel, views: Sequence[GraphView], state: BoundaryState) -> None:
+        self.model, self.views, self.names = model, views, list(state.rows)
+        self._context = state.context
+        self._calls = [view._calls for view in views]
+
+    def _resume(self, span: slice, read: Sequence[Tensor]) -> tuple[Boundary | Tensor, list[RowsView]]:
+        """Run the part on a range of rows; return the next boundary or the logits, and the views.
+
+        Args:
+            span: The range.
+            read: Result of the aggregate before, and the rows that its boundary passed on, in this range.
+        """
+        result, *rows = read
+        views = [range_view(view, span, calls) for view, calls in zip(self.views, self._calls, strict=True)]
+        named = dict(zip(self.names, rows, strict=True))
+        state = BoundaryState(result=result, rows=named, shared={}, context=self._context)
+        return self.model.resume(views, state), views
+
+
+class RangedSegment(RangedPart):
     """The part of a model between two aggregates, and the sum after it, computed range by range of the rows.
 
     Args:
@@ -213,11 +255,10 @@ class RangedSegment:
     def __init__(
         self, model: PhasedModel, views: Sequence[GraphView], state: BoundaryState, retained_share: float
     ) -> None:
-        self.model, self.views, self.names, self.retained_share = model, views, list(state.rows), retained_share
+        super().__init__(model, views, state)
+        self.retained_share = retained_share
         self._retained: dict[int, ComputedRange] = {}
         """Ranges with their autograd graphs, by their first rows."""
-        self._context = state.context
-        self._calls = [view._calls for view in views]
         self._passed: list[str] = []
         """Names of the rows that the next boundary passes on."""
 
@@ -245,6 +286,7 @@ class RangedSegment:
             read = leaves_of(span, [result, *rows], needed)
             with torch.set_grad_enabled(retains):
                 reached, ranged_views = self._resume(span, read)
+            assert isinstance(reached, Boundary)
             x = reached.request.rows[reached.request.op.first]
             if not span.start:
                 self._prepare(reached, ranged_views)
@@ -256,7 +298,7 @@ class RangedSegment:
             if retains:
                 self._retained[span.start] = self._computed(span, read, reached)
         self._count(sums.shape[1])
-        return (sums.to(result.dtype), *passed.values())
+        return (rounded(sums, result.dtype), *passed.values())
 
     def _spans(self, result: Tensor) -> Iterator[slice]:
         """Return the ranges of the rows of the aggregate before the segment."""
@@ -301,24 +343,21 @@ class RangedSegment:
             needed: True for each of these tensors that needs a gradient.
             grads: Gradients of what `forward` returned.
         """
-        read, (grad, *grads_passed) = [result, *rows], grads
-        grads_read = [torch.zeros_like(each) if wanted else None for each, wanted in zip(rows, needed[1:], strict=True)]
-        # Only this segment reads the result, and each range a last time before its gradient is written. `data` has no
-        # part in autograd's check that saved tensors do not change.
-        grads_read.insert(0, result.data if needed[0] else None)
+        read, (grad, *grads_passed), grads_read = [result, *rows], grads, gradient_tables(result, rows, needed)
         passed = {name: each for name, each in zip(self._passed, grads_passed, strict=True) if each is not None}
         for span in self._spans(result):
             computed = self._retained.pop(span.start, None)
             if computed is None:
                 leaves = leaves_of(span, read, needed)
                 with torch.enable_grad():
-                    computed = self._computed(span, leaves, self._resume(span, leaves)[0])
+                    reached, _ = self._resume(span, leaves)
+                assert isinstance(reached, Boundary)
+                computed = self._computed(span, leaves, reached)
+                del reached
             grads_of = self._targets(span, passed) | ({} if grad is None else {SUMMED: self._sum.gradient(span, grad)})
             outputs = [(edge, grads_of[name]) for name, edge in computed.edges.items() if name in grads_of]
             torch.autograd.backward([edge for edge, _ in outputs], [each for _, each in outputs])
-            for leaf, whole in zip(computed.leaves, grads_read, strict=True):
-                if whole is not None:
-                    whole[span] = 0 if leaf.grad is None else leaf.grad
+            write_gradients(span, computed.leaves, grads_read)
             del computed, grads_of, outputs  # before the next range is computed
         if grad is not None:
             self._count(grad.shape[1])
@@ -330,20 +369,42 @@ class RangedSegment:
             return {}
         return {name: table[span.start : span.stop] for name, table in tables.items()}
 
-    def _resume(self, span: slice, read: Sequence[Tensor]) -> tuple[Boundary, list[RowsView]]:
-        """Run the segment on a range of rows; return the next boundary, and the views.
+
+class RangedLoss(RangedPart):
+    """The part of a model after its last aggregate and the loss of its logits, with all gradients at once.
+
+    Args:
+        model: The model.
+        views: View of each stage.
+        state: State after the last aggregate.
+        loss: Loss of a range of rows.
+    """
+
+    def __init__(self, model: PhasedModel, views: Sequence[GraphView], state: BoundaryState, loss: RangeLoss) -> None:
+        super().__init__(model, views, state)
+        self._loss = loss
+
+    def run(self, result: Tensor, rows: Sequence[Tensor], needed: Sequence[bool]) -> tuple[Tensor, list[Tensor | None]]:
+        """Add the gradients of the parameters; return the loss, [], and the gradients of `result` and `rows`.
 
         Args:
-            span: The range.
-            read: Result of the aggregate before, and the rows that its boundary passed on, in this range.
+            result: Result of the aggregate before [m, .]. Its memory becomes that of its gradient.
+            rows: Rows [m, .] that its boundary passed on.
+            needed: True for each of these tensors that needs a gradient.
         """
-        result, *rows = read
-        views = [range_view(view, span, calls) for view, calls in zip(self.views, self._calls, strict=True)]
-        named = dict(zip(self.names, rows, strict=True))
-        state = BoundaryState(result=result, rows=named, shared={}, context=self._context)
-        reached = self.model.resume(views, state)
-        assert isinstance(reached, Boundary)
-        return reached, views
+        read, grads, total = [result, *rows], gradient_tables(result, rows, needed), result.new_zeros(())
+        for span in row_ranges(len(result), result.shape[1] * result.itemsize):
+            leaves = leaves_of(span, read, needed)
+            with torch.enable_grad():
+                logits, _ = self._resume(span, leaves)
+                assert isinstance(logits, Tensor)
+                loss, grad = self._loss(logits.detach(), span)
+            total = total + loss
+            if logits.requires_grad:
+                logits.backward(grad)
+            write_gradients(span, leaves, grads)
+            del leaves, logits, grad  # before the next range is computed
+        return total, grads
 
 
 class ComputedRange(NamedTuple):
@@ -373,6 +434,21 @@ class SegmentFunction(torch.autograd.Function):
         return None, None, *ctx.segment.backward(result, rows, ctx.needs_input_grad[2:], grads)
 
 
+class LossFunction(torch.autograd.Function):
+    """A `RangedLoss` as a function of the rows that it reads. Its backward must follow with a gradient of 1."""
+
+    @staticmethod
+    def forward(ctx: Any, part: RangedLoss, anchor: Tensor, result: Tensor, *rows: Tensor) -> Tensor:
+        del anchor
+        total, ctx.grads = part.run(result, rows, ctx.needs_input_grad[2:])
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *ctx.grads
+
+
 def leaves_of(span: slice, read: Sequence[Tensor], needed: Sequence[bool]) -> list[Tensor]:
     """Return a range of rows of some tensors, as leaves of an autograd graph.
 
@@ -382,6 +458,50 @@ def leaves_of(span: slice, read: Sequence[Tensor], needed: Sequence[bool]) -> li
         needed: True for each of them that needs a gradient.
     """
     return [each[span].detach().requires_grad_(wanted) for each, wanted in zip(read, needed, strict=True)]
+
+
+def rounded(sums: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return sums [n, F] in the type of rows. Their memory returns to the system as the result fills its own.
+
+    Args:
+        sums: The sums, which nobody reads afterwards.
+        dtype: Type of rows: that of the sums, or one of lower precision.
+    """
+    if sums.dtype == dtype:
+        return sums
+    result = torch.empty_like(sums, dtype=dtype)
+    for rows in row_ranges(len(sums), sums.shape[1] * sums.itemsize):
+        result[rows] = sums[rows]
+        if not sums.is_meta:
+            release_pages_of(sums[rows].data_ptr(), sums[rows].nbytes)
+    return result
+
+
+def gradient_tables(result: Tensor, rows: Sequence[Tensor], needed: Sequence[bool]) -> list[Tensor | None]:
+    """Return a table for the gradient of each tensor that a part of a model reads; None for those that need none.
+
+    Args:
+        result: Result of the aggregate before [m, .]. Its memory becomes that of its gradient.
+        rows: Rows [m, .] that its boundary passed on.
+        needed: True for each of these tensors that needs a gradient.
+    """
+    # Only this part of the model reads the result, and each range a last time before its gradient is written. `data`
+    # has no part in autograd's check that saved tensors do not change.
+    of_rows = (torch.zeros_like(each) if wanted else None for each, wanted in zip(rows, needed[1:], strict=True))
+    return [result.data if needed[0] else None, *of_rows]
+
+
+def write_gradients(span: slice, leaves: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
+    """Write the gradients of a range of rows to the tables of `gradient_tables`.
+
+    Args:
+        span: The range.
+        leaves: The rows of the range, leaves of an autograd graph that was run backward.
+        grads: Table for each of them; None: no gradient.
+    """
+    for leaf, whole in zip(leaves, grads, strict=True):
+        if whole is not None:
+            whole[span] = 0 if leaf.grad is None else leaf.grad
 
 
 def topology_of(view: GraphView) -> Topology:

@@ -19,6 +19,7 @@ from weft.config.strategy_flags import CachingFlags
 from weft.cost import Machine, MemoryUse, Steps, Trace
 from weft.data import Graph, Links
 from weft.nn import SPREAD, Topology, ViewTraits, Workload, with_own_rows
+from weft.parallel.row_ranges import RangeLoss
 from weft.runtime.memory.alignment import empty_aligned
 from weft.utils.errors import InputError
 from weft.utils.random import KeyTable
@@ -309,6 +310,23 @@ class Placed(ABC):
         """
         logits = self.forward(step)
         yield slice(0, len(logits)), logits
+
+    def train(self, step: Step, loss: RangeLoss) -> Tensor:
+        """Run a training step: set the gradient of every parameter, and return this rank's part of the loss, [].
+
+        Args:
+            step: The step.
+            loss: Loss of the rows that this rank is responsible for. A strategy that computes them range by range calls
+                it for each range.
+        """
+        timer = self.group.meter.timer
+        with timer("encode"):
+            rows = self.forward(step)
+        with timer("loss"):
+            total, grad = loss(rows, None)
+        with timer("encode"):
+            self.backward(rows, grad)
+        return total
 
     @property
     def rows_device(self) -> torch.device:

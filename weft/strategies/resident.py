@@ -18,6 +18,7 @@ from weft.cost import MemoryUse, Operation, Trace
 from weft.nn import GraphOperation, Inputs, ReceptiveField, Topology, shared_parameters, typed_rows
 from weft.parallel.exchange import Exchange, PlacedView
 from weft.parallel.layout import EvenLayout, Layout, StepInputs
+from weft.parallel.row_ranges import RangeLoss
 from weft.strategies.base import CHECKPOINT_COPIES, PARAMETER_COPIES, Placed, Plan, Step, whole_topology
 from weft.strategies.step_pruning import describe_receptive_fields, find_receptive_field
 from weft.utils.random import key
@@ -255,12 +256,29 @@ class ResidentPlaced(Placed):
         ]
 
     def forward(self, step: Step) -> Tensor:
+        return self._run(step).to(self.work.dtype)
+
+    def _run(self, step: Step, loss: RangeLoss | None = None) -> Tensor:
+        """Return the logits [n, C], or, with the loss of a range of rows, that of all rows, []."""
         self.model.train(step.training)
         views = self.views(step)
-        run_model = self.layout_of(step).run_model(training=step.training)
+        run_model = self.layout_of(step).run_model(training=step.training, loss=loss)
         with torch.set_grad_enabled(step.training):
-            logits = run_model(self.model, views, cast(Tensor, views[0].inputs.rows))
-        return logits.to(self.work.dtype)
+            return run_model(self.model, views, cast(Tensor, views[0].inputs.rows))
+
+    def train(self, step: Step, loss: RangeLoss) -> Tensor:
+        if not self.layout_of(step).loss_in_ranges:
+            return super().train(step, loss)
+
+        def loss_of(logits: Tensor, rows: slice | None) -> tuple[Tensor, Tensor]:
+            total, grad = loss(logits.to(self.work.dtype), rows)
+            return total, grad.to(logits.dtype)
+
+        with self.group.meter.timer("encode"):
+            total = self._run(step, loss_of)
+            total.backward()
+            sum_gradients(shared_parameters(self.model), self.group)
+        return total.detach()
 
     def backward(self, logits: Tensor, grad: Tensor) -> None:
         logits.backward(grad)

@@ -52,14 +52,7 @@ class TrainingPass:
         Returns:
             This rank's part of the loss, a scalar tensor [].
         """
-        timer = self.group.meter.timer
-        with timer("encode"):
-            rows = self.strategy.forward(step)
-        with timer("loss"):
-            loss, grad = self.task.loss(rows, step)
-        with timer("encode"):
-            self.strategy.backward(rows, grad)
-        return loss
+        return self.strategy.train(step, lambda rows, span: self.task.loss(rows, step, span))
 
 
 class Recording(NamedTuple):

@@ -126,6 +126,14 @@ class Workload:
         return row_dtype(self.model)
 
     @property
+    def losses_by_row(self) -> bool:
+        """True if weft computes the loss of each row, so that not all rows must exist at once.
+
+        `weft.place` leaves the loss to the user's loop; it switches `reach` off, since the loop may use any row.
+        """
+        return self.num_classes is not None and self.optimisations.reach
+
+    @property
     def rough_bytes(self) -> int:
         """Rough number of bytes of the graph and of a step's rows: a row for each vertex and matrix of the model."""
         count = self.stats.num_vertices

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import re
 from importlib.util import find_spec
@@ -66,6 +67,20 @@ def release_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
     except (OSError, AttributeError):
         return
+
+
+def release_pages_of(address: int, num_bytes: int) -> None:
+    """Return the whole pages of a part of an array to the system, although the array stays allocated.
+
+    Their data is lost.
+
+    Args:
+        address: Begin of the part, which is in memory and not in a mapped file.
+        num_bytes: Size of the part.
+    """
+    first, end = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE, (address + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if end > first:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_DONTNEED)
 
 
 def heap_environment() -> dict[str, str]:

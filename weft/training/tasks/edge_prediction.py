@@ -162,16 +162,18 @@ class EdgeTask:
             self._rows[step.training] = assignment.rows_of(pairs, vertices, self.group)
         return self._rows[step.training]
 
-    def loss(self, z: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+    def loss(self, z: Tensor, step: Step, span: slice | None = None) -> tuple[Tensor, Tensor]:
         """Compute loss and gradient of a step, and set the gradients of the decoder's parameters.
 
         Args:
             z: Output rows of the model, [n, D].
             step: The step.
+            span: None, for all rows of the rank.
 
         Returns:
             This rank's part of the loss, [], and its gradient with respect to z, [n, D].
         """
+        assert span is None
         with self.group.meter.timer("decode"):
             edge_rows = self.rows_of(z, step)
 

@@ -431,16 +431,18 @@ class LinkTask:
         ends = locate_endpoints(self.assignment, pairs[self.assigned], self.vertices, group)
         self.held_out = LinkHalo(ends, len(self.vertices), group, "held-out links")
 
-    def loss(self, z: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+    def loss(self, z: Tensor, step: Step, span: slice | None = None) -> tuple[Tensor, Tensor]:
         """Compute loss and gradient of a step, and set the gradients of the decoder's parameters.
 
         Args:
             z: Output rows of the model, [n, D].
             step: The step.
+            span: None, for all rows of the rank.
 
         Returns:
             This rank's part of the loss, [], and its gradient with respect to z, [n, D].
         """
+        assert span is None
         with self.group.meter.timer("negatives"):
             links, num_links = self._links_of(step)
             pairs_per_link = 1 + self.assignment.num_negatives

@@ -29,14 +29,15 @@ MetricCounts = dict[str, dict[str, Any]]
 class Task(Protocol):
     """Loss and scores of the rows that the forward pass of a strategy returns."""
 
-    def loss(self, rows: Tensor, step: Step) -> tuple[Tensor, Tensor]:
-        """Return this rank's part of a step's loss, [], and its gradient with respect to the rows.
+    def loss(self, rows: Tensor, step: Step, span: slice | None = None) -> tuple[Tensor, Tensor]:
+        """Return the part of a step's loss of some rows, [], and its gradient with respect to these.
 
-        The parts of all ranks add up.
+        The parts of all rows of all ranks add up.
 
         Args:
             rows: Output rows of the model on this rank.
             step: The step.
+            span: Range of these rows among those of the rank, if the loss is that of vertices; None: all rows.
         """
         ...
 
@@ -126,16 +127,20 @@ class NodeTask:
         y, size = self.all_y[step.vertices[rows]], step.batch_size or self.num_labelled["train"]
         return Examples(rows.to(self.y.device), y.to(self.y.device), size)
 
-    def loss(self, logits: Tensor, step: Step) -> tuple[Tensor, Tensor]:
-        """Return this rank's part of the loss, [], and its gradient with respect to the logits, [n, C].
+    def loss(self, logits: Tensor, step: Step, span: slice | None = None) -> tuple[Tensor, Tensor]:
+        """Return the part of the loss of some rows, [], and its gradient with respect to the logits, [n, C].
 
         Args:
-            logits: Logits of this rank's rows, [n, C].
+            logits: Logits of rows of this rank, [n, C].
             step: The step.
+            span: Range of these rows among those of the rank; None: all.
         """
         logits = logits.detach()
         grad, total = self.empty(logits), logits.new_zeros(())
         row_ids, y, number = self.examples(step)
+        if span is not None:
+            first, end = torch.searchsorted(row_ids, torch.tensor([span.start, span.stop])).tolist()
+            row_ids, y = row_ids[first:end] - span.start, y[first:end]
         for block, (part,) in row_blocks([row_ids], logits, grad):
             rows = row_ids[part] - block.start
             grad[block].zero_()
