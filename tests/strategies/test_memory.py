@@ -25,11 +25,14 @@ from tests.lib.cases import (
     pyg_cases,
     typed_cases,
 )
+from tests.lib.graphs import make_typed_graph
 from tests.lib.pairwise import param
 from tests.lib.ranks import on_ranks
 from weft.comm import Group
 from weft.data import Adjacency
 from weft.nn import Workload, make_model
+from weft.nn.sparse_rows import SparseRows
+from weft.parallel import layout
 from weft.parallel.blocks.blocks import Halos
 from weft.parallel.chunks.run.chunk_runtime import Runtime
 from weft.parallel.columns.chunking import CutSizes
@@ -39,6 +42,7 @@ from weft.parallel.exchange import Exchange
 from weft.runtime.memory.tensor_peak import TensorPeak
 from weft.strategies import Placed, get_strategy
 from weft.strategies.resident import ResidentPlaced, ResidentPlan
+from weft.strategies.single import SinglePlan
 from weft.strategies.tensor import plan as tensor_plan
 from weft.strategies.tensor.plan import TensorOptions, TensorPlan
 from weft.strategies.vertex.plan import CommunicatedPlan
@@ -150,6 +154,24 @@ def test_transposed_edges_are_resident_only_where_gradients_need_them(strategy: 
     """Aggregates that are computed only once need no transposed edges, nor do blocks that are aggregated in slices."""
     for estimated, measured in on_ranks(NUM_RANKS, edge_bytes, strategy, model):
         assert estimated == measured
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_features_by_type_are_resident(sparse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Features with few nonzeros are resident as these, which other tests measure, and do not count twice."""
+    graph = make_typed_graph(200, "some")
+    if sparse:
+        few = (torch.rand(graph.features["a"].shape) < 0.01).float()
+        graph = replace(graph, features={**graph.features, "a": few})
+    plan = SinglePlan(Workload(make_model("rgcn", 0, graph.num_classes, typed=graph.typed), graph))
+    monkeypatch.setattr(layout, "ROW_BYTES", 0)
+    monkeypatch.setattr(layout, "NONZERO_BYTES", 0)
+    monkeypatch.setattr(plan.layout, "resident_edges", lambda _: [])
+    typed = plan.place(Group()).whole.inputs.typed
+    assert typed is not None
+    dense = [features for features in typed.features if not isinstance(features, SparseRows)]
+    assert len(dense) == 2 - sparse
+    assert plan.layout.resident_memory(0).device == sum(features.nbytes for features in dense)
 
 
 def edge_bytes(group: Group, strategy: str, model: str) -> tuple[int, int]:

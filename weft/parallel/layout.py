@@ -173,10 +173,13 @@ class Layout(ABC):
         sparse = {call.sizes[:3] for flops in dense for call in flops.calls if call.kernel == "sparse"}
         # Features whose nonzeros are read: those of vertex types, one by one, since equal sizes have equal calls; or x.
         counts = sizes.types[0].counts if sizes.types else ()
-        of_types = zip(work.typed_densities, counts, stats.typed.featured, strict=False)
+        densities = work.typed_densities or [1.0] * len(counts)
+        of_types = list(zip(densities, counts, stats.typed.featured, strict=False))
         typed = [(round(density * n * width), n, width) for density, n, (_, width) in of_types]
         nonzeros = sum(call[0] for call in typed or sparse if call in sparse)
+        dense_of_types = sum(n * width for density, n, (_, width) in of_types if density == 1) * work.itemsize
         rest = aggregates * work.itemsize + copied + nonzeros * NONZERO_BYTES + ROW_BYTES * sizes.rows[0]
+        rest += dense_of_types
         # A range of rows is read where the graph stores it, which all ranks of a host share, if it has the rows' type.
         copies_features = stats.feature_dtype != work.row_dtype or not isinstance(rows, slice)
         shared = (0 if copies_features else features) + (in_edges if isinstance(rows, slice) else 0)
