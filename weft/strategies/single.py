@@ -26,7 +26,7 @@ from weft.parallel.columns.streamed_columns import (
 from weft.parallel.exchange import Identity
 from weft.parallel.layout import ROW_BYTES, Layout
 from weft.parallel.operations import AggregateSize, aggregate
-from weft.parallel.row_ranges import supports_ranges
+from weft.parallel.row_ranges import RangeLoss, supports_ranges
 from weft.runtime.memory.heap import release_freed_memory
 from weft.runtime.memory.limit import memory_limit_bytes
 from weft.storage.host_rows import rows_in_file
@@ -136,6 +136,12 @@ class PlacedSingle(ResidentPlaced):
             self.group.meter.aggregate(topology.adjacency.num_edges, table.shape[1])
         release_freed_memory()
         return step_inputs
+
+    def _run(self, step: Step, loss: RangeLoss | None = None) -> Tensor:
+        layout = self.plan.layouts.get(True, self.plan.layout)
+        if layout.in_ranges and not layout.retained_share:
+            release_freed_memory()  # what the step before has freed, of which this one uses other parts
+        return super()._run(step, loss)
 
     def logit_ranges(self, step: Step) -> Iterator[tuple[slice, Tensor]]:
         segments, on_cpu = self.plan.segments[False], self.group.device.type == "cpu"

@@ -30,7 +30,7 @@ from weft.utils.units import format_bytes
 
 MEMORY_SHARE = 0.5
 """Share of the memory for the columns that a sum reads and writes at once, in a prediction."""
-FEATURE_SHARE = 0.4
+FEATURE_SHARE = 0.25
 """Share for the columns of features before training, when the rows and edges of steps are in memory too."""
 ALIGNED_COLUMNS = 16
 """Blocks have a multiple of this number of columns, if they have more."""
