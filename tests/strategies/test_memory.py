@@ -393,7 +393,7 @@ def without_collector() -> Iterator[None]:
 def step_peaks(placed: Placed, *, epochs: int, with_loss: bool = True, whole: bool = True) -> list[tuple[int, int]]:
     """Return the peak bytes of the tensors of each training step, and the bytes alive after it.
 
-    Without a loss, the gradient of the logits is zero. whole: False computes the loss as the strategy wants it.
+    Without a loss, the gradient of the logits is zero. whole: False runs `Placed.train` instead.
     """
     task = NodeTask(placed.graph, placed.rows, placed.group, placed.empty_rows, placed.rows_device)
     peaks = []

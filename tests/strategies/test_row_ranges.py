@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import mmap
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +20,8 @@ from weft.comm import Group
 from weft.data import Graph
 from weft.nn import Workload, make_model
 from weft.parallel import row_ranges
-from weft.parallel.row_ranges import RangedSum
+from weft.parallel.row_ranges import LossFunction, RangedSum, rounded
+from weft.runtime.memory.heap import release_pages_of
 from weft.strategies import single
 from weft.strategies.single import SinglePlan
 
@@ -113,15 +116,15 @@ def test_memory_is_that_of_the_sums(
 ) -> None:
     """The estimate is exact to 3 %, and a fraction of that of all rows unless all graphs of ranges stay.
 
-    If all vertices are labelled, the logits of a range are freed after their loss.
+    If all vertices are labelled, there are more logits than hidden numbers, and those of a range are freed at once.
     """
     monkeypatch.setattr(SinglePlan, "_retained_share", lambda *_: share)
-    by_row = labelled == 100
-    graph = weft.load(f"cites:vertices=300k,edges=1m,features=16,classes=4,labelled={labelled}%")
+    by_row, num_classes = labelled == 100, 64 if labelled == 100 else 4
+    graph = weft.load(f"cites:vertices=300k,edges=1m,features=16,classes={num_classes},labelled={labelled}%")
     monkeypatch.setattr(row_ranges, "RANGE_BYTES", 1 << 16)
-    network = make_model(model, 16, 4)
+    network = make_model(model, 16, num_classes, hidden=16)
     network.row_dtype = None if dtype == torch.float32 else dtype
-    work = Workload(network, graph, num_classes=4 if by_row else None)
+    work = Workload(network, graph, num_classes=num_classes if by_row else None)
     plan = SinglePlan(work)
     steps = step_peaks(plan.place(Group()), epochs=2, with_loss=by_row, whole=not by_row)
     measured = max(most for most, _ in steps[1:])
@@ -130,6 +133,49 @@ def test_memory_is_that_of_the_sums(
     assert abs(estimated - measured) < 0.03 * measured
     monkeypatch.setattr(SinglePlan, "_fit_memory", lambda *_: True)
     assert estimated < SinglePlan(work).memory() * (0.33 + 0.67 * share)
+
+
+def test_sums_are_rounded_before_their_pages_are_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_ranges, "RANGE_BYTES", 3 * mmap.PAGESIZE + 512)  # ranges begin within pages
+    sums = torch.randn(5000, 16)
+    expected = sums.to(torch.bfloat16)
+    assert rounded(sums, torch.bfloat16).equal(expected)
+    assert (sums == 0).float().mean() > 0.5  # pages that lie in one range are zero when they are read again
+
+
+def test_releasing_pages_keeps_what_is_next_to_them() -> None:
+    memory = torch.ones(5 * mmap.PAGESIZE, dtype=torch.uint8)
+    release_pages_of(memory.data_ptr() + 100, 3 * mmap.PAGESIZE)
+    assert memory[:100].all()
+    assert memory[100 + 3 * mmap.PAGESIZE :].all()
+    assert 2 * mmap.PAGESIZE <= (memory == 0).sum() <= 3 * mmap.PAGESIZE
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-9), ("bfloat16", 0.05)], ids=["float64", "bfloat16"])
+def test_runs_have_the_loss_of_all_rows(
+    dtype: str, tolerance: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss of the last epoch depends on the gradients of all before."""
+    options: dict[str, Any] = {"epochs": 3, "dtype": dtype, "class_weights": "balanced"}
+    calls, right = [], LossFunction.forward
+    monkeypatch.setattr(LossFunction, "forward", lambda *arguments: calls.append(1) or right(*arguments))
+    losses = []
+    for fits in (True, False):
+        monkeypatch.setattr(SinglePlan, "_fit_memory", lambda *_, fits=fits: fits)
+        losses.append(weft.train("digits", "sage", out=tmp_path / str(fits), **options).summary["loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=tolerance)
+    assert len(calls) == 3
+
+
+def test_a_loop_gets_all_logits_of_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SinglePlan, "_fit_memory", lambda *_: False)
+    placed = weft.place("digits", "sage")
+    (batch,) = placed.batches(0)
+    assert placed.placed.plan.layouts[True].in_ranges
+    logits = placed(batch)
+    assert len(logits) == len(placed.vertices)
+    placed.backward(logits.square().sum())
+    assert all(parameter.grad is not None for parameter in placed.model.parameters())
 
 
 def test_small_runs_do_not_run_in_ranges(monkeypatch: pytest.MonkeyPatch) -> None:

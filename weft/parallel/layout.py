@@ -177,7 +177,7 @@ class Layout(ABC):
         of_types = list(zip(densities, counts, stats.typed.featured, strict=False))
         typed = [(round(density * n * width), n, width) for density, n, (_, width) in of_types]
         nonzeros = sum(call[0] for call in typed or sparse if call in sparse)
-        dense_of_types = sum(n * width for density, n, (_, width) in of_types if density == 1) * work.itemsize
+        dense_of_types = sum(n * width for density, n, (_, width) in of_types if density == 1) * work.dtype.itemsize
         rest = aggregates * work.itemsize + copied + nonzeros * NONZERO_BYTES + ROW_BYTES * sizes.rows[0]
         rest += dense_of_types
         # A range of rows is read where the graph stores it, which all ranks of a host share, if it has the rows' type.
@@ -237,7 +237,8 @@ class Layout(ABC):
         needs_grad = [op.backward for op in self.work.outline(self.traits, training=training)]
         if not self.in_ranges:
             return run_whole
-        return partial(forward_in_ranges, needs_grad, self.retained_share if training else 0.0, loss)
+        share, num_logits = self.retained_share if training else 0.0, self.work.num_classes or 0
+        return partial(forward_in_ranges, needs_grad, share, loss, num_logits)
 
     def temporary_memory(self, rank: int, *, training: bool) -> list[int]:
         """Return the peak bytes that a step allocates, and those of its preparation.

@@ -77,6 +77,7 @@ def forward_in_ranges(
     needs_grad: Sequence[bool],
     retained_share: float,
     loss: RangeLoss | None,
+    num_logits: int,
     model: nn.Module,
     views: Sequence[GraphView],
     x: Tensor,
@@ -88,6 +89,7 @@ def forward_in_ranges(
         retained_share: Share of the rows between two aggregates whose autograd graph stays until the backward pass.
         loss: Loss of a range of rows. The gradients of parameters after the last aggregate are then added at once.
             None: return the logits.
+        num_logits: Number of columns of the logits, C, which limits the rows of a range whose loss is computed.
         model: The model.
         views: View of each stage, of a single rank: `PlacedView`, or `OutlineView` for an estimate of memory.
         x: Constant features [n, F].
@@ -102,7 +104,7 @@ def forward_in_ranges(
         result, *rows = SegmentFunction.apply(segment, anchor, state.result, *state.rows.values())  # type: ignore[no-untyped-call]
         state = segment.state_after(result, rows)
     if loss is not None:
-        last, anchor = RangedLoss(phased, views, state, loss), x.new_empty(0, requires_grad=True)
+        last, anchor = RangedLoss(phased, views, state, loss, num_logits), x.new_empty(0, requires_grad=True)
         total: Tensor = LossFunction.apply(last, anchor, state.result, *state.rows.values())  # type: ignore[no-untyped-call]
         return total
     logits = phased.resume(views, state)
@@ -378,11 +380,14 @@ class RangedLoss(RangedPart):
         views: View of each stage.
         state: State after the last aggregate.
         loss: Loss of a range of rows.
+        num_logits: Number of columns of the logits.
     """
 
-    def __init__(self, model: PhasedModel, views: Sequence[GraphView], state: BoundaryState, loss: RangeLoss) -> None:
+    def __init__(
+        self, model: PhasedModel, views: Sequence[GraphView], state: BoundaryState, loss: RangeLoss, num_logits: int
+    ) -> None:
         super().__init__(model, views, state)
-        self._loss = loss
+        self._loss, self._num_logits = loss, num_logits
 
     def run(self, result: Tensor, rows: Sequence[Tensor], needed: Sequence[bool]) -> tuple[Tensor, list[Tensor | None]]:
         """Add the gradients of the parameters; return the loss, [], and the gradients of `result` and `rows`.
@@ -393,15 +398,17 @@ class RangedLoss(RangedPart):
             needed: True for each of these tensors that needs a gradient.
         """
         read, grads, total = [result, *rows], gradient_tables(result, rows, needed), result.new_zeros(())
-        for span in row_ranges(len(result), result.shape[1] * result.itemsize):
+        dtype = sum_dtype(result.dtype)  # in which losses are computed
+        row_bytes = max(result.shape[1] * result.itemsize, self._num_logits * dtype.itemsize)
+        for span in row_ranges(len(result), row_bytes):
             leaves = leaves_of(span, read, needed)
             with torch.enable_grad():
                 logits, _ = self._resume(span, leaves)
                 assert isinstance(logits, Tensor)
-                loss, grad = self._loss(logits.detach(), span)
+                loss, grad = self._loss(logits.detach().to(dtype), span)
             total = total + loss
             if logits.requires_grad:
-                logits.backward(grad)
+                logits.backward(grad.to(logits.dtype))
             write_gradients(span, leaves, grads)
             del leaves, logits, grad  # before the next range is computed
         return total, grads
@@ -435,7 +442,7 @@ class SegmentFunction(torch.autograd.Function):
 
 
 class LossFunction(torch.autograd.Function):
-    """A `RangedLoss` as a function of the rows that it reads. Its backward must follow with a gradient of 1."""
+    """A `RangedLoss` as a function of the rows that it reads. The gradient of its result must be 1, and is ignored."""
 
     @staticmethod
     def forward(ctx: Any, part: RangedLoss, anchor: Tensor, result: Tensor, *rows: Tensor) -> Tensor:
@@ -446,7 +453,8 @@ class LossFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, *ctx.grads
+        grads, ctx.grads = ctx.grads, None  # freed before the end of the step
+        return None, None, *grads
 
 
 def leaves_of(span: slice, read: Sequence[Tensor], needed: Sequence[bool]) -> list[Tensor]:
@@ -461,7 +469,7 @@ def leaves_of(span: slice, read: Sequence[Tensor], needed: Sequence[bool]) -> li
 
 
 def rounded(sums: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return sums [n, F] in the type of rows. Their memory returns to the system as the result fills its own.
+    """Return sums [n, F] in the type of rows. Pages of the sums are freed as they are read, so that both never coexist.
 
     Args:
         sums: The sums, which nobody reads afterwards.

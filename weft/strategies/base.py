@@ -317,7 +317,7 @@ class Placed(ABC):
         Args:
             step: The step.
             loss: Loss of the rows that this rank is responsible for. A strategy that computes them range by range calls
-                it for each range.
+                it for each range; then neither `forward` nor `backward` is called.
         """
         timer = self.group.meter.timer
         with timer("encode"):

@@ -259,7 +259,7 @@ class ResidentPlaced(Placed):
         return self._run(step).to(self.work.dtype)
 
     def _run(self, step: Step, loss: RangeLoss | None = None) -> Tensor:
-        """Return the logits [n, C], or, with the loss of a range of rows, that of all rows, []."""
+        """Return the logits [n, C], or the loss of all rows, [], if that of a range is given."""
         self.model.train(step.training)
         views = self.views(step)
         run_model = self.layout_of(step).run_model(training=step.training, loss=loss)
@@ -269,13 +269,8 @@ class ResidentPlaced(Placed):
     def train(self, step: Step, loss: RangeLoss) -> Tensor:
         if not self.layout_of(step).loss_in_ranges:
             return super().train(step, loss)
-
-        def loss_of(logits: Tensor, rows: slice | None) -> tuple[Tensor, Tensor]:
-            total, grad = loss(logits.to(self.work.dtype), rows)
-            return total, grad.to(logits.dtype)
-
         with self.group.meter.timer("encode"):
-            total = self._run(step, loss_of)
+            total = self._run(step, loss)
             total.backward()
             sum_gradients(shared_parameters(self.model), self.group)
         return total.detach()

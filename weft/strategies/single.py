@@ -140,7 +140,7 @@ class PlacedSingle(ResidentPlaced):
     def _run(self, step: Step, loss: RangeLoss | None = None) -> Tensor:
         layout = self.plan.layouts.get(True, self.plan.layout)
         if layout.in_ranges and not layout.retained_share:
-            release_freed_memory()  # what the step before has freed, of which this one uses other parts
+            release_freed_memory()  # arrays of the step before; those of this one have other sizes and places
         return super()._run(step, loss)
 
     def logit_ranges(self, step: Step) -> Iterator[tuple[slice, Tensor]]:

@@ -72,15 +72,18 @@ def release_freed_memory() -> None:
 def release_pages_of(address: int, num_bytes: int) -> None:
     """Return the whole pages of a part of an array to the system, although the array stays allocated.
 
-    Their data is lost.
+    Their data is lost; a page that belongs only partly to the range stays. Does nothing without glibc.
 
     Args:
-        address: Begin of the part, which is in memory and not in a mapped file.
+        address: Begin of the part, in private memory that maps no file.
         num_bytes: Size of the part.
     """
     first, end = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE, (address + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if end > first:
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_DONTNEED)
+    try:
+        if end > first:
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_DONTNEED)
+    except (OSError, AttributeError):
+        return
 
 
 def heap_environment() -> dict[str, str]:
