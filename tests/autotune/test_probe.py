@@ -172,7 +172,7 @@ def test_a_sample_of_few_targets_has_all_the_sources(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("ratio", probe.TILED_RATIOS)
 def test_a_sample_in_tiles_has_the_bytes_of_its_size(ratio: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its units are the bytes in the cache that its program counts, and `ratio` those for each byte of source rows."""
+    """The program counts as many bytes in the cache as the sample, `ratio` times those of source rows."""
     monkeypatch.setattr(probe, "MIN_TILED_EDGES", 2048.0)
     units, _, prepare = probe.tile_sample(1000.0, ratio)
     run = prepare()

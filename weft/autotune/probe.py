@@ -95,7 +95,7 @@ CLASS_COUNTS = (2.0, 8.0, 64.0)
 TARGETS, FANOUTS, SAMPLED_GRAPH = (64.0, 2048.0, 32768.0), (2.0, 16.0), (131072.0, 1.0, 32.0)
 """Sampling of mini-batches: targets, fanouts, and the graph to sample from (arguments of `random_edges`)."""
 TILED_SOURCES, TILED_RATIOS, GATE_RATIO = (2048.0, 16384.0, 131072.0), (4.0, 28.0), 12
-"""Programs in tiles: sources, and bytes in the cache for each byte of source rows outside of it, also of each gate."""
+"""Programs in tiles: sources; bytes in the cache for each byte of source rows outside of it, also those of a gate."""
 TILED_DEGREE, MIN_TILED_EDGES, TILED_ROW = 32.0, 131072.0, (4, 16)
 """Programs in tiles: mean in-degree, smallest number of edges, and heads and columns of a row."""
 PERIOD = 1 << 16
@@ -590,7 +590,7 @@ def tile_sample(sources: float, ratio: float) -> ProbeSample:
     """Return a sample of a program in tiles of edges, forward and backward. On a GPU, PyTorch runs its operations.
 
     Args:
-        sources: Number of sources. Each has at least two edges, since its gradient is also set to zero once.
+        sources: Number of sources. They have at least two edges each, since their gradients are also set to zero.
         ratio: Bytes that are read and written in the cache for each byte of source rows outside of it.
     """
     gates = int(ratio) // GATE_RATIO
@@ -628,16 +628,14 @@ def gated_program(gates: int) -> MessageProgram:
     from weft.nn.messages.messages import MessageProgram  # imports torch.fx, which most runs do not need
     from weft.nn.messages.trace import NUM_EDGES, NUM_TARGETS, trace_rows
 
-    def samples() -> list[Tensor]:
-        return [torch.empty(NUM_EDGES, *TILED_ROW) for _ in range(2)]
-
     run = partial(gated_sums, num_targets=NUM_TARGETS, gates=gates)
     with torch.device("cpu"):
-        return MessageProgram(trace_rows(run, samples, ["source", "target"]))
+        rows = partial(torch.empty, NUM_EDGES, *TILED_ROW)
+        return MessageProgram(trace_rows(run, lambda: [rows(), rows()], ["source", "target"]))
 
 
 def gated_sums(x: Tensor, y: Tensor, target: Tensor, *, num_targets: int, gates: int) -> Tensor:
-    """Return sums of messages, whose operations are on numbers, on heads and across columns, as those of attention.
+    """Return sums of messages whose operations are elementwise, by head and across columns, as those of attention.
 
     Args:
         x: Row of each edge's source.
