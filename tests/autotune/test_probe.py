@@ -30,6 +30,7 @@ from weft.cost.prices import WORK, table_of
 from weft.data import Adjacency
 from weft.kernels import spmm
 from weft.nn import Workload
+from weft.nn.workload.flops import FlopCounter
 from weft.runtime.kernel_call import KernelCall
 from weft.strategies import VertexOptions, get_strategy
 from weft.strategies.offload.options import OffloadOptions
@@ -50,6 +51,8 @@ SMALL_SAMPLES = {
     "TARGETS": (16.0,),
     "FANOUTS": (2.0,),
     "SAMPLED_GRAPH": (64.0, 1.0, 8.0),
+    "TILED_SOURCES": (64.0,),
+    "MIN_TILED_EDGES": 64.0,
     "BYTES": (4096.0,),
     "ROW_BYTES": (256.0,),
     "MESSAGES": (256.0, 4096.0),
@@ -167,6 +170,19 @@ def test_a_sample_of_few_targets_has_all_the_sources(monkeypatch: pytest.MonkeyP
     assert probe.aggregate_sample((1000.0, 1.0, 4.0), 8.0, make, backward=True)[:2] == (32000.0, 10.0)
 
 
+@pytest.mark.parametrize("ratio", probe.TILED_RATIOS)
+def test_a_sample_in_tiles_has_the_bytes_of_its_size(ratio: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program counts as many bytes in the cache as the sample, `ratio` times those of source rows."""
+    monkeypatch.setattr(probe, "MIN_TILED_EDGES", 2048.0)
+    units, _, prepare = probe.tile_sample(1000.0, ratio)
+    run = prepare()
+    with FlopCounter() as counter:
+        run()
+    assert counter.tiles.num_bytes == pytest.approx(units, rel=0.02)
+    assert counter.tiles.num_bytes / counter.tiles.source_bytes == pytest.approx(ratio, rel=0.05)
+    assert counter.tiles.sources == 2 * 1000  # forward and backward
+
+
 def test_samples_are_on_the_ranks_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the edges are generated on the CPU; the meta device stands for a GPU."""
     devices: list[str] = []
@@ -174,9 +190,11 @@ def test_samples_are_on_the_ranks_device(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(probe, "spmm", lambda edges, x: devices.extend((edges.device.type, x.device.type)))
     with probe.default_device(torch.device("meta")):
         works = [probe.linear_sample(4.0, 2.0, 2.0)[2](), probe.sum_sample(64.0, 1.0, 2.0, 4.0)[2]()]
+        in_tiles = probe.tile_sample(64.0, 16.0)[2]()
     for work in works:
         work()
     assert devices == ["meta"] * 4
+    assert [grad.device.type for grad in in_tiles()] == ["meta"] * 2  # type: ignore[attr-defined]
 
 
 def test_sizes_around_calls_give_equal_prices() -> None:

@@ -14,8 +14,7 @@ import pytest
 from tests.lib.graph_checks import assert_one_line
 from tests.lib.profiles import flat, profile
 from weft.cost import Prices, PriceTable, Profile
-from weft.cost.prices import CACHED_BYTES
-from weft.runtime.kernel_call import KernelCall
+from weft.runtime.kernel_call import KernelCall, TileSizes
 from weft.utils.errors import InputError
 
 TABLE = PriceTable(axes=((10.0, 1000.0), (1.0, 4.0)), seconds=(1.0, 2.0, 100.0, 200.0))
@@ -65,12 +64,17 @@ def test_calls_have_a_cost_in_addition_to_their_work() -> None:
         assert prices.seconds(KernelCall(kernel, sizes, 3)) == 3 * 2 * seconds
 
 
-def test_bytes_in_tiles_cost_those_of_a_pass_in_the_cache() -> None:
-    """Tiles of edges stay in the cache, however many bytes there are in all."""
-    table = PriceTable(axes=((float(CACHED_BYTES), float(1 << 30)),), seconds=(1.0, 3.0))
-    prices = Prices(ranks=1, threads=1, tables={"pass": table})
-    tiles, in_memory = (prices.seconds(KernelCall(kernel, (1 << 30,))) for kernel in ("tiles", "pass"))
-    assert (tiles, in_memory) == (1 << 30, 3 << 30)
+def test_tiles_cost_the_bytes_in_the_cache_and_those_of_source_rows() -> None:
+    """Both costs are interpolated exactly; that of source rows grows with the number of sources."""
+    ratios = (4.0, 20.0)
+    seconds = tuple(2.0 + source_seconds / ratio for source_seconds in (3.0, 9.0) for ratio in ratios)
+    table = PriceTable(axes=((100.0, 1000.0), ratios), seconds=seconds)
+    prices = Prices(ranks=1, threads=1, tables={"tiles": table})
+    for num_bytes, source_bytes in ((400, 100), (1000, 100), (2000, 100)):
+        for sources, source_seconds in ((10, 3.0), (100, 3.0), (5000, 9.0)):
+            spent = prices.seconds(KernelCall("tiles", TileSizes(num_bytes, source_bytes, sources)))
+            assert spent == pytest.approx(2.0 * num_bytes + source_seconds * source_bytes)
+    assert prices.seconds(KernelCall("tiles", TileSizes(400, 0, 100))) == pytest.approx(400 * (2.0 + 3.0 / 20))
 
 
 def test_the_backward_pass_of_a_block_is_priced_by_its_sources_too() -> None:

@@ -35,7 +35,7 @@ def profile(cores: int = 2, *, byte_seconds: float = 1e-9, message_seconds: floa
 
 def flat(seconds: float, name: str) -> PriceTable:
     """Return a table with a single price."""
-    axes = {"pass": 1, "gather": 2, "exponential": 1, "dropout": 1, "update": 1, "loss": 2, "draw": 2}
+    axes = {"pass": 1, "gather": 2, "tiles": 2, "exponential": 1, "dropout": 1, "update": 1, "loss": 2, "draw": 2}
     axes |= {"Attend": 5, "AttendEdges": 5}
     count = axes.get(name.removesuffix("_backward"), 3 if name.startswith("linear") else 4)
     return PriceTable(axes=((1.0,),) * count, seconds=(seconds,))

@@ -29,7 +29,7 @@ from weft.data import Graph
 from weft.nn import DenseFlops, GraphOperation, Inputs, Workload, embeddings
 from weft.nn.workload.workload import DenseFlopsKey, OutlineKey
 from weft.partition import make_book
-from weft.runtime.kernel_call import work_counters
+from weft.runtime.kernel_call import TileSizes, work_counters
 from weft.runtime.meter import Counts
 from weft.strategies import Placed, ResidentPlaced, get_strategy
 from weft.strategies.offload.chunked_plan import ChunkedPlan
@@ -355,8 +355,8 @@ class Flops(TorchDispatchMode):
         work_counters.remove(self)
         super().__exit__(*error)
 
-    def add_tiles(self, flops: int, num_bytes: int) -> None:
-        del num_bytes
+    def add_tiles(self, flops: int, tiles: TileSizes) -> None:
+        del tiles
         self.total += flops
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -17,7 +17,9 @@ from torch.nn import functional
 from weft.nn.layers.pyg_conv import PyGConv, share_programs
 from weft.nn.messages import TiledConv, program
 from weft.nn.messages.edges import SortedEdges
+from weft.nn.messages.operations import ROW_NUMBERS
 from weft.nn.messages.program import EdgeProgram
+from weft.nn.workload.flops import FlopCounter
 
 pyg = pytest.importorskip("torch_geometric.nn")
 
@@ -328,6 +330,18 @@ def test_convolutions_of_equal_structure_share_programs() -> None:
         with layer.tiled.replacing():
             y = layer.conv(rows, edges(), features)
         torch.testing.assert_close(y, layer.conv(rows, edges(), features))
+
+
+def test_a_program_counts_its_bytes() -> None:
+    """GatedMax loads the row of a source, spreads that of a target and multiplies; its gradient also stores a row."""
+    conv, x = GatedMax().double(), torch.ones(NUM_VERTICES, WIDTH, dtype=torch.float64, requires_grad=True)
+    with TiledConv(conv).replacing(), FlopCounter() as counter:
+        y = conv(x, edges())
+    row_bytes = 8 * NUM_EDGES * WIDTH
+    assert counter.tiles == (3 * (2 * row_bytes + 8 * NUM_EDGES * ROW_NUMBERS), row_bytes, NUM_VERTICES)
+    with FlopCounter() as counter:
+        y.sum().backward()
+    assert counter.tiles[1:] == ((1 + 4) * row_bytes, NUM_VERTICES)
 
 
 def test_random_numbers_are_drawn_for_each_edge() -> None:

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import cycle, islice, product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from weft.data import Adjacency, Graph
 from weft.kernels import attend, attend_edges, keyed_dropout, pair_logits, spmm, spmm_max
 from weft.nn import Workload, make_model
 from weft.nn.layers.linear_transform import linear
+from weft.nn.messages.edges import SortedEdges
 from weft.runtime.kernel_call import KernelCall
 from weft.runtime.memory.limit import memory_limit_bytes
 from weft.runtime.memory.tensor_peak import TensorPeak
@@ -35,6 +36,9 @@ from weft.strategies.pipeline.plan import PipelineOptions, PipelinePlan
 from weft.strategies.single import SinglePlan
 from weft.strategies.split.sampler import BatchSampler, exchange_requests_locally
 from weft.strategies.vertex.plan import CommunicatedPlan
+
+if TYPE_CHECKING:
+    from weft.nn.messages.messages import MessageProgram
 
 Work = Callable[[], object]
 """Function that does the work to be timed, and returns its result."""
@@ -90,6 +94,10 @@ SUM_WIDTHS, ATTENTION_WIDTHS, HEADS = (
 CLASS_COUNTS = (2.0, 8.0, 64.0)
 TARGETS, FANOUTS, SAMPLED_GRAPH = (64.0, 2048.0, 32768.0), (2.0, 16.0), (131072.0, 1.0, 32.0)
 """Sampling of mini-batches: targets, fanouts, and the graph to sample from (arguments of `random_edges`)."""
+TILED_SOURCES, TILED_RATIOS, GATE_RATIO = (2048.0, 16384.0, 131072.0), (4.0, 28.0), 12
+"""Programs in tiles: sources; bytes in the cache for each byte of source rows outside of it, also those of a gate."""
+TILED_DEGREE, MIN_TILED_EDGES, TILED_ROW = 32.0, 131072.0, (4, 16)
+"""Programs in tiles: mean in-degree, smallest number of edges, and heads and columns of a row."""
 PERIOD = 1 << 16
 """Number of random values after which a sample's tensors repeat."""
 SOURCE_WINDOW = 64
@@ -204,6 +212,7 @@ def kernel_samples(max_share: float = 1.0) -> KernelSamples:
         "update": ((BYTES,), update_sample),
         "loss": ((ROWS, CLASS_COUNTS), loss_sample),
         "draw": ((TARGETS, FANOUTS), draw_sample),
+        "tiles": ((TILED_SOURCES, TILED_RATIOS), tile_sample),
         "Sum": ((SOURCES, SHARES, DEGREES, SUM_WIDTHS), partial(sum_sample, max_share=max_share)),
     }
     for name, kernel in (("Attend", attention_sample), ("AttendEdges", edge_attention_sample), ("Max", max_sample)):
@@ -575,6 +584,70 @@ def draw_sample(targets: float, fanout: float) -> ProbeSample:
         return run
 
     return edges + targets, (edges + targets) / MAX_WORK["sampled"], prepare
+
+
+def tile_sample(sources: float, ratio: float) -> ProbeSample:
+    """Return a sample of a program in tiles of edges, forward and backward. On a GPU, PyTorch runs its operations.
+
+    Args:
+        sources: Number of sources. They have at least two edges each, since their gradients are also set to zero.
+        ratio: Bytes that are read and written in the cache for each byte of source rows outside of it.
+    """
+    gates = int(ratio) // GATE_RATIO
+    program, num_edges = gated_program(gates), max(2 * sources, MIN_TILED_EDGES)
+    numbers = program.forward.numbers_per_edge + program.gradients((True, True)).numbers_per_edge
+
+    def prepare() -> Work:
+        with torch.device("cpu"):  # its generator draws the edges
+            block = random_edges(sources, 1.0, TILED_DEGREE, num_edges / TILED_DEGREE)
+            edge_index = torch.stack(block.edges())
+            edges = SortedEdges.of(edge_index, block.num_targets)
+        x, y = (random_numbers(rows, *TILED_ROW).requires_grad_() for rows in (block.num_sources, block.num_targets))
+        grad = random_numbers(*y.shape)
+        source, target = edge_index.to(x.device)
+
+        def run() -> object:
+            if x.device.type == "cpu":
+                sums = program.run(edges, block.num_sources, [x, y], [])
+            else:
+                sums = gated_sums(x[source], y[target], target, num_targets=block.num_targets, gates=gates)
+            return torch.autograd.grad(sums, (x, y), grad)
+
+        return run
+
+    return num_edges * numbers * 4, 0.0, prepare
+
+
+@lru_cache
+def gated_program(gates: int) -> MessageProgram:
+    """Return the program of `gated_sums`.
+
+    Args:
+        gates: Number of gates.
+    """
+    from weft.nn.messages.messages import MessageProgram  # imports torch.fx, which most runs do not need
+    from weft.nn.messages.trace import NUM_EDGES, NUM_TARGETS, trace_rows
+
+    run = partial(gated_sums, num_targets=NUM_TARGETS, gates=gates)
+    with torch.device("cpu"):
+        rows = partial(torch.empty, NUM_EDGES, *TILED_ROW)
+        return MessageProgram(trace_rows(run, lambda: [rows(), rows()], ["source", "target"]))
+
+
+def gated_sums(x: Tensor, y: Tensor, target: Tensor, *, num_targets: int, gates: int) -> Tensor:
+    """Return sums of messages whose operations are elementwise, by head and across columns, as those of attention.
+
+    Args:
+        x: Row of each edge's source.
+        y: Row of each edge's target.
+        target: Target of each edge.
+        num_targets: Number of targets.
+        gates: Number of gates of a message.
+    """
+    messages = x * y
+    for _ in range(gates):
+        messages = messages * (messages + x).sigmoid() * (messages * y).sum(-1, keepdim=True).sigmoid()
+    return x.new_zeros(num_targets, *TILED_ROW).index_add(0, target, messages)
 
 
 @lru_cache(maxsize=1)

@@ -142,6 +142,8 @@ def nominal_prices(gpu: Gpu) -> Prices:
             tables[name] = table_from_formula(
                 (BYTES, ROW_BYTES), lambda _, row: (max(row, SECTOR_BYTES) / row) * gathered + streamed
             )
+        elif name == "tiles":  # PyG's own code, in memory
+            tables[name] = table_from_formula(((1.0,), (1.0,)), lambda *_: streamed)
         elif name in BYTES_PER_UNIT:
             tables[name] = table_from_formula((BYTES,), lambda _, num_bytes=BYTES_PER_UNIT[name]: num_bytes * streamed)
         elif name.startswith("Attend"):

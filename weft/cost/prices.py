@@ -161,8 +161,6 @@ def is_attention(call: KernelCall) -> bool:
 
 ALL_REDUCE_TAGS = ("gradients", "statistics", "norm")
 """Tags of the collectives that sum over the ranks."""
-CACHED_BYTES = 1 << 20
-"""Bytes of a pass over numbers that stay in the caches of the cores, as in tiles of edges."""
 MIN_COLUMNS = 2
 """Dense layers from or to fewer columns take as long as those with this many."""
 Sized = tuple[float, tuple[float, ...]]
@@ -184,6 +182,10 @@ def _moved(num_bytes: int) -> Sized:
 
 def _gathered(rows: int, row_bytes: int) -> Sized:
     return float(rows * row_bytes), (rows * row_bytes, row_bytes)
+
+
+def _tiles(num_bytes: int, source_bytes: int, sources: int) -> Sized:
+    return float(num_bytes), (sources, num_bytes / max(source_bytes, 1))
 
 
 def _loss(rows: int, classes: int) -> Sized:
@@ -217,7 +219,7 @@ WORK: Mapping[str, Callable[..., Sized]] = {
     "sparse_backward": _sparse,
     "product": lambda flops: (float(flops), (1 << 16, 64, 64)),
     "pass": _moved,
-    "tiles": lambda num_bytes: (float(num_bytes), (CACHED_BYTES,)),
+    "tiles": _tiles,
     "gather": _gathered,
     "exponential": _moved,
     "dropout": _moved,
@@ -246,7 +248,6 @@ COMPOSITE_KERNELS = ("WholeLayer", "WholeLayer_backward")
 """Calls whose work the trace already counts as dense layers and passes; they cost only the call."""
 PRICED_AS = {
     "product": "linear",
-    "tiles": "pass",
     "Sum_backward": "Sum",
     "LaplacianSum": "Sum",
     "LaplacianSum_backward": "Sum",

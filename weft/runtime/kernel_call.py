@@ -22,7 +22,7 @@ class KernelCall(NamedTuple):
     - product: FLOPs, whatever the shape.
     - sparse: nonzeros, rows, columns in, columns out.
     - pass: bytes read and written.
-    - tiles (message functions in tiles of edges): bytes read and written in a core's cache.
+    - tiles (message functions in tiles of edges): the fields of `TileSizes`.
     - gather: rows that are moved by index, bytes of a row.
     - exponential, dropout, update: elements.
     - loss (with its gradient): rows, classes.
@@ -54,15 +54,26 @@ def backward_of(call: KernelCall) -> KernelCall:
     return call if is_same else call._replace(kernel=f"{call.kernel}_backward")
 
 
+class TileSizes(NamedTuple):
+    """Sizes of a run of a program in tiles of edges."""
+
+    num_bytes: int
+    """Bytes that operations other than products read and write in a core's cache."""
+    source_bytes: int
+    """Bytes of source rows that they read and write outside of it."""
+    sources: int
+    """Number of sources."""
+
+
 class WorkCounter(Protocol):
     """Counter of work that PyTorch's dispatcher does not see."""
 
-    def add_tiles(self, flops: int, num_bytes: int) -> None:
-        """Count a run of a program in tiles of edges.
+    def add_tiles(self, flops: int, tiles: TileSizes) -> None:
+        """Count runs of programs in tiles of edges.
 
         Args:
             flops: FLOPs of products.
-            num_bytes: Bytes that operations other than products read and write, in a core's cache.
+            tiles: Sizes of the runs, summed.
         """
 
 

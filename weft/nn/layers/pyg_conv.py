@@ -138,8 +138,9 @@ class PyGConv(nn.Module):
         self.takes = frozenset(inspect.signature(conv.forward).parameters)
 
     def train(self, mode: bool = True) -> PyGConv:
-        self.conv.train(mode)
-        self.training = self.conv.training
+        # In training, SuperGATConv samples edges for a loss of its own, which weft does not have.
+        self.conv.train(mode and type(self.conv).__name__ != "SuperGATConv")
+        self.training = mode
         return self
 
     def forward(self, view: View, x: Tensor) -> Tensor:
@@ -312,7 +313,7 @@ def call_conv(
 
 
 def drop_results(conv: nn.Module) -> None:
-    """Drop tensors that a convolution keeps from a call, such as SuperGATConv's attention, with their autograd graph.
+    """Drop tensors that a convolution keeps from a call, such as attention, with their autograd graph.
 
     Args:
         conv: The convolution.

@@ -31,6 +31,13 @@ FUNCTIONS = (
 MODES = ("whole", "constant", "per_block", "per_row")
 """Kinds of second arguments, in the order of MessageMode."""
 NUM_PARAMETERS = 11
+ROW_NUMBERS = 48
+"""Numbers that elementwise operations read and write in the time that others take for a row of any width."""
+SOURCE_TRAFFIC = {"load_source": 1, "store_source": 4}
+"""Number of times that an operation reads or writes a source's row outside of the tile.
+
+Gradients of sources are written for each edge, read again, and added to the row of the source.
+"""
 SWAPPED = {
     **{name: name for name in ("add", "multiply", "maximum", "minimum", "equal", "unequal")},
     "subtract": "subtract_from",
@@ -104,6 +111,16 @@ class TileOperation(NamedTuple):
             "total_product": (p, 1),
         }.get(self.kind)
         return 2 * prod(factors[0]) * factors[1] if factors else 0
+
+    @property
+    def numbers(self) -> int:
+        """Numbers that count as read and written in the tile for each of its rows."""
+        return 2 * self.width + ROW_NUMBERS
+
+    @property
+    def source_numbers(self) -> int:
+        """Numbers of source rows that are read and written outside of the tile, for each of its rows."""
+        return SOURCE_TRAFFIC.get(self.kind, 0) * self.width
 
 
 class RowTotal(NamedTuple):

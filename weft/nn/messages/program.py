@@ -16,7 +16,7 @@ from weft.nn.messages.edges import SortedEdges
 from weft.nn.messages.function import Role
 from weft.nn.messages.operations import FUNCTIONS, KINDS, NUM_PARAMETERS, SharedRow, TileOperation, Translation
 from weft.nn.messages.trace import call, outputs_of
-from weft.runtime.kernel_call import work_counters
+from weft.runtime.kernel_call import TileSizes, work_counters
 from weft.runtime.native import _native
 
 TILE_BYTES = 1 << 18
@@ -52,8 +52,10 @@ class EdgeProgram:
         of_edges = [op for op in operations if op.rows == "edge"]
         self.flops_per_edge = sum(op.flops for op in of_edges)
         """FLOPs of products for each edge."""
-        self.numbers_per_edge = sum(2 * op.width for op in of_edges)
-        """Numbers that operations read and write for each edge."""
+        self.numbers_per_edge = sum(op.numbers for op in of_edges)
+        """Numbers that operations read and write in the tile for each edge."""
+        self.source_numbers_per_edge = sum(op.source_numbers for op in of_edges)
+        """Numbers of source rows that operations read and write outside of the tile for each edge."""
         levels = _levels(operations)
         with_edges = {
             level for op, level in zip(operations, levels, strict=True) if op.rows == "edge" or op.kind == "reduce"
@@ -91,8 +93,9 @@ class EdgeProgram:
                     f"a tensor of {role} rows has the shape {list(tensor.shape)} in place of {list(wanted)}"
                 )
         for counter in work_counters:
-            num_bytes = self.numbers_per_edge * edges.num_edges * like.element_size()
-            counter.add_tiles(self.flops_per_edge * edges.num_edges, num_bytes)
+            of_edges = edges.num_edges * like.element_size()
+            tiles = TileSizes(self.numbers_per_edge * of_edges, self.source_numbers_per_edge * of_edges, num_sources)
+            counter.add_tiles(self.flops_per_edge * edges.num_edges, tiles)
         values: dict[Node, Any] = dict(zip(self.inputs, inputs, strict=True))
         self._evaluate(translation.before, values)
         results: list[Tensor | None] = []

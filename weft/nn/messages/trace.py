@@ -127,7 +127,6 @@ def trace(function: MessageFunction, tensors: Sequence[Tensor]) -> MessageTrace:
     Raises:
         RuntimeError: The function depends on numbers in a tensor; another of FAILURES for what cannot be traced.
     """
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
     module = _Messages(function)
     shared = [*function.conv.parameters(), *function.conv.buffers()]
     position = {id(tensor): number for number, tensor in enumerate(shared)}
@@ -147,15 +146,32 @@ def trace(function: MessageFunction, tensors: Sequence[Tensor]) -> MessageTrace:
         result: Tensor = torch.func.functional_call(module, replaced, arguments, tie_weights=False)
         return result
 
-    with mode, torch.no_grad(), _RefusesGradModes():
-        samples = [_sample(read, tensor) for read, tensor in zip(function.reads, tensors, strict=True)]
-        samples += [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in shared]
-        samples.append(torch.empty(NUM_EDGES, dtype=torch.int64))
-        graph = make_fx(torch.func.functionalize(run), decomposition_table=decompositions())(*samples)
-    graph.graph.eliminate_dead_code()
-    _check_repeatable(graph)
+    def samples() -> list[Tensor]:
+        rows = [_sample(read, tensor) for read, tensor in zip(function.reads, tensors, strict=True)]
+        return [*rows, *(torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in shared)]
+
     roles: list[Role] = [read.role for read in function.reads]
     roles += ["shared" for _ in shared]
+    return trace_rows(run, samples, roles)
+
+
+def trace_rows(run: Callable[..., Tensor], samples: Callable[[], list[Tensor]], roles: list[Role]) -> MessageTrace:
+    """Trace a function of rows.
+
+    Args:
+        run: The function. Its arguments are tensors, and the target of each edge.
+        samples: Function that creates the tensors, with as many rows as in a `MessageTrace`.
+        roles: Role of each tensor.
+
+    Raises:
+        RuntimeError: The function depends on numbers in a tensor; another of FAILURES for what cannot be traced.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with mode, torch.no_grad(), _RefusesGradModes():
+        inputs = [*samples(), torch.empty(NUM_EDGES, dtype=torch.int64)]
+        graph = make_fx(torch.func.functionalize(run), decomposition_table=decompositions())(*inputs)
+    graph.graph.eliminate_dead_code()
+    _check_repeatable(graph)
     return MessageTrace(graph, roles, mode)
 
 

@@ -21,7 +21,7 @@ from weft.nn.sparse_rows import SparseRows
 from weft.nn.workload.layer_sizes import BlockSize
 from weft.nn.workload.meta_shapes import meta_result
 from weft.runtime.dispatch import DispatchMode
-from weft.runtime.kernel_call import KernelCall, work_counters
+from weft.runtime.kernel_call import KernelCall, TileSizes, work_counters
 from weft.runtime.memory.tensor_peak import TensorPeak, blank
 
 aten = torch.ops.aten
@@ -73,21 +73,29 @@ class FlopCounter(DispatchMode):
         """FLOPs at all positions."""
         return self.flops.total()
 
-    def num_bytes(self, kernel: str) -> int:
-        """Return the bytes that the calls of `pass` or `tiles` read and write, at all positions."""
-        calls = (call for kernel_calls in self.calls.values() for call in kernel_calls)
-        return sum(call.sizes[0] * call.number for call in calls if call.kernel == kernel)
+    @property
+    def pass_bytes(self) -> int:
+        """Bytes that elementwise passes read and write, at all positions."""
+        return sum(num_bytes for (num_bytes,) in self._sizes("pass"))
+
+    @property
+    def tiles(self) -> TileSizes:
+        """Sizes of the runs of programs in tiles of edges, summed over all positions."""
+        return TileSizes(*map(sum, zip((0, 0, 0), *self._sizes("tiles"), strict=True)))
+
+    def _sizes(self, kernel: str) -> list[tuple[int, ...]]:
+        return [call.sizes for calls in self.calls.values() for call in calls if call.kernel == kernel]
 
     def add(self, flops: int) -> None:
         """Count FLOPs at the current position."""
         if self.position is not None:
             self.flops[self.position] += flops
 
-    def add_tiles(self, flops: int, num_bytes: int) -> None:
+    def add_tiles(self, flops: int, tiles: TileSizes) -> None:
         self.add(flops)
         self.record("product", flops)
-        if num_bytes:  # a call has a price of its own
-            self.record("tiles", num_bytes)
+        if tiles.num_bytes:  # a call has a price of its own
+            self.record("tiles", *tiles)
 
     def add_sparse(self, *sizes: int) -> None:
         """Record a linear transform of constant rows by their nonzeros; only its weight has a gradient.
@@ -98,15 +106,15 @@ class FlopCounter(DispatchMode):
         self.record("sparse", *sizes)
         self.record("sparse_backward", *sizes, backward=True)
 
-    def add_block(self, flops: int, num_bytes: int, tile_bytes: int) -> None:
+    def add_block(self, flops: int, num_bytes: int, tiles: TileSizes) -> None:
         """Count and record the products and passes of a convolution, of which only totals are known.
 
         Args:
             flops: FLOPs of the products.
             num_bytes: Bytes that other operations read and write.
-            tile_bytes: Bytes that programs in tiles of edges read and write.
+            tiles: Sizes of the runs of programs in tiles of edges, summed.
         """
-        self.add_tiles(flops, tile_bytes)
+        self.add_tiles(flops, tiles)
         self.record("pass", num_bytes)
 
     def record(self, kernel: str, *sizes: int, backward: bool = False) -> None:
@@ -235,10 +243,10 @@ class BlockCost(NamedTuple):
     """Bytes that operations other than products read and write in the forward pass."""
     backward_bytes: int
     """Bytes that operations other than products read and write in the backward pass."""
-    forward_tile_bytes: int
-    """Bytes that programs in tiles of edges read and write in the forward pass."""
-    backward_tile_bytes: int
-    """Bytes that programs in tiles of edges read and write in the backward pass."""
+    forward_tiles: TileSizes
+    """Sizes of the runs of programs in tiles of edges in the forward pass, summed."""
+    backward_tiles: TileSizes
+    """Sizes of the runs of programs in tiles of edges in the backward pass, summed."""
     saved: int
     """Bytes of tensors that the forward pass leaves for the backward pass, without the result."""
     forward_peak: int
@@ -258,7 +266,7 @@ class BlockCostModel(NamedTuple):
     """
 
     counts: np.ndarray[Any, Any]
-    """FLOPs of both passes, bytes that both read and write, those in tiles, and saved bytes, int64 [7, 1 + sizes].
+    """FLOPs of both passes, bytes of both, `TileSizes` of both, and saved bytes, int64 [11, 1 + sizes].
 
     Columns: on a block of the size `small`; more for one more of each number in it, such as sources or edges.
     """
@@ -321,18 +329,17 @@ class BlockCostModel(NamedTuple):
             with torch.device("cpu"), torch.set_grad_enabled(training), counter, peaks[0], peaks[1]:
                 starts = marks()
                 y = conv(block, *sources)
-                forward, moved, ends = counter.total, counter.num_bytes("pass"), marks()
-                tiles = counter.num_bytes("tiles")
+                forward, moved, tiles, ends = counter.total, counter.pass_bytes, counter.tiles, marks()
                 del sources
                 left = marks()
             with torch.device("cpu"), torch.set_grad_enabled(training), counter, peaks[0], peaks[1]:
                 scaled = y * 1  # so that the gradient of y is freed as soon as it has been read
-                before, begins = counter.num_bytes("pass"), marks()
+                before, begins = counter.pass_bytes, marks()
                 if y.requires_grad:
                     scaled.backward(torch.ones_like(scaled))
-            backward_moved = max(counter.num_bytes("pass") - before - 3 * y.nbytes, 0)  # without those of `scaled`
-            backward_tiles = counter.num_bytes("tiles") - tiles
-            counts = [forward, counter.total - forward, moved, backward_moved, tiles, backward_tiles]
+            backward_moved = max(counter.pass_bytes - before - 3 * y.nbytes, 0)  # without those of `scaled`
+            backward_tiles = [both - each for both, each in zip(counter.tiles, tiles, strict=True)]
+            counts = [forward, counter.total - forward, moved, backward_moved, *tiles, *backward_tiles]
             results = []
             for peak, (start, of_sources), (end, _), (_, saved), (begin, _) in zip(
                 peaks, starts, ends, left, begins, strict=True
@@ -361,8 +368,10 @@ class BlockCostModel(NamedTuple):
         """
         moments = (self.forward_moments, self.backward_moments, self.backward_moments_alone)
         more = np.array([1, *(actual - smallest for actual, smallest in zip(size, self.small, strict=False))])
-        numbers = *(self.counts @ more), *((each @ more).max() for each in moments)
-        return BlockCost._make([*(max(0, int(number)) for number in numbers), self.keeps_sources])
+        counts = *(self.counts @ more), *((each @ more).max() for each in moments)
+        numbers = [max(0, int(number)) for number in counts]
+        tiles = TileSizes(*numbers[4:7]), TileSizes(*numbers[7:10])
+        return BlockCost._make([*numbers[:4], *tiles, *numbers[10:], self.keeps_sources])
 
 
 def record_products(read: Sequence[Tensor | None]) -> tuple[list[int], ...]:
@@ -445,7 +454,7 @@ class CountedConv(torch.autograd.Function):
         ctx: Any, counter: FlopCounter, cost: BlockCost, shape: tuple[int, int], num_sources: int, *read: Tensor
     ) -> Tensor:
         ctx.counter, ctx.cost, ctx.like = counter, cost, [(tensor.shape, tensor.dtype) for tensor in read]
-        counter.add_block(cost.forward, cost.forward_bytes, cost.forward_tile_bytes)
+        counter.add_block(cost.forward, cost.forward_bytes, cost.forward_tiles)
         result = read[0].new_empty(shape)
         blank(cost.forward_peak - result.nbytes)
         ctx.saved = [blank(cost.saved)]
@@ -455,7 +464,7 @@ class CountedConv(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> Any:
         cost = ctx.cost
-        ctx.counter.add_block(cost.backward, cost.backward_bytes, cost.backward_tile_bytes)
+        ctx.counter.add_block(cost.backward, cost.backward_bytes, cost.backward_tiles)
         ctx.saved.clear()
         storages = [StorageWeakRef(rows.untyped_storage()) for rows in ctx.sources]
         ctx.sources = ()
