@@ -198,7 +198,8 @@ def train(graph: Graph, options: argparse.Namespace) -> list[dict[str, Any]]:
     classes = weft.predict(run, graph, what="classes", vertex_type=model.labelled)
     seconds = time.perf_counter() - start
     papers = graph.type_range(model.labelled)
-    assert graph.y is not None and graph.test_mask is not None
+    assert graph.y is not None
+    assert graph.test_mask is not None
     right = classes == graph.y[papers.start : papers.stop]
     accuracy = float(right[graph.test_mask[papers.start : papers.stop]].float().mean())
     print(f"predicted {len(classes):,} vertices in {seconds:.1f} s, test accuracy {accuracy:.4f}", flush=True)

@@ -34,8 +34,8 @@ class ResidentPlan(Plan):
     A strategy either returns a layout of its own, or has even ranges of rows and states its `forward_operations`.
     """
 
-    planned_steps: ClassVar[tuple[bool, ...]] = (True, False)
-    """Types of full-graph steps that the strategy has: True for training steps, False for evaluations."""
+    planned_steps: tuple[bool, ...] = (True, False)
+    """Types of full-graph steps that the plan has: True for training steps, False for evaluations."""
     placed_type: ClassVar[type[ResidentPlaced]]
     """Type of the plan on a rank."""
 

@@ -168,7 +168,8 @@ class SinglePlan(ResidentPlan):
         if not self._fit_memory(layouts) and all(each and supports_ranges(each) for each in self.segments.values()):
             for layout in layouts.values():
                 layout.in_ranges = True
-            layouts[True].retained_share = self._retained_share(layouts)
+            if True in layouts:
+                layouts[True].retained_share = self._retained_share(layouts)
         return layouts
 
     def _retained_share(self, layouts: dict[bool, Layout]) -> float:
