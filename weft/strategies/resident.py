@@ -16,6 +16,7 @@ from torch import Tensor
 from weft.comm import Group, sum_gradients
 from weft.cost import MemoryUse, Operation, Trace
 from weft.nn import GraphOperation, Inputs, ReceptiveField, Topology, shared_parameters, typed_rows
+from weft.nn.sparse_rows import SparseRows
 from weft.parallel.exchange import Exchange, PlacedView
 from weft.parallel.layout import EvenLayout, Layout, StepInputs
 from weft.strategies.base import CHECKPOINT_COPIES, PARAMETER_COPIES, Placed, Plan, Step, whole_topology
@@ -215,9 +216,8 @@ class ResidentPlaced(Placed):
         """Return the constant features of some vertices, and a cache for results that are computed from them once."""
         work = self.work
         return Inputs(
-            rows=self.features(vertices),
+            rows=SparseRows.of(self.features(vertices), work.density),
             optimisations=work.optimisations,
-            sparse=work.sparse,
             sparse_first=work.sparse_first,
             typed=typed_rows(self.graph, vertices, self.group.device, work.dtype, densities=work.typed_densities),
         )
