@@ -182,6 +182,34 @@ def test_sums_that_only_targets_read_need_no_exchange() -> None:
     assert model.num_stages == 1
 
 
+class ScaledByConstant(ScaledRows):
+    """A convolution whose scale is the degree times a parameter that is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__(out_degrees)
+        self.factor = nn.Parameter(torch.ones(1), requires_grad=False)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        degrees = scatter(self.factor.expand(edge_index.shape[1]), edge_index[1], dim_size=len(x))
+        result: Tensor = self.propagate(edge_index, x=x, scale=degrees[:, None])
+        return result
+
+
+def test_constant_sums_are_computed_again_only_if_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, compute = list[InEdgeSums](), InEdgeSums.compute
+    graph, conv = make_graph(23), ScaledByConstant()
+    model = convert(pyg.Sequential("x, edge_index", [(conv, "x, edge_index -> x")]))
+    monkeypatch.setattr(InEdgeSums, "compute", lambda sums, call: calls.append(sums) or compute(sums, call))
+    assert graph.x is not None
+    x, topology = graph.x.float(), Topology(graph.in_edges)
+    for factor, num_calls in ((1.0, 1), (2.0, 2)):
+        conv.factor.fill_(factor)
+        for _ in range(2):
+            logits = model([GraphView(topology) for _ in range(model.num_stages)], x)
+            torch.testing.assert_close(logits, conv(x, topology.edge_index))
+        assert len(calls) == num_calls
+
+
 @pytest.mark.parametrize("dtype", [None, torch.int64])
 def test_sums_may_have_another_type_than_rows(dtype: torch.dtype | None) -> None:
     """PyG's `degree` returns float32 unless it gets a type. weft compares results in float64."""

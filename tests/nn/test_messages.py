@@ -88,6 +88,7 @@ PLAIN: dict[str, Callable[[], Any]] = {
     "by degree": lambda: pyg.MFConv(WIDTH, WIDTH),
     "film": lambda: pyg.FiLMConv(WIDTH, WIDTH),
     "steps": lambda: pyg.GatedGraphConv(WIDTH, 2),
+    "towers": lambda: pyg.PNAConv(WIDTH, WIDTH, ["mean", "std"], ["identity"], DEGREES, towers=2, divide_input=True),
     "polynomials": lambda: pyg.ChebConv(WIDTH, WIDTH, 3),
     "custom maximum": GatedMax,
     "custom coordinates": Coordinates,
@@ -179,6 +180,13 @@ def test_results_and_gradients_are_those_of_pyg(
     assert difference(conv, edges(in_order=in_order), with_edge_rows=with_edge_rows) < 1e-9
     assert len(programs) >= 2  # forward and backward
     assert "propagate" not in conv.__dict__
+
+
+@pytest.mark.parametrize("name", ["edge", "supergat", "towers"])
+def test_linear_transforms_of_endpoints_run_for_each_vertex(name: str, programs: list[EdgeProgram]) -> None:
+    results(PLAIN[name]().double(), edges(), with_edge_rows=False, tiled=True)
+    assert programs
+    assert not any(each.flops_per_edge for each in programs)
 
 
 @pytest.mark.parametrize(("make", "with_edge_rows"), CASES[::4], ids=NAMES[::4])

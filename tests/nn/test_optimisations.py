@@ -12,6 +12,7 @@ from tests.lib.session import Session
 from weft.comm import Group
 from weft.config.optimisations import OPTIMISATIONS, Optimisations
 from weft.kernels import spmm
+from weft.nn.sparse_rows import SparseRows
 
 CASES = {
     "constant": Case(model="gcn", layers=2, hidden=16),
@@ -52,16 +53,16 @@ def test_an_optimisation_can_be_turned_off() -> None:
 @pytest.mark.parametrize("model", ["gcn", "sage", "gat"])
 def test_sparse_features_are_multiplied_by_their_nonzeros(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    recorded = lambda adj, x, **options: calls.append(adj) or spmm(adj, x, **options)  # noqa: E731
-    monkeypatch.setattr("weft.nn.graph_view.spmm", recorded)
+    recorded = lambda adj, x, **options: calls.append((adj, x.device)) or spmm(adj, x, **options)  # noqa: E731
+    monkeypatch.setattr("weft.nn.sparse_rows.spmm", recorded)
     for without in ("", "sparse"):
         calls.clear()
         session = Session(Case(model=model, layers=2, sparse=True, without=without), "single", Group())
         session.step(0)
         inputs = session.inputs
-        assert sum(adj.num_sources == 300 for adj in calls) == (not without)
+        assert sum(adj.num_sources == 300 and device.type == "cpu" for adj, device in calls) == (not without)
         assert bool(inputs.cached) == (model != "gat" and without == "sparse")
-    assert not Session(Case(model=model), "single", Group()).inputs.sparse
+    assert not isinstance(Session(Case(model=model), "single", Group()).inputs.rows, SparseRows)
 
 
 def test_names_of_optimisations() -> None:

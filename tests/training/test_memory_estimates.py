@@ -44,6 +44,17 @@ def test_a_run_beyond_memory_is_refused(strategy: str, workers: int, monkeypatch
     rank.make_plan(config, work)
 
 
+@pytest.mark.parametrize("strategy", ["communicated", "tensor"])
+def test_a_prediction_needs_no_memory_for_training_steps(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config(graph="digits", strategy=strategy, workers=2, layers=6, hidden=64)
+    work = prepared_workload(config, None, None)
+    needed = sum(rank.make_plan(config, work).peak_memory(number).device for number in range(2))
+    monkeypatch.setattr(rank, "memory_limit_bytes", lambda: needed * 9 // 10)
+    with pytest.raises(InputError, match="of memory"):
+        rank.make_plan(config, work)
+    rank.make_plan(config, work, predicts=True)
+
+
 def test_small_runs_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wide model of the same graph is checked, since its rows take more than the graph."""
     config, wide = Config(graph="digits"), Config(graph="digits", hidden=1 << 10)

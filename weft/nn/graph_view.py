@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from weft.config.optimisations import ALL_OPTIMISATIONS, Optimisations
 from weft.data import Adjacency
-from weft.kernels import keyed_dropout, spmm
+from weft.kernels import keyed_dropout
 from weft.nn.aggregate.aggregate import Aggregate, Rows, Total, WholeLayer
 from weft.nn.aggregate.attention import MaskKey
 from weft.nn.aggregate.relations import OwnRelationRows
@@ -20,7 +19,6 @@ from weft.nn.aggregate.typed_block import TypedBlock, TypeOrder
 from weft.nn.layers.linear_transform import linear, sum_rows
 from weft.nn.view import TypedRows, View
 from weft.runtime.meter import Meter
-from weft.utils.dtypes import sum_dtype
 from weft.utils.errors import InputError
 from weft.utils.random import RandomKey
 from weft.utils.random import key as make_key
@@ -73,20 +71,12 @@ class Inputs:
     """Features [n, F]; [n, 0] if the vertices have no features of one width."""
     optimisations: Optimisations = ALL_OPTIMISATIONS
     """Optimisations that are on."""
-    sparse: bool = False
-    """True if linear transforms of the features read only their nonzeros."""
     sparse_first: bool = False
     """True if transforming sparse features before their aggregate is cheaper than after it."""
     cached: dict[tuple[Aggregate, int], Tensor] = field(default_factory=dict)
     """Aggregates of the features, by aggregate and number of steps."""
     typed: TypedRows | None = None
     """Features by vertex type, if the vertices have no features of one width."""
-
-    @cached_property
-    def nonzeros(self) -> Adjacency:
-        """Features as a sparse matrix, in the type in which they are summed."""
-        assert self.rows is not None
-        return Adjacency.from_dense(self.rows).cast(sum_dtype(self.rows.dtype))
 
 
 class GraphView(View):
@@ -223,11 +213,7 @@ class GraphView(View):
         return None if p == 0 else MaskKey(p, self._next_key())
 
     def linear(self, x: Tensor, weight: Tensor, added: Tensor | None = None, *, summed: bool = False) -> Tensor:
-        inputs = self.inputs
-        if not (inputs.sparse and self.origin(x) == "inputs"):
-            return linear(x, weight, added, summed=summed and inputs.optimisations.lines)
-        y = spmm(inputs.nonzeros, weight, weighted=True)
-        return (y if added is None else y.add_(added)).to(x.dtype)
+        return linear(x, weight, added, summed=summed and self.inputs.optimisations.lines)
 
     def transform_first(self, x: Tensor, out_width: int) -> bool:
         origin, inputs = self.origin(x), self.inputs

@@ -198,10 +198,11 @@ def predict(
     if kind == "values" and not {"classes", "probabilities"}.isdisjoint(names):
         raise InputError(f"--what {what}: the run is a regression and has no classes: use --what logits for its values")
     kinds = Kinds(names=names, multi_label=kind == "labels" or (bool(kind) and num_logits(*trained) == 1))
+    whole = saved.model(model)
     if scores_links:
         check_link_request(config.task, what, layer, top, has_pairs=pairs is not None)
     else:
-        requested_part(saved.model(model), what, layer)  # checks `what` and `layer` before the graph is loaded
+        requested_part(whole, what, layer)  # checks `what` and `layer` before the graph is loaded
     launcher = launcher_for(config)
     with waiting("loading the graph", quiet=False):
         loaded = launcher.load(lambda: find_graph(saved, config, graph))
@@ -209,7 +210,8 @@ def predict(
     selection = selected_rows(loaded, vertex_type, ids, of_vertices=labels is None and pairs is None)
     if selection is not None and top is not None:
         sources_of(loaded, selection)  # checks the sources before ranks start
-    whole = saved.model(model, loaded.typed)
+    if loaded.typed != saved.description.shape.typed:
+        whole = saved.model(model, loaded.typed)
     part = whole if scores_links else requested_part(whole, what, layer)
     pair_ids = None if pairs is None else read_pairs(pairs, loaded)
     prepare_process(config)

@@ -16,6 +16,7 @@ from torch import Tensor
 from weft.comm import Group, sum_gradients
 from weft.cost import MemoryUse, Operation, Trace
 from weft.nn import GraphOperation, Inputs, ReceptiveField, Topology, shared_parameters, typed_rows
+from weft.nn.sparse_rows import SparseRows
 from weft.parallel.exchange import Exchange, PlacedView
 from weft.parallel.layout import EvenLayout, Layout, StepInputs
 from weft.parallel.row_ranges import RangeLoss
@@ -35,8 +36,8 @@ class ResidentPlan(Plan):
     A strategy either returns a layout of its own, or has even ranges of rows and states its `forward_operations`.
     """
 
-    planned_steps: ClassVar[tuple[bool, ...]] = (True, False)
-    """Types of full-graph steps that the strategy has: True for training steps, False for evaluations."""
+    planned_steps: tuple[bool, ...] = (True, False)
+    """Types of full-graph steps that the plan has: True for training steps, False for evaluations."""
     placed_type: ClassVar[type[ResidentPlaced]]
     """Type of the plan on a rank."""
 
@@ -216,9 +217,8 @@ class ResidentPlaced(Placed):
         """Return the constant features of some vertices, and a cache for results that are computed from them once."""
         work = self.work
         return Inputs(
-            rows=self.features(vertices),
+            rows=SparseRows.of(self.features(vertices), work.density),
             optimisations=work.optimisations,
-            sparse=work.sparse,
             sparse_first=work.sparse_first,
             typed=typed_rows(self.graph, vertices, self.group.device, work.dtype, densities=work.typed_densities),
         )

@@ -13,6 +13,7 @@ from weft.comm import Group
 from weft.cost import MemoryUse, Operation
 from weft.nn import ONE_DEVICE, GraphOperation, MetaTopology, ReceptiveField
 from weft.nn.layers.phases import Boundary
+from weft.nn.sparse_rows import SparseRows
 from weft.parallel.blocks.caching_costs import EDGE_BYTES
 from weft.parallel.blocks.vertex_layout import VertexLayout, VertexStepInputs
 from weft.parallel.chunks.program.chunk_program import Segment
@@ -127,7 +128,7 @@ class PlacedSingle(ResidentPlaced):
         segment, table = cast(Segment, layout.constant_segment), cast(FeatureTable, self.graph.x)
         vertices, targets = layout.layer_rows(0)[:2]
         rows = rows_in_file(table, vertices, self.work.row_dtype, len(targets) if segment.rows else 0)
-        inputs = replace(self.make_inputs(vertices[:0]), rows=rows)
+        inputs = replace(self.make_inputs(vertices[:0]), rows=SparseRows.of(rows, self.work.density))
         step_inputs = VertexStepInputs.of(layout, self, lambda _: inputs)
         topology = step_inputs.exchanges[cast(Boundary, segment.boundary).stage].topology
         release_freed_memory()  # of the blocks' creation: the columns fill much of the memory
@@ -174,7 +175,8 @@ class SinglePlan(ResidentPlan):
         if not self._fit_memory(layouts) and all(each and supports_ranges(each) for each in self.segments.values()):
             for layout in layouts.values():
                 layout.in_ranges = True
-            layouts[True].retained_share = self._retained_share(layouts)
+            if True in layouts:
+                layouts[True].retained_share = self._retained_share(layouts)
         return layouts
 
     def _retained_share(self, layouts: dict[bool, Layout]) -> float:

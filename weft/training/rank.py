@@ -25,6 +25,7 @@ from weft.runtime.memory.limit import memory_limit_bytes
 from weft.runtime.processes.stop_request import StopRequest
 from weft.strategies import Plan, get_strategy
 from weft.strategies.base import CHECKED_SHARE
+from weft.strategies.resident import ResidentPlan
 from weft.training.artifacts import checkpoint
 from weft.training.artifacts.embedding_shards import restore_rows
 from weft.training.artifacts.origin import command_line, run_origin
@@ -118,6 +119,8 @@ def make_plan(config: Config, work: Workload, *, predicts: bool = False) -> Plan
     """
     options, machine = make_options(config, work.graph), known_machine(config, work)
     plan = get_strategy(config.strategy)(work, config.workers, options, machine)
+    if predicts and isinstance(plan, ResidentPlan):
+        plan.planned_steps = (False,)
     plan.check_fits()
     if config.device == "cpu":
         check_memory(plan, predicts=predicts)

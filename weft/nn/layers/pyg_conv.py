@@ -271,7 +271,9 @@ class ConvWithSums(PyGConv):
         if self.is_call_for_sums(sources):
             zeros = sources.expand(-1, width)
             call = partial(super()._call, view, zeros, num_targets, edge_index, edge_arguments)
-            return self.sums.compute(call).to(sources.dtype)
+            compute = partial(self.sums.compute, call)
+            sums = compute() if self.sums.learned else self.tiled.constant_sums(edge_index, sources.dtype, compute)
+            return sums.to(sources.dtype)
         rows, sums = sources.split([width, self.sums.width], 1)
         if len(sums) > num_targets:  # empty slots of a chunk have sums of 0, of which roots and powers may be infinite
             is_read = sums.new_zeros(len(sums), 1, dtype=torch.bool)

@@ -272,11 +272,14 @@ def _split(trace: MessageTrace, product: Node) -> None:
     assert isinstance(matrix, Node)
     add = _Inserter(trace, product)
     terms: list[tuple[Node, Any]]
-    if rows.target is aten.cat.default and rows.args[1:] in ((1,), (-1,)):
-        parts, first = rows.args[0], 0
+    is_tower = rows.target is aten.select.int and rows.args[1] == 1  # of rows [n, towers, F], as in PNAConv
+    joined: Any = rows.args[0] if is_tower else rows
+    if joined.target is aten.cat.default and joined.args[1:] in ((-1,), (joined.meta["val"].dim() - 1,)):
+        parts, first = joined.args[0], 0
         terms = []
-        for part in parts:  # type: ignore[union-attr]
-            width = part.meta["val"].shape[1]  # type: ignore[union-attr]
+        for each in parts:
+            part = add(aten.select.int, each, *rows.args[1:]) if is_tower else each
+            width = part.meta["val"].shape[1]
             slice_of = add(aten.slice.Tensor, matrix, 0, first, first + width)
             terms.append((add(aten.mm.default, part, slice_of), aten.add.Tensor))
             first += width

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from inspect import Parameter
@@ -48,6 +48,7 @@ class TiledConv:
         self.conv = conv
         self.messages = Programs()
         self._sorted: list[SortedEdges] = []
+        self._sums: list[tuple[Tensor, Any, Tensor]] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TiledConv:
         """Return a holder for a copy of the convolution, without the sorted edges."""
@@ -164,6 +165,22 @@ class TiledConv:
                 return edges
         self._sorted = [*self._sorted[-1:], SortedEdges.of(edge_index, num_targets)]
         return self._sorted[-1]
+
+    def constant_sums(self, edge_index: Tensor, dtype: torch.dtype, compute: Callable[[], Tensor]) -> Tensor:
+        """Return sums over edges that depend on no rows and no trained parameters; the last results are cached.
+
+        Args:
+            edge_index: The edges [2, E], a tensor that does not change.
+            dtype: Type of the rows for which the sums are computed.
+            compute: Computes the sums.
+        """
+        constants = (each for each in (*self.conv.parameters(), *self.conv.buffers()) if not each.requires_grad)
+        key = dtype, self.state(), [each._version for each in constants]
+        for edges, known_key, sums in self._sums:  # of training steps, and of evaluations
+            if edges is edge_index and known_key == key:
+                return sums
+        self._sums = [*self._sums[-1:], (edge_index, key, compute())]
+        return self._sums[-1][2]
 
 
 class MessageCall(NamedTuple):

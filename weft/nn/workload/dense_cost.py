@@ -123,25 +123,22 @@ def _run_step(
     meta_model = make_counting_model(work, counter, training=training)
     typed = work.stats.typed
     typed_rows = None
+
+    def on_product(x: SparseRows, width: int) -> None:
+        counter.add_sparse(x.num_nonzeros, *x.shape, width)
+
     if typed.has_input:
-        counts, densities = sizes.types[0].counts, work.typed_densities
         typed_rows = typed_rows_of(
-            typed,
-            counts,
-            meta_model.dtype,
-            densities,
-            on_product=lambda x, width: counter.add_sparse(x.num_nonzeros, *x.shape, width),
+            typed, sizes.types[0].counts, meta_model.dtype, work.typed_densities, on_product=on_product
         )
-    inputs = meta_model.inputs(
-        sizes.rows[0], typed_rows, optimisations=work.optimisations, sparse=work.sparse, sparse_first=work.sparse_first
-    )
+    rows = SparseRows.of(meta_model.features(sizes.rows[0]), work.density, on_product)
+    inputs = Inputs(rows=rows, typed=typed_rows, optimisations=work.optimisations, sparse_first=work.sparse_first)
     state = OutlineState(
         sizes.rows[-1],
         count_steps(work, traits, training=training),
         traits.shrinks_rows,
         counter,
         [""],  # no names of layers, whose hooks would keep the layers' inputs in memory
-        density=work.stats.density,
         num_relations=typed.num_relations,
         sizes=sizes,
         exchanges=exchanges,

@@ -6,7 +6,7 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +51,7 @@ def outline(
     traits: ViewTraits = ONE_DEVICE,
     optimisations: Optimisations = ALL_OPTIMISATIONS,
     sparse_first: bool = False,
-    sparse_cost_ratio: float = 1.0,
+    density: float = 1.0,
     num_classes: int | None = None,
     typed: TypedShape = UNTYPED,
     typed_densities: Sequence[float] = (),
@@ -69,7 +69,7 @@ def outline(
         traits: Traits of the strategy's views.
         optimisations: Optimisations that are on.
         sparse_first: True if transforming sparse features before their aggregate is cheaper than after it.
-        sparse_cost_ratio: Cost of a linear transform of the features by nonzeros, divided by that of a dense one.
+        density: See `Workload.density`.
         num_classes: Number of logits that the model must return; None: any number.
         typed: Types of the graph.
         typed_densities: See `Workload.typed_densities`; empty: linear transforms read all features.
@@ -91,15 +91,14 @@ def outline(
         if typed.has_input:
             num_more, dtype = num_rows - num_vertices, meta_model.dtype
             typed_rows = typed_rows_of_all(typed, num_more, dtype, typed_densities, on_product)
-        inputs = meta_model.inputs(num_rows, typed_rows, optimisations=optimisations, sparse_first=sparse_first)
+        rows = SparseRows.of(meta_model.features(num_rows), density, on_product)
+        inputs = Inputs(rows=rows, typed=typed_rows, optimisations=optimisations, sparse_first=sparse_first)
         return meta_model.run(traits, state, inputs, message)
 
-    state = OutlineState(
-        num_vertices, Counter(), False, FlopCounter(), meta_model.running, sparse_cost_ratio, *relation_sizes
-    )
+    state = OutlineState(num_vertices, Counter(), False, FlopCounter(), meta_model.running, *relation_sizes)
     logits = run(state, f"the model cannot take rows of {num_features} features ({{}}): correct its widths")
     if traits.shrinks_rows:
-        second = OutlineState(num_vertices, state.steps, True, FlopCounter(), meta_model.running, 1.0, *relation_sizes)
+        second = OutlineState(num_vertices, state.steps, True, FlopCounter(), meta_model.running, *relation_sizes)
         run(
             second, "a layer adds rows of its input to fewer rows of its result ({}): use view.targets(x) for the input"
         )
@@ -149,16 +148,9 @@ class MetaModel:
         """Classes of the modules that are running (see `name_running`)."""
         return name_running(self.model)
 
-    def inputs(self, num_rows: int, typed: TypedRows | None, **options: Any) -> Inputs:
-        """Return constant features without data.
-
-        Args:
-            num_rows: Number of rows.
-            typed: Features by vertex type, for a graph without x.
-            **options: Further fields of `Inputs`.
-        """
-        rows = torch.empty(num_rows, self.num_features, dtype=self.dtype, device="meta")
-        return Inputs(rows=rows, typed=typed, **options)
+    def features(self, num_rows: int) -> Tensor:
+        """Return constant features [num_rows, F] without data."""
+        return torch.empty(num_rows, self.num_features, dtype=self.dtype, device="meta")
 
     def run(
         self,

@@ -74,8 +74,6 @@ class OutlineState:
     """Counts FLOPs and kernel calls."""
     running: list[str]
     """Classes of the modules that are running, innermost last."""
-    sparse_cost_ratio: float = 1.0
-    """Cost of a linear transform of the constant features by their nonzeros, divided by that of a dense one."""
     num_relations: int = 0
     """Number of relations of the graph."""
     relation_rows: tuple[int, ...] = ()
@@ -86,8 +84,6 @@ class OutlineState:
     """Exchange of each stage, for a run that allocates what one rank allocates; empty: aggregates only have a shape."""
     operations: list[GraphOperation] = field(default_factory=list)
     """Recorded operations."""
-    density: float = 1.0
-    """Fraction of the constant features that are not zero."""
     flops: int = 0
     """FLOPs that had been counted at the last aggregate or block."""
 
@@ -276,16 +272,6 @@ class OutlineView(GraphView):
 
     def linear(self, x: Tensor, weight: Tensor, added: Tensor | None = None, *, summed: bool = False) -> Tensor:
         del summed
-        ratio = self.state.sparse_cost_ratio
-        if self.inputs.sparse and self.origin(x) == "inputs":  # by the nonzeros: no dense product is counted
-            self.state.counter.add_sparse(round(self.state.density * x.numel()), len(x), *weight.shape)
-            y: Tensor = SparseStandIn.apply(len(x), weight)  # type: ignore[no-untyped-call]
-            return y if added is None else (y + added).to(x.dtype)
-        if ratio < 1 and self.origin(x) == "inputs" and len(weight) == x.shape[1]:
-            width = max(
-                1, round(ratio * len(weight))
-            )  # a dense product with as many FLOPs as a product by nonzeros costs
-            x, weight = x[:, :width], weight[:width]
         return linear(x, weight, added)
 
     def _drop(self, x: Tensor, key: RandomKey, p: float, relu: bool, rows: slice | Tensor) -> Tensor:
@@ -387,20 +373,6 @@ class DropoutStandIn(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004
         return torch.empty_like(grad), None
-
-
-class SparseStandIn(torch.autograd.Function):
-    """Function on meta tensors with the memory use of a linear transform of n constant rows by their nonzeros."""
-
-    @staticmethod
-    def forward(ctx: Any, num_rows: int, weight: Tensor) -> Tensor:
-        ctx.shape = weight.shape
-        return weight.new_empty(num_rows, weight.shape[1])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
-        return None, grad.new_empty(ctx.shape)
 
 
 def counted_dropout(counter: FlopCounter, x: Tensor, relu: bool) -> Tensor:

@@ -162,20 +162,17 @@ class Workload:
         return cast(int, self.model.num_stages)
 
     @property
-    def sparse_cost_ratio(self) -> float:
-        """Cost of a linear transform of the features by their nonzeros, divided by that of a dense one."""
-        return NONZERO_COST * self.stats.density
-
-    @property
-    def sparse(self) -> bool:
-        """True if linear transforms of the features read only their nonzeros."""
-        return self.optimisations.sparse and self.sparse_cost_ratio < 1
+    def density(self) -> float:
+        """Fraction of the features that are not zero; 1 if linear transforms read all of them."""
+        return self._density_read(self.stats.density)
 
     @property
     def typed_densities(self) -> tuple[float, ...]:
         """Fraction of nonzero features by vertex type with features; 1 where linear transforms read all of them."""
-        densities = self.stats.typed_densities if self.optimisations.sparse else ()
-        return tuple(density if NONZERO_COST * density < 1 else 1.0 for density in densities)
+        return tuple(map(self._density_read, self.stats.typed_densities))
+
+    def _density_read(self, density: float) -> float:
+        return density if self.optimisations.sparse and NONZERO_COST * density < 1 else 1.0
 
     @property
     def sparse_first(self) -> bool:
@@ -239,7 +236,7 @@ class Workload:
             optimisations=self.optimisations,
             num_classes=self.num_classes,
             sparse_first=self.sparse_first,
-            sparse_cost_ratio=min(self.sparse_cost_ratio, 1.0) if self.optimisations.sparse else 1.0,
+            density=self.density,
             typed=stats.typed,
             typed_densities=self.typed_densities,
             relation_rows=stats.relation_rows,

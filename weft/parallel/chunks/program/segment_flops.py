@@ -145,7 +145,7 @@ class SegmentFlops:
         rows = None
         if not number and typed.has_input:
             rows = typed_rows_of(typed, types.counts, self.twin.dtype)
-        inputs = self.twin.inputs(num_rows, rows, optimisations=work.optimisations)
+        inputs = Inputs(rows=self.twin.features(num_rows), typed=rows, optimisations=work.optimisations)
         ids = torch.empty(num_rows, dtype=torch.int64, device="meta")
         make = partial(ShapedRows, self.twin.topology, ids, work.stats.num_vertices, key=0, calls=0, inputs=inputs)
         count = rows.num_embedded if rows else 0
