@@ -1,5 +1,8 @@
 #include <nanobind/stl/optional.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "bindings.h"
 #include "isa.h"
 
@@ -542,6 +545,21 @@ void bind_rows(nb::module_& module) {
       "y"_a.noconvert(), "grad_y"_a.noconvert(), "scale"_a, "grad_x"_a.noconvert(), "num_threads"_a);
 }
 
+// Bounds of the ranges of targets of each thread, with about the same number of entries in each, found in a sample of these.
+// Even ranges would not do: the targets of some rows can be close together, as in a graph with communities.
+template <class I>
+std::vector<int64_t> target_bounds(const I* indices, int64_t num_entries, int64_t num_targets, int num_threads) {
+  constexpr int64_t kSamples = 4096;
+  std::vector<int64_t> sample, bounds(num_threads + 1, num_targets);
+  for (int64_t entry = 0; entry < num_entries; entry += num_entries / kSamples + 1) sample.push_back(indices[entry]);
+  std::sort(sample.begin(), sample.end());
+  bounds[0] = 0;
+  for (int part = 1; part < num_threads && !sample.empty(); ++part) {
+    bounds[part] = sample[sample.size() * part / num_threads];
+  }
+  return bounds;
+}
+
 template <class R, class I>
 void bind_scatter(nb::module_& module) {
   using T = Sum<R>;
@@ -556,10 +574,12 @@ void bind_scatter(nb::module_& module) {
         require(length_or(weight, size(indices, 0)) == size(indices, 0), "weight must have one number per entry");
         require(length_or(row_scale, num_rows) == num_rows, "row_scale must have one number per row of x");
         require(length_or(target_scale, size(y, 0)) == size(y, 0), "target_scale must have one number per row of y");
+        const int threads = static_cast<int>(std::min<int64_t>(num_threads, size(indices, 0) * width / 8192 + 1));
+        const auto bounds = target_bounds(indices.data(), size(indices, 0), size(y, 0), threads);
         const Scatter<R, I> args{num_rows,
-                                 size(y, 0),
                                  width,
                                  x.stride(0),
+                                 bounds.data(),
                                  indptr.data(),
                                  indices.data(),
                                  data_or_null(weight),
@@ -567,7 +587,7 @@ void bind_scatter(nb::module_& module) {
                                  data_or_null(target_scale),
                                  x.data(),
                                  y.data(),
-                                 num_threads};
+                                 threads};
         nb::gil_scoped_release release;
         table<SumKernels<R, I>>().scatter(args);
       },

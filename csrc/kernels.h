@@ -57,7 +57,8 @@ struct Spmm {
 template <class R, class I>
 struct Scatter {
   using T = Sum<R>;
-  int64_t num_rows, num_targets, width, x_stride;
+  int64_t num_rows, width, x_stride;
+  const int64_t* bounds;  // range of targets of each thread, [num_threads + 1]
   const int64_t* indptr;
   const I* indices;
   const T *weight, *row_scale, *target_scale;

@@ -77,18 +77,17 @@ void spmm(const Spmm<R, Y, I>& a) {
   return spmm_as<false, false>(a);
 }
 
-// Each thread adds to a range of y's rows of its own, so the sums are in the order of the rows of x. All threads read all
-// indices.
+// Each thread adds to a range of y's rows of its own, given by its bounds, so the sums are in the order of the rows of x. All
+// threads read all indices.
 template <class R, class I>
 void scatter(const Scatter<R, I>& a) {
   using T = Sum<R>;
   constexpr int L = kLanes<R>;
   constexpr int64_t kEntriesAhead = 8, kPerLine = 64 / sizeof(T);
   const int64_t last_entry = a.indptr[a.num_rows] - 1;
-  const int threads = useful_threads(last_entry * a.width / 8192 + 1, a.num_threads);
-#pragma omp parallel for schedule(static) num_threads(threads)
-  for (int part = 0; part < threads; ++part) {
-    const int64_t first = a.num_targets * part / threads, end = a.num_targets * (part + 1) / threads;
+#pragma omp parallel for schedule(static) num_threads(a.num_threads)
+  for (int part = 0; part < a.num_threads; ++part) {
+    const int64_t first = a.bounds[part], end = a.bounds[part + 1];
     for (int64_t row = 0; row < a.num_rows; ++row) {
       const R* x = a.x + row * a.x_stride;
       const T row_scale = a.row_scale ? a.row_scale[row] : T{1};

@@ -119,10 +119,11 @@ def test_memory_is_that_of_the_sums(
     If all vertices are labelled, there are more logits than hidden numbers, and those of a range are freed at once.
     """
     monkeypatch.setattr(SinglePlan, "_retained_share", lambda *_: share)
-    by_row, num_classes = labelled == 100, 64 if labelled == 100 else 4
+    by_row = labelled == 100
+    hidden, num_classes = (16, 64) if by_row else (64, 4)
     graph = weft.load(f"cites:vertices=300k,edges=1m,features=16,classes={num_classes},labelled={labelled}%")
     monkeypatch.setattr(row_ranges, "RANGE_BYTES", 1 << 16)
-    network = make_model(model, 16, num_classes, hidden=16)
+    network = make_model(model, 16, num_classes, hidden=hidden)
     network.row_dtype = None if dtype == torch.float32 else dtype
     work = Workload(network, graph, num_classes=num_classes if by_row else None)
     plan = SinglePlan(work)
