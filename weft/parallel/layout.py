@@ -177,9 +177,8 @@ class Layout(ABC):
         of_types = list(zip(densities, counts, stats.typed.featured, strict=False))
         typed = [(round(density * n * width), n, width) for density, n, (_, width) in of_types]
         nonzeros = sum(call[0] for call in typed or sparse if call in sparse)
-        dense_of_types = sum(n * width for density, n, (_, width) in of_types if density == 1) * work.dtype.itemsize
-        rest = aggregates * work.itemsize + copied + nonzeros * NONZERO_BYTES + ROW_BYTES * sizes.rows[0]
-        rest += dense_of_types
+        read_whole = sum(n * width for density, n, (_, width) in of_types if density == 1) * work.dtype.itemsize
+        rest = aggregates * work.itemsize + copied + nonzeros * NONZERO_BYTES + read_whole + ROW_BYTES * sizes.rows[0]
         # A range of rows is read where the graph stores it, which all ranks of a host share, if it has the rows' type.
         copies_features = stats.feature_dtype != work.row_dtype or not isinstance(rows, slice)
         shared = (0 if copies_features else features) + (in_edges if isinstance(rows, slice) else 0)

@@ -123,15 +123,10 @@ def _run_step(
     meta_model = make_counting_model(work, counter, training=training)
     typed = work.stats.typed
     typed_rows = None
-
-    def on_product(x: SparseRows, width: int) -> None:
-        counter.add_sparse(x.num_nonzeros, *x.shape, width)
-
     if typed.has_input:
-        typed_rows = typed_rows_of(
-            typed, sizes.types[0].counts, meta_model.dtype, work.typed_densities, on_product=on_product
-        )
-    rows = SparseRows.of(meta_model.features(sizes.rows[0]), work.density, on_product)
+        counts, densities = sizes.types[0].counts, work.typed_densities
+        typed_rows = typed_rows_of(typed, counts, meta_model.dtype, densities, counter.add_sparse)
+    rows = SparseRows.of(meta_model.features(sizes.rows[0]), work.density, counter.add_sparse)
     inputs = Inputs(rows=rows, typed=typed_rows, optimisations=work.optimisations, sparse_first=work.sparse_first)
     state = OutlineState(
         sizes.rows[-1],
@@ -324,7 +319,6 @@ def run_counted_conv(
     cost = costs.on(view.block_size)
     for rows, widths in zip((sources, *others, targets), costs.products, strict=True):
         for width in widths:
-            features = cast(SparseRows, rows)
-            counter.add_sparse(features.num_nonzeros, *features.shape, width)
+            counter.add_sparse(cast(SparseRows, rows), width)
     read = (sources, *others, *layer.tensors_read(sources)[1:], *(() if targets is None else (targets,)))
     return CountedConv.apply(counter, cost, shape, 1 + len(others), *read)  # type: ignore[no-untyped-call]

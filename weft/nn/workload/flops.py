@@ -97,12 +97,14 @@ class FlopCounter(DispatchMode):
         if tiles.num_bytes:  # a call has a price of its own
             self.record("tiles", *tiles)
 
-    def add_sparse(self, *sizes: int) -> None:
+    def add_sparse(self, x: SparseRows, width: int) -> None:
         """Record a linear transform of constant rows by their nonzeros; only its weight has a gradient.
 
         Args:
-            *sizes: Nonzeros, rows, columns in, columns out.
+            x: The rows.
+            width: Number of columns of the result.
         """
+        sizes = x.num_nonzeros, *x.shape, width
         self.record("sparse", *sizes)
         self.record("sparse_backward", *sizes, backward=True)
 
