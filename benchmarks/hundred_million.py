@@ -10,8 +10,9 @@ all vertices by the first run. It runs in a memory cgroup whose limit includes t
 create one (version 1); the results say whether. A stage that has ended is not repeated for the same command, so the
 script can be stopped and started again. The graph is `cites:` (docs/decisions/0054), of which --scale takes a share.
 The table states for each stage seconds, the most anonymous memory of all its processes together, and the bytes that it
-read from the disk and wrote to it; the rates of the disk, of random rows in memory and of dense products are measured
-first. If all vertices are labelled, an epoch skips nothing, and is compared with what these rates allow.
+read from the disk and wrote to it. An epoch must read as many bytes of files as planned, be they on the disk or in the
+page cache. The rates of the disk, of random rows in memory and of dense products are measured first. If all vertices
+are labelled, an epoch skips nothing, and is compared with what these rates allow.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ def main() -> int:
             gathered = results[name]["edges_by_width"] * (2 if "bfloat16" in options.train else 4)
             results[name]["least_seconds"] = least_seconds(rates, rows, int(layers), gathered)
         print_stage(name, results[name])
+        if results[name]["file_bytes"] != results[name]["planned_file_bytes"]:
+            sys.exit("the last epoch read other bytes of files than planned")
         if "predict" not in results:
             file, score = folder / "classes.npy", results[name]["test_accuracy"]
             command = ["predict", str(out), "--what", "classes", "--out", str(file), "--overwrite"]
@@ -258,7 +261,11 @@ def trained(command: list[str], memory: str, resume: Sequence[str], out: Path) -
     epochs = [record for record in records if record["kind"] == "epoch"]
     summary = next(record for record in reversed(records) if record["kind"] == "summary")
     steps = [record for record in records if record["kind"] == "rank" and record["phase"] == "train"]
+    placement = next(record for record in records if record["kind"] == "config")["placement"][0]
+    planned = sum(placement.get("planned", {}).get("to_device", {}).values())
     return result | {
+        "file_bytes": sum(steps[-1]["to_device"].values()),
+        "planned_file_bytes": placement["forecast"]["to_device"] if "forecast" in placement else planned,
         "edges_by_width": steps[-1]["edges"],
         "epoch_seconds": [epoch["seconds"] for epoch in epochs],
         "losses": [epoch["loss"] for epoch in epochs],
@@ -286,6 +293,7 @@ def print_stage(name: str, result: dict[str, Any]) -> None:
     if "epoch_seconds" in result:
         seconds = statistics.median(result["epoch_seconds"])
         line += f"  epoch {seconds:.2f} s"
+        line += f"; it reads {result['file_bytes'] / 1e9:.2f} GB of files"
     if "least_seconds" in result:
         bound = max(result["least_seconds"], key=result["least_seconds"].__getitem__)
         line += f", {seconds / result['least_seconds'][bound]:.2f} times that of {bound}"

@@ -22,6 +22,7 @@ from weft.nn import Workload, make_model
 from weft.parallel import row_ranges
 from weft.parallel.row_ranges import LossFunction, RangedSum, rounded
 from weft.runtime.memory.heap import release_pages_of
+from weft.storage import host_rows
 from weft.strategies import single
 from weft.strategies.single import SinglePlan
 
@@ -64,6 +65,21 @@ def test_results_and_counts_are_those_of_all_rows(case: Case, share: float, monk
     monkeypatch.setattr(SinglePlan, "_retained_share", lambda *_: share)
     placed = check_case(Group(), case, "single", full=True)
     assert all(layout.in_ranges for layout in placed.plan.layouts.values())
+
+
+@pytest.mark.parametrize("model", ["gcn", "sage"])
+@pytest.mark.parametrize("share", [0.0, 0.4])
+def test_reads_of_files_are_those_of_the_trace(model: str, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GraphSAGE reads the features of targets as well as the aggregates; rows may be computed again from them."""
+    monkeypatch.setattr(SinglePlan, "_retained_share", lambda *_: share)
+    monkeypatch.setattr(host_rows, "FILE_SHARE", 0)
+    placed = check_case(Group(), Case(model=model, **FEW_LABELS), "single")
+    for training, times in ((True, 2), (False, 1)):
+        inputs = placed.strategy.pruned_inputs[training].inputs
+        (aggregated,) = inputs.cached.values()
+        num_rows = len(aggregated) * (2 if model == "sage" else 1)
+        expected = {"features": times * num_rows * aggregated.shape[1] * aggregated.itemsize}
+        assert placed.plan.trace(0, training=training).to_device == expected
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)

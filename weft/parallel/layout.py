@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from weft.comm import Group, even_bounds
-from weft.cost import MemoryUse, Operation, Trace, all_reduce
+from weft.cost import MemoryUse, Operation, Trace, all_reduce, transfer
 from weft.nn import (
     BlockSize,
     DenseFlops,
@@ -38,7 +38,7 @@ from weft.parallel.blocks.caching_costs import BACK_BYTES, EDGE_BYTES
 from weft.parallel.exchange import Exchange
 from weft.parallel.gathered_rows import GatheredRows
 from weft.parallel.operations import backward_operations, dense_operations
-from weft.parallel.row_ranges import RangeLoss, forward_in_ranges, num_retained
+from weft.parallel.row_ranges import FILE_TAG, RangeLoss, forward_in_ranges, num_retained
 from weft.runtime.memory.tensor_peak import TensorPeak
 from weft.storage.host_rows import keeps_in_file
 
@@ -237,7 +237,12 @@ class Layout(ABC):
         if not self.in_ranges:
             return run_whole
         share, num_logits = self.retained_share if training else 0.0, self.work.num_classes or 0
-        return partial(forward_in_ranges, needs_grad, share, loss, num_logits)
+        return partial(forward_in_ranges, needs_grad, share, loss, num_logits, self.file_row_bytes > 0)
+
+    @property
+    def file_row_bytes(self) -> int:
+        """Bytes of a row in mapped files that the layers after the first aggregate read; 0: none are in files."""
+        return 0
 
     def temporary_memory(self, rank: int, *, training: bool) -> list[int]:
         """Return the peak bytes that a step allocates, and those of its preparation.
@@ -263,7 +268,7 @@ class Layout(ABC):
         operations = work.outline(self.traits, training=training)
         # Forward: dense layers, then operation by operation its exchange and aggregate and the dense layers after it.
         # Backward: the same in reverse order. In ranges, rows that an aggregate sums are computed again for their
-        # gradient.
+        # gradient, from rows that may be in files.
         sizes = self.layer_sizes(rank)
         computed_again = [self.in_ranges and training and op.backward for op in operations[1:]] + [False]
         first, *rest = dense_flops(work, self.traits, sizes, training=training)
@@ -273,13 +278,20 @@ class Layout(ABC):
         )
         for op, dense, again in zip(operations, rest, computed_again, strict=True):
             operations_of_rank = [] if work.is_cached(op) else self._operations_or_total(op, rank)
-            forward += operations_of_rank + dense_operations(dense.forward, dense.calls)
+            num_rows = sizes.rows[op.hop + op.steps]
+            read = self._file_reads(num_rows) if op is operations[0] else []
+            forward += operations_of_rank + read + dense_operations(dense.forward, dense.calls)
             adjoint = backward_operations(operations_of_rank) if op.backward else []
             backward = dense_operations(dense.backward, dense.backward_calls) + adjoint + backward
-            backward = (self._computed_again(dense, sizes.rows[op.hop + op.steps]) if again else []) + backward
+            backward = ([*read, *self._computed_again(dense, num_rows)] if again else []) + backward
         if training and self.size > 1 and work.num_summed:
             backward.append(all_reduce("gradients", work.num_summed, work.dtype.itemsize, self.size))
         return Trace(operations=(*forward, *backward))
+
+    def _file_reads(self, num_rows: int) -> list[Operation]:
+        """Return the reads of rows in mapped files, before the layers after the first aggregate."""
+        num_bytes = num_rows * self.file_row_bytes if self.in_ranges else 0
+        return [transfer(FILE_TAG, to_device=num_bytes, calls=())] if num_bytes else []
 
     def _computed_again(self, dense: DenseFlops, num_rows: int) -> list[Operation]:
         """Return the dense layers that the backward pass computes again for some of their rows."""

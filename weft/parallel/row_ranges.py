@@ -34,6 +34,8 @@ from weft.utils.dtypes import sum_dtype
 
 RANGE_BYTES = 1 << 25
 """Bytes of a range of rows, counted in the columns that are summed before it."""
+FILE_TAG = "features"
+"""Tag of the bytes of aggregated features that a step reads in mapped files."""
 SUMMED = ""
 """Name of the rows that a boundary sums, among those that it passes on."""
 RangeLoss = Callable[[Tensor, slice | None], tuple[Tensor, Tensor]]
@@ -78,6 +80,7 @@ def forward_in_ranges(
     retained_share: float,
     loss: RangeLoss | None,
     num_logits: int,
+    reads_files: bool,
     model: nn.Module,
     views: Sequence[GraphView],
     x: Tensor,
@@ -90,6 +93,7 @@ def forward_in_ranges(
         loss: Loss of a range of rows. The gradients of parameters after the last aggregate are then added at once.
             None: return the logits.
         num_logits: Number of columns of the logits, C, which limits the rows of a range whose loss is computed.
+        reads_files: The rows between the first two aggregates are in mapped files, of which each read is counted.
         model: The model.
         views: View of each stage, of a single rank: `PlacedView`, or `OutlineView` for an estimate of memory.
         x: Constant features [n, F].
@@ -98,9 +102,10 @@ def forward_in_ranges(
     reached = phased.begin(views, x)
     assert isinstance(reached, Boundary)
     state = reached.cross(views[reached.stage])
-    for needed in needs_grad[1:]:
+    for number, needed in enumerate(needs_grad[1:]):
         anchor = torch.empty(0, device=x.device, requires_grad=needed)  # so that the result needs a gradient
-        segment = RangedSegment(phased, views, state, retained_share if needed else 0)
+        in_files = reads_files and number == 0
+        segment = RangedSegment(phased, views, state, retained_share if needed else 0, in_files=in_files)
         result, *rows = SegmentFunction.apply(segment, anchor, state.result, *state.rows.values())  # type: ignore[no-untyped-call]
         state = segment.state_after(result, rows)
     if loss is not None:
@@ -252,13 +257,20 @@ class RangedSegment(RangedPart):
         views: View of each stage.
         state: State after the aggregate before it.
         retained_share: Share of the rows whose autograd graph stays until the backward pass.
+        in_files: The rows that the segment reads are in mapped files.
     """
 
     def __init__(
-        self, model: PhasedModel, views: Sequence[GraphView], state: BoundaryState, retained_share: float
+        self,
+        model: PhasedModel,
+        views: Sequence[GraphView],
+        state: BoundaryState,
+        retained_share: float,
+        *,
+        in_files: bool,
     ) -> None:
         super().__init__(model, views, state)
-        self.retained_share = retained_share
+        self.retained_share, self._in_files = retained_share, in_files
         self._retained: dict[int, ComputedRange] = {}
         """Ranges with their autograd graphs, by their first rows."""
         self._passed: list[str] = []
@@ -299,7 +311,7 @@ class RangedSegment(RangedPart):
                 targets.copy_(reached.rows[name][: len(targets)].detach())
             if retains:
                 self._retained[span.start] = self._computed(span, read, reached)
-        self._count(sums.shape[1])
+        self._count(sums.shape[1], [result, *rows])
         return (rounded(sums, result.dtype), *passed.values())
 
     def _spans(self, result: Tensor) -> Iterator[slice]:
@@ -331,8 +343,16 @@ class RangedSegment(RangedPart):
         for each, ranged in zip(self.views, ranged_views, strict=True):  # as if the segment had run on all rows
             each._calls = ranged.calls
 
-    def _count(self, width: int) -> None:
+    def _count(self, width: int, read: Sequence[Tensor]) -> None:
+        """Count the edges of the sum, or of its gradient, and the bytes of the rows that are read in files.
+
+        Args:
+            width: Number of columns of the sum.
+            read: Rows that the segment reads.
+        """
         self._meter.aggregate(self._sum.topology.adjacency.num_edges, width)
+        if self._in_files:
+            self._meter.transfer(FILE_TAG, sum(each.nbytes for each in read), 0)
 
     def backward(
         self, result: Tensor, rows: Sequence[Tensor], needed: Sequence[bool], grads: Sequence[Tensor | None]
@@ -362,7 +382,7 @@ class RangedSegment(RangedPart):
             write_gradients(span, computed.leaves, grads_read)
             del computed, grads_of, outputs  # before the next range is computed
         if grad is not None:
-            self._count(grad.shape[1])
+            self._count(grad.shape[1], read)
         return grads_read
 
     def _targets(self, span: slice, tables: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -213,6 +213,12 @@ class ResidentPlaced(Placed):
         fields = {names[training]: field for training, field in self.plan.receptive_fields.items()}
         return describe_receptive_fields(fields)
 
+    def describe_planned_bytes(self) -> dict[str, Any]:
+        """Return the bytes of a training step by tag for the record, as in the trace; {} if there are none."""
+        trace = self.plan.trace(self.group.rank, training=True)
+        planned = {name: dict(getattr(trace, name)) for name in ("bytes_sent", "to_device") if getattr(trace, name)}
+        return {"planned": planned} if planned else {}
+
     def make_inputs(self, vertices: slice | Tensor) -> Inputs:
         """Return the constant features of some vertices, and a cache for results that are computed from them once."""
         work = self.work

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -61,6 +61,13 @@ class FieldLayout(VertexLayout):
         first = [work.outline(self.traits, training=training)[0] for training in (True, False)]
         return all(work.is_cached(op) and (op.op, op.steps) == (segment.op, 1) for op in first)
 
+    @property
+    def file_row_bytes(self) -> int:
+        if not self.by_columns:
+            return 0
+        tables = 1 + len(cast(Segment, self.constant_segment).rows)  # the aggregated features, and rows passed on
+        return tables * self.work.stats.num_features * self.work.itemsize
+
     def resident_memory(self, rank: int, *, trains: bool = True) -> MemoryUse:
         use, width = super().resident_memory(rank, trains=trains), self.work.stats.num_features
         num_sources, num_targets = map(len, self.layer_rows(rank)[:2])
@@ -115,6 +122,10 @@ class PlacedSingle(ResidentPlaced):
             for layout in plan.layouts.values():
                 layout.in_ranges = False
         super().__init__(plan, group, seed=seed)
+
+    def describe(self) -> dict[str, Any]:
+        in_ranges = True in self.plan.layouts and self.plan.layouts[True].in_ranges  # a step may read files
+        return super().describe() | (self.describe_planned_bytes() if in_ranges else {})
 
     def exchange(self, stage: int) -> Identity:
         del stage

@@ -81,10 +81,8 @@ class PlacedTensor(ResidentPlaced):
         ops = layout.work.outline(layout.traits, training=False) if self.group.size > 1 else ()
         plans = [layout.attention(op.op, op.hop) for op in ops if isinstance(op.op, EdgeSoftmax)]
         explanations = [op.explain(self.work.itemsize, layout.num_remote) for op in plans]
-        facts = super().describe() | ({"attention": explanations} if explanations else {})
-        if self.group.size > 1:
-            facts["planned"] = {"bytes_sent": dict(self.plan.trace(self.group.rank, training=True).bytes_sent)}
-        return facts
+        facts = super().describe() | self.describe_planned_bytes()
+        return facts | ({"attention": explanations} if explanations else {})
 
 
 class TensorPlan(ResidentPlan):
