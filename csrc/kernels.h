@@ -321,7 +321,8 @@ enum MessageKind : int64_t {
 };
 enum MessageFunction : int64_t {
   kAdd, kSubtract, kSubtractFrom, kMultiply, kDivide, kDivideInto, kMaximum, kMinimum, kEqual, kUnequal, kLess,
-  kLessEqual, kGreater, kGreaterEqual, kExp, kLog, kRoot, kSigmoid, kTanh, kAbsolute
+  kLessEqual, kGreater, kGreaterEqual, kExp, kLog, kRoot, kSigmoid, kTanh, kAbsolute, kLog1p, kExpm1, kErf, kSine,
+  kCosine
 };
 // The second argument of kCombine: a number for each number of a, the constant, a number for each block of columns, or a
 // row of the tensor b for all rows.

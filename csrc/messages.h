@@ -60,6 +60,39 @@ WEFT_INLINE Vector<T, L> tanh_vector(Vector<T, L> x) {
   return (x < limit) & (x > -limit) ? near : far;
 }
 
+// With u = 1 + x rounded, log(1 + x) = log u x / (u - 1) but for the rounding of log u.
+template <class T, int L>
+WEFT_INLINE Vector<T, L> log1p_vector(Vector<T, L> x) {
+  using V = Vector<T, L>;
+  const V zero{}, one = zero + T{1}, u = one + x, rounded = u - one, logarithm_of = log_vector<T, L>(u);
+  const V factor = rounded == x ? one : x / (rounded == zero ? one : rounded);  // 1 also where x is infinite
+  return rounded == zero ? x : logarithm_of * factor;
+}
+
+// Near 0, with u = e^x rounded, e^x - 1 = (u - 1) x / log u but for the rounding of u.
+template <class T, int L>
+WEFT_INLINE Vector<T, L> expm1_vector(Vector<T, L> x) {
+  using V = Vector<T, L>;
+  const V zero{}, one = zero + T{1}, u = exponential<T, L>(x), far = u - one;
+  const V near = u == one ? x : far * (x / (u == one ? one : log_vector<T, L>(u)));
+  return x * x < zero + T{0.25} ? near : far;
+}
+
+WEFT_INLINE float error_function(float x) { return __builtin_erff(x); }
+WEFT_INLINE double error_function(double x) { return __builtin_erf(x); }
+WEFT_INLINE float sine(float x) { return __builtin_sinf(x); }
+WEFT_INLINE double sine(double x) { return __builtin_sin(x); }
+WEFT_INLINE float cosine(float x) { return __builtin_cosf(x); }
+WEFT_INLINE double cosine(double x) { return __builtin_cos(x); }
+
+// Calls a function of the mathematical library for each lane.
+template <class T, int L, class F>
+WEFT_INLINE Vector<T, L> by_lane(F f, Vector<T, L> x) {
+  Vector<T, L> y;
+  for (int lane = 0; lane < L; ++lane) y[lane] = f(x[lane]);
+  return y;
+}
+
 // The rows of a tile, or of a part of a target that has too many edges for one.
 struct TileRows {
   const int64_t* indptr;
@@ -119,8 +152,8 @@ void combine_rows(int64_t function, int64_t mode, const T* a, const T* b, T cons
     WEFT_CASE(kMultiply, x* y)
     WEFT_CASE(kDivide, x / y)
     WEFT_CASE(kDivideInto, y / x)
-    WEFT_CASE(kMaximum, y > x ? y : x)  // NaN in x stays NaN
-    WEFT_CASE(kMinimum, y < x ? y : x)
+    WEFT_CASE(kMaximum, (y > x) | (y != y) ? y : x)  // NaN stays NaN
+    WEFT_CASE(kMinimum, (y < x) | (y != y) ? y : x)
     WEFT_CASE(kEqual, x == y ? zero + T{1} : zero)
     WEFT_CASE(kUnequal, x != y ? zero + T{1} : zero)
     WEFT_CASE(kLess, x < y ? zero + T{1} : zero)
@@ -133,6 +166,11 @@ void combine_rows(int64_t function, int64_t mode, const T* a, const T* b, T cons
     WEFT_CASE(kSigmoid, T{1} / (T{1} + exponential<T, L>(-x)))
     WEFT_CASE(kTanh, tanh_vector<T, L>(x))
     WEFT_CASE(kAbsolute, x < zero ? -x : x)
+    WEFT_CASE(kLog1p, log1p_vector<T, L>(x))
+    WEFT_CASE(kExpm1, expm1_vector<T, L>(x))
+    WEFT_CASE(kErf, by_lane<T, L>([](T lane) { return error_function(lane); }, x))
+    WEFT_CASE(kSine, by_lane<T, L>([](T lane) { return sine(lane); }, x))
+    WEFT_CASE(kCosine, by_lane<T, L>([](T lane) { return cosine(lane); }, x))
     default:
       break;
   }
@@ -250,7 +288,7 @@ void reduce_columns(int64_t function, const T* a, int64_t outer, int64_t reduced
         *out = sum_lanes<L, T>(sums);
       } else {
         T most = a[0];
-        for (r = 1; r < reduced; ++r) most = a[r] > most ? a[r] : most;
+        for (r = 1; r < reduced; ++r) most = a[r] > most || a[r] != a[r] ? a[r] : most;
         *out = most;
       }
       continue;
@@ -259,7 +297,7 @@ void reduce_columns(int64_t function, const T* a, int64_t outer, int64_t reduced
       V result = load_first<L>(a + i, inner - i);
       for (int64_t r = 1; r < reduced; ++r) {
         const V value = load_first<L>(a + r * inner + i, inner - i);
-        result = function == kAdd ? result + value : (value > result ? value : result);
+        result = function == kAdd ? result + value : ((value > result) | (value != value) ? value : result);
       }
       store_first<L>(out + i, result, inner - i);
     }

@@ -114,6 +114,8 @@ def test_linear_transforms_of_sparse_features_take_all_arguments() -> None:
     ):
         torch.testing.assert_close(result, x @ weight.t() + bias, rtol=1e-12, atol=0)
     torch.testing.assert_close(F.linear(sparse, weight[0]), x @ weight[0], rtol=1e-12, atol=0)
+    sparse.mul_(2)
+    torch.testing.assert_close(F.linear(sparse, weight), x @ weight.t(), rtol=1e-12, atol=0)
 
 
 WIDTHS = {"a": 3, "b": 4, "c": 5, "d": 6, "e": 7}
@@ -389,6 +391,47 @@ def test_what_cannot_be_converted_is_refused(forward: Any, message: str) -> None
 def test_unsupported_convolutions_are_refused(conv: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         convert(Written(plain, conv()), shape=GraphShape.of(graph_of("x")))
+
+
+class OwnMean(pyg.MessagePassing):
+    """Mean of source rows plus the target's row; without an annotation of x, which tests set."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr="mean")
+        self.lin, self.lin_root = nn.Linear(7, 5), nn.Linear(7, 5)
+        self.out_channels = 5
+
+    def forward(self, x, edge_index):  # type: ignore[no-untyped-def]
+        x_source, x_target = (x, x) if isinstance(x, Tensor) else x
+        size = (len(x_source), len(x_target))
+        return self.propagate(edge_index, x=(self.lin(x_source), None), size=size) + self.lin_root(x_target)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j
+
+
+class BetweenTypes(nn.Module):
+    """A HeteroConv of `OwnMean`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = pyg.HeteroConv({relation: OwnMean() for relation in RELATIONS})
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> Any:
+        return self.conv(x_dict, edge_index_dict)["a"]
+
+
+@pytest.mark.parametrize("annotation", [Tensor | tuple[Tensor, Tensor], "Union[Tensor, OptPairTensor]"], ids=str)
+def test_own_layers_run_between_types(annotation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OwnMean.forward.__annotations__, "x", annotation)
+    graph, model = graph_of("x"), BetweenTypes().double()
+    y = of_weft(convert(model, shape=GraphShape.of(graph)).eval(), graph)
+    check_by_type(graph, y, of_pyg(model, graph))
+
+
+def test_own_layers_that_take_no_pair_are_refused_between_types() -> None:
+    with pytest.raises(InputError, match=r"OwnMean takes no pair.*annotate x in its forward"):
+        convert(BetweenTypes(), shape=GraphShape.of(graph_of("x")))
 
 
 def test_self_loops_between_types_are_refused() -> None:

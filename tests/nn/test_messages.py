@@ -5,17 +5,20 @@
 from __future__ import annotations
 
 import pickle
+import random
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from weft.nn.layers.pyg_conv import PyGConv, share_programs
-from weft.nn.messages import TiledConv, program
+from weft.nn.messages import TiledConv, messages, program, tiled_conv
 from weft.nn.messages.edges import SortedEdges
 from weft.nn.messages.operations import ROW_NUMBERS
 from weft.nn.messages.program import EdgeProgram
@@ -122,8 +125,8 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def edges(*, in_order: bool = False) -> Tensor:
     """Return edges with self-loops, parallel edges, a vertex of many edges and isolated vertices."""
-    random = torch.Generator().manual_seed(0)
-    edge_index = torch.randint(NUM_VERTICES - 2, (2, NUM_EDGES), generator=random)
+    generator = torch.Generator().manual_seed(0)
+    edge_index = torch.randint(NUM_VERTICES - 2, (2, NUM_EDGES), generator=generator)
     edge_index[1, :60], edge_index[0, 60:70] = 7, edge_index[1, 60:70]
     edge_index[:, 70:80] = edge_index[:, 80:90]
     return edge_index[:, edge_index[1].argsort(stable=True)] if in_order else edge_index
@@ -296,6 +299,18 @@ UNUSUAL: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor] | None]] =
     "cubic distance": (lambda s, i, j, e, index, n: (i - j).norm(p=3, dim=-1, keepdim=True) * j * s.a, None),
     "largest distance": (lambda s, i, j, e, index, n: (i - j).norm(p=torch.inf, dim=-1, keepdim=True) * j, None),
     "small numbers": (lambda s, i, j, e, index, n: torch.tanh(1e-6 * j * e) * 1e6, None),
+    "root of the number of targets": (lambda s, i, j, e, index, n: j * e / n**0.5, None),
+    "root of the number of rows": (lambda s, i, j, e, index, n: j * e, lambda s, y: y / y.size(0) ** 0.5),
+    "edges for each target": (lambda s, i, j, e, index, n: j * (index.numel() / n), None),
+    "number of rows before the edges": (lambda s, i, j, e, index, n: j / j.size(0) * e, None),
+    "number of edges after the sum": (lambda s, i, j, e, index, n: j * e, lambda s, y: y / (NUM_EDGES + 0 * len(y))),
+    "sum of conditions": (lambda s, i, j, e, index, n: i * j * ((j * e > 0) + (i * e > 0)), None),
+    "rows without gradient": (lambda s, i, j, e, index, n: j.data * i * e, None),
+    "gradients in Python": (lambda s, i, j, e, index, n: j * e * (2.0 if j.requires_grad else 1.0), None),
+    "between two numbers": (lambda s, i, j, e, index, n: torch.clamp(i * j, -0.5, 0.7) * e, None),
+    "larger rows": (lambda s, i, j, e, index, n: torch.maximum(i * e, j), None),
+    "one number": (lambda s, i, j, e, index, n: j.new_ones(len(j), WIDTH), lambda s, y: y * s.a),
+    "rows of targets alone": (lambda s, i, j, e, index, n: j * e, lambda s, y: (0 * y + 1) * s.a),
 }
 """Message functions that run as in PyG, or as programs with its numbers."""
 
@@ -305,6 +320,159 @@ def test_unusual_functions_have_pygs_numbers(name: str) -> None:
     torch.manual_seed(0)
     conv = Unusual(*UNUSUAL[name]).double()
     assert difference(conv, edges(in_order=name in ("sum along rows", "computed index")), with_edge_rows=True) < 1e-9
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual_functions_have_pygs_numbers_without_gradients(name: str) -> None:
+    torch.manual_seed(0)
+    conv, edge_index = Unusual(*UNUSUAL[name]).double(), edges(in_order=name in ("sum along rows", "computed index"))
+    x, features = torch.randn(NUM_VERTICES, WIDTH).double(), torch.rand(NUM_EDGES, NUM_EDGE_FEATURES).double()
+    with torch.no_grad():
+        y = TiledConv(conv).run(lambda: conv(x, edge_index, features))
+        torch.testing.assert_close(y, conv(x, edge_index, features))
+
+
+def draws(s: Any, i: Tensor, j: Tensor, e: Tensor, index: Tensor, n: int) -> Tensor:
+    return j * e * (random.random() + np.random.rand())
+
+
+def test_random_numbers_of_python_and_numpy_are_those_of_pyg() -> None:
+    conv, arguments = Unusual(draws), (torch.ones(NUM_VERTICES, WIDTH), edges(), torch.ones(NUM_EDGES, 1))
+    tiled, runs = TiledConv(conv), []
+    for call in (tiled.run, tiled.run, lambda run: run()):
+        random.seed(0)
+        np.random.seed(0)
+        runs.append([call(lambda: conv(*arguments)) for _ in range(2)])
+    assert all(torch.equal(a, b) for run in runs[1:] for a, b in zip(runs[0], run, strict=True))
+    assert not torch.equal(*runs[0])
+
+
+class Doubling(Unusual):
+    """A convolution whose result is not that of its message functions alone."""
+
+    def propagate(self, edge_index: Tensor, **arguments: Any) -> Tensor:
+        return 2 * super().propagate(edge_index, **arguments)
+
+
+class Normalizing(EdgeMLP):
+    """A convolution that reads an attribute which its message function sets."""
+
+    reads = True
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        y = self.propagate(edge_index, x=x, edge_attr=edge_attr)
+        alpha, self.alpha = self.alpha, None
+        return y / alpha.max() if self.reads else y
+
+    def message(self, x_i: Tensor, x_j: Tensor, edge_attr: Tensor) -> Tensor:
+        self.alpha = torch.sigmoid(x_i * x_j)
+        return super().message(x_i, x_j, edge_attr) * self.alpha
+
+
+class Counting(EdgeMLP):
+    """A convolution that counts its calls in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[int] = []
+
+    def message(self, x_i: Tensor, x_j: Tensor, edge_attr: Tensor) -> Tensor:
+        self.calls.append(len(x_j))
+        return super().message(x_i, x_j, edge_attr) * len(self.calls)
+
+
+@pytest.mark.parametrize("make", [lambda: Doubling(gated), Normalizing, Counting], ids=["method", "tensor", "list"])
+def test_what_a_program_does_not_do_is_left_to_pyg(make: Callable[[], Any], programs: list[EdgeProgram]) -> None:
+    """A program neither calls the methods of a class, nor does it set attributes."""
+    torch.manual_seed(0)
+    conv, expected = (make().double() for _ in range(2))
+    conv.load_state_dict(expected.state_dict())
+    x, features = torch.randn(NUM_VERTICES, WIDTH).double(), torch.rand(NUM_EDGES, NUM_EDGE_FEATURES).double()
+    tiled = TiledConv(conv)
+    for _ in range(2):
+        y = tiled.run(lambda: conv(x, edges(), features))
+        torch.testing.assert_close(y, expected(x, edges(), features))
+    pickle.dumps(conv)
+    assert getattr(conv, "calls", None) == getattr(expected, "calls", None)
+
+
+def test_attributes_that_nobody_reads_are_not_computed(programs: list[EdgeProgram]) -> None:
+    torch.manual_seed(0)
+    conv = Normalizing().double()
+    conv.reads = False
+    results(conv, edges(), with_edge_rows=True, tiled=True)
+    assert len(programs) == 2 + 2  # one of each pair compares with PyG's code
+    assert difference(conv, edges(), with_edge_rows=True) < 1e-9
+    pickle.dumps(conv)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: s.numbers.__setitem__(0, 3.0),
+        lambda s: s.by_name.__setitem__("a", 3.0),
+        lambda s: setattr(s, "function", torch.tanh),
+        lambda s: setattr(s.settings, "factor", 3.0),
+        lambda s: s.array.__setitem__(0, 3.0),
+        lambda s: s.tensor.__setitem__(0, 3.0),
+        lambda s: setattr(s, "linear", nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())),
+    ],
+    ids=["list", "dict", "function", "object", "array", "tensor", "module"],
+)
+def test_changed_attributes_count(change: Callable[[Any], Any]) -> None:
+    torch.manual_seed(0)
+
+    def message(s: Any, i: Tensor, j: Tensor, e: Tensor, index: Tensor, n: int) -> Tensor:
+        factor = s.numbers[0] * s.by_name["a"] * s.settings.factor * float(s.array[0]) * float(s.tensor)
+        return s.linear(s.function(i * j * factor)) * e
+
+    conv = Unusual(message)
+    conv.numbers, conv.by_name, conv.function, conv.settings = [2.0], {"a": 2.0}, torch.sigmoid, SimpleNamespace()
+    conv.settings.factor, conv.array, conv.tensor = 2.0, np.ones(1), torch.ones(1)
+    x, features, tiled = torch.randn(NUM_VERTICES, WIDTH), torch.rand(NUM_EDGES, NUM_EDGE_FEATURES), TiledConv(conv)
+    before = tiled.run(lambda: conv(x, edges(), features))
+    change(conv)
+    after = tiled.run(lambda: conv(x, edges(), features))
+    torch.testing.assert_close(after, conv(x, edges(), features))
+    assert not torch.allclose(before, after)
+
+
+def test_an_attribute_that_always_changes_fills_no_memory(programs: list[EdgeProgram]) -> None:
+    conv = Unusual(lambda s, i, j, e, index, n: j * e * s.factor)
+    tiled, arguments = TiledConv(conv), (torch.ones(NUM_VERTICES, WIDTH), edges(), torch.ones(NUM_EDGES, 1))
+    for number in range(tiled_conv.MAX_PROGRAMS + 2):
+        conv.factor = float(number)
+        y = tiled.run(lambda: conv(*arguments))
+    torch.testing.assert_close(y, conv(*arguments))
+    assert len(tiled.messages) == tiled_conv.MAX_PROGRAMS
+
+
+@pytest.mark.parametrize(
+    "mode", [torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)], ids=["inference", "autocast"]
+)
+def test_modes_of_pytorch_count(mode: Callable[[], Any]) -> None:
+    conv = Unusual(lambda s, i, j, e, index, n: s.linear(i * j) * e)
+    tiled, arguments = TiledConv(conv), (torch.rand(NUM_VERTICES, WIDTH), edges(), torch.ones(NUM_EDGES, 1))
+    tiled.run(lambda: conv(*arguments))
+    with mode():
+        made = tuple(each.clone() for each in arguments)
+        y = tiled.run(lambda: conv(*made))
+        assert torch.equal(y, conv(*made)) or mode is torch.inference_mode
+        torch.testing.assert_close(y, conv(*made))
+
+
+@pytest.mark.parametrize(
+    "buffer",
+    [torch.arange(WIDTH) > 2, torch.arange(WIDTH), torch.ones(WIDTH).double()],
+    ids=lambda each: str(each.dtype),
+)
+def test_buffers_of_another_type_are_read_as_in_pyg(buffer: Tensor) -> None:
+    conv = Unusual(lambda s, i, j, e, index, n: s.linear(i) * s.linear(j) * s.mask)
+    conv.register_buffer("mask", buffer)
+    tiled, arguments = TiledConv(conv), (torch.rand(NUM_VERTICES, WIDTH), edges(), torch.ones(NUM_EDGES, 1))
+    for grads in (False, True):
+        with torch.set_grad_enabled(grads):
+            torch.testing.assert_close(tiled.run(lambda: conv(*arguments)), conv(*arguments))
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -396,7 +564,11 @@ def test_parameters_of_a_part_with_two_names_stay() -> None:
 
 
 def plant(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let programs be wrong: a tile's boundary, the endpoint that gets a gradient, or parts of a target."""
+    """Let programs be wrong: a tile's boundary, the endpoint that gets a gradient, or parts of a target.
+
+    They are not compared with PyG's code before they run, which would detect the first two.
+    """
+    monkeypatch.setattr(messages, "compare", lambda *_: None)
     run, of = EdgeProgram.run, SortedEdges.of
     if error == "boundary":
 

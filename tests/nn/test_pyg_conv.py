@@ -196,7 +196,7 @@ def test_refusals() -> None:
         (pyg.GATv2Conv(7, 4, dropout=0.5), r"dropout=0\.5, whose masks.*use dropout between layers"),
         (pyg.SAGEConv(7, 4, aggr="lstm"), r"LSTMAggregation is not supported, because its result depends on padding"),
         (pyg.GENConv(7, 4), r"contains a batch norm.*move it between layers"),
-        (pyg.GINConv(torch.nn.Identity()), r"no attribute out_channels: use weft\.nn\.PyGConv"),
+        (pyg.GINConv(torch.nn.Identity()), r"no attribute out_channels.*: add it, or use weft\.nn\.PyGConv"),
         (pyg.GINEConv(torch.nn.Sequential(torch.nn.Linear(7, 4), torch.nn.Dropout(0.3))), r"dropout=0\.3, whose masks"),
         (pyg.GINEConv(torch.nn.Sequential(torch.nn.Linear(7, 4), torch.nn.BatchNorm1d(4))), r"contains a batch norm"),
         (pyg.GINEConv(pyg.MLP([7, 4, 4], dropout=0.2)), r"dropout=0\.2, whose masks"),

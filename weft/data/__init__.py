@@ -27,6 +27,7 @@ from weft.data.links import with_held_out_links as with_held_out_links
 from weft.data.store.digests import changed_data as changed_data
 from weft.data.store.digests import data_digests as data_digests
 from weft.data.store.digests import embedded_names as embedded_names
+from weft.data.store.digests import version_of as version_of
 from weft.data.store.store import is_symmetric as is_symmetric
 from weft.data.store.store import save as save
 from weft.data.vertex_names import VertexNames as VertexNames

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from weft.data import Adjacency
+from weft.data import Adjacency, version_of
 from weft.kernels import spmm
 from weft.utils.dtypes import sum_dtype
 
@@ -27,6 +27,8 @@ class SparseRows(Tensor):
 
     density: float
     """Fraction of the entries that are not zero."""
+    version: int
+    """Version of the rows whose nonzeros are read; rows that were changed in place since are ordinary ones."""
     on_product: Callable[[SparseRows, int], None] | None = None
     """Function of these rows and of the number of columns of a product, by which a plan counts it."""
 
@@ -42,7 +44,7 @@ class SparseRows(Tensor):
         if density >= 1:
             return x
         rows = x.as_subclass(cls)
-        rows.density, rows.on_product = density, on_product
+        rows.density, rows.on_product, rows.version = density, on_product, version_of(rows)
         if x.is_meta:  # kept from before the step, so it must not count
             _ = rows.nonzeros
         return rows
@@ -78,7 +80,7 @@ class SparseRows(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if func is functional.linear:
                 x, weight, bias = _linear_arguments(*args, **(kwargs or {}))
-                if isinstance(x, cls) and weight.dim() == 2:
+                if isinstance(x, cls) and weight.dim() == 2 and version_of(x) == x.version:
                     return x.transformed(weight, bias)
             return func(*args, **(kwargs or {}))
 

@@ -206,7 +206,10 @@ def width_over_relation(conv: Any, *, same_rows: bool, same_type: bool, reads_ed
             f"{name} with add_self_loops=True joins vertices of two types, by their numbers: use add_self_loops=False"
         )
     if not same_rows and not takes_pair(conv):
-        raise InputError(f"{name} takes no pair (x_source, x_target): use it between vertices of one type")
+        raise InputError(
+            f"{name} takes no pair (x_source, x_target): if it does, annotate x in its forward as "
+            "Tensor | tuple[Tensor, Tensor]; else use it between vertices of one type"
+        )
     return checked_trial(conv, reads_edge_attr=reads_edge_attr).out_width
 
 

@@ -227,6 +227,8 @@ class Tracer(fx.Tracer):
         """Proxy of the number of each row's vertex type, for a model on a heterogeneous graph."""
         self.relation = ""
         """Relation of the convolution that a rule is converting."""
+        self._paused = False
+        """True while modules run on tensors."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if isinstance(m, Root):
@@ -235,6 +237,8 @@ class Tracer(fx.Tracer):
         return dense or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+        if self._paused:
+            return forward(*args, **kwargs)
         if _is_message_passing(m):
             if self.types is not None and "edge_index_dict" in inspect.signature(m.forward).parameters:
                 return self._convolve_types(m, args, kwargs)
@@ -417,12 +421,15 @@ class Tracer(fx.Tracer):
         hooked = any(part._forward_hooks or part._forward_pre_hooks for part in conv.modules())
         if rule and not hooked and getattr(conv, "aggr", "") in hetero.REDUCE:
             return rule(self, conv, x, x_target)
+        self._paused = True  # it runs the convolution
         try:
             width = hetero.width_over_relation(
                 conv, same_rows=x is x_target, same_type=source == target, reads_edge_attr=features is not None
             )
         except InputError as error:
             raise InputError(f"{location}: {error}") from error
+        finally:
+            self._paused = False
         return self.call_over(relation, width, x, x_target, reads_edge_attr=features is not None)
 
     def _convolve_types(self, conv: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

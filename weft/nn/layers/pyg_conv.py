@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Hashable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple
@@ -150,8 +149,8 @@ class PyGConv(nn.Module):
         if sources.device.type == "meta":  # many convolutions read ids of edges, which meta tensors do not have
             weight = sources.new_empty(sources.shape[1], width)
             return sources[:num_targets] @ weight + sum(t.sum() for t in self.tensors_read(sources))
-        with self.tiled.replacing() if sources.device.type == "cpu" else nullcontext():
-            y = self._call(view, sources, num_targets, edge_index, edge_arguments)
+        call = partial(self._call, view, sources, num_targets, edge_index, edge_arguments)
+        y = self.tiled.run(call) if sources.device.type == "cpu" else call()
         drop_results(self.conv)
         return y if self.takes_pair else y[:num_targets]
 
@@ -272,7 +271,11 @@ class ConvWithSums(PyGConv):
             zeros = sources.expand(-1, width)
             call = partial(super()._call, view, zeros, num_targets, edge_index, edge_arguments)
             compute = partial(self.sums.compute, call)
-            sums = compute() if self.sums.learned else self.tiled.constant_sums(edge_index, sources.dtype, compute)
+            sums = (
+                compute()
+                if self.sums.learned
+                else self.tiled.constant_sums([edge_index, *edge_arguments.values()], sources.dtype, compute)
+            )
             return sums.to(sources.dtype)
         rows, sums = sources.split([width, self.sums.width], 1)
         if len(sums) > num_targets:  # empty slots of a chunk have sums of 0, of which roots and powers may be infinite
@@ -291,10 +294,8 @@ def share_programs(model: nn.Module) -> None:
     first: dict[Hashable, PyGConv] = {}
     for layer in model.modules():
         if isinstance(layer, PyGConv) and not layer.row_arguments.names:  # whose widths only a call tells
-            structure = structure_of(layer.conv)
-            key = type(layer), layer.out_width, layer.needs_edge_attr, layer.takes, structure
-            if structure is not None:
-                layer.tiled.messages = first.setdefault(key, layer).tiled.messages
+            key = type(layer), layer.out_width, layer.needs_edge_attr, layer.takes, structure_of(layer.conv)
+            layer.tiled.messages = first.setdefault(key, layer).tiled.messages
 
 
 def call_conv(
@@ -397,7 +398,10 @@ def checked_trial(
     has_matrix = any(parameter.dim() > 1 for parameter in conv.parameters())  # else any width may run in a trial
     width = out_width or (tried.out_width if tried and has_matrix else 0)
     if not width and not (in_model and keeps_width(conv, needs_edge_attr=needs_edge_attr)):
-        raise InputError(f"{name} has no attribute out_channels: use weft.nn.PyGConv(conv, out_width)")
+        raise InputError(
+            f"{name} has no attribute out_channels, the number of columns of its result: add it, or use "
+            "weft.nn.PyGConv(conv, out_width) in a Stack"
+        )
     return Trial(sums, width)
 
 
@@ -468,9 +472,10 @@ def dropout_of(part: nn.Module) -> float:
 
 
 def takes_pair(conv: nn.Module) -> bool:
-    """Return whether a PyG convolution accepts a pair (x_source, x_target) as x."""
+    """Return whether a PyG convolution accepts a pair (x_source, x_target) as x, according to its annotation."""
     parameter = inspect.signature(conv.forward).parameters.get("x")
-    return parameter is not None and "Tuple" in str(parameter.annotation)
+    annotation = "" if parameter is None else str(parameter.annotation).lower()  # "OptPairTensor" if it is a string
+    return "tuple" in annotation or "pairtensor" in annotation
 
 
 def keeps_width(conv: Any, *, needs_edge_attr: bool) -> bool:

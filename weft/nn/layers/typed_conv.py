@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -95,8 +95,8 @@ class TypedConv(PyGConv):
             product = rows[0].new_empty(num_results, widest) @ rows[0].new_empty(widest, self.out_width)
             return product + sum(t.sum() for t in (*rows, *self.parameters()))
         edges = dict(zip(types.relations, view.edges, strict=True))
-        with self.tiled.replacing() if device == "cpu" else nullcontext():
-            y = self.conv(dict(zip(types.names, rows, strict=True)), edges)
+        call = partial(self.conv, dict(zip(types.names, rows, strict=True)), edges)
+        y = self.tiled.run(call) if device == "cpu" else call()
         drop_results(self.conv)
         return torch.cat([y[name][:count] for name, count in view.num_results.items()])
 

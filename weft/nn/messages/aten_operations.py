@@ -50,6 +50,11 @@ UNARY = {
     aten.sigmoid: "sigmoid",
     aten.tanh: "tanh",
     aten.abs: "absolute",
+    aten.log1p: "log1p",
+    aten.expm1: "expm1",
+    aten.erf: "erf",
+    aten.sin: "sine",
+    aten.cos: "cosine",
 }
 """Functions of one value."""
 BY_CONSTANT = {
@@ -206,10 +211,6 @@ def _power(to: Translator, node: Node, x: Node, exponent: float) -> Rows:
     else:
         raise NotImplementedError(f"a power of {exponent}")
     return to.combine("divide_into", result, Constant(1.0), rows, sizes) if exponent < 0 else result
-
-
-def _log1p(to: Translator, node: Node, x: Node) -> Rows:
-    return to.apply("log", _by_constant("add", 1.0, to, node, x), *result_of(node))
 
 
 def _sign(to: Translator, node: Node, x: Node) -> Rows:
@@ -423,7 +424,6 @@ HANDLERS: dict[Any, Callable[..., Any]] = {
     aten.clamp: _clamp,
     aten.pow: _power,
     aten.rsqrt: lambda to, node, x: _power(to, node, x, -0.5),
-    aten.log1p: _log1p,
     aten.sign: _sign,
     aten.where: _where,
     aten.expand: _expand,

@@ -8,6 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from weft.data import version_of
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SortedEdges:
@@ -38,7 +40,7 @@ class SortedEdges:
             targets, order = targets.sort(stable=True)
             sources = sources[order]
         indptr = torch.searchsorted(targets, torch.arange(num_targets + 1))
-        version = edge_index._version
+        version = version_of(edge_index)
         return cls(edge_index=edge_index, version=version, order=order, sources=sources.contiguous(), indptr=indptr)
 
     def check(self, num_sources: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,13 @@ from weft.nn.messages.edges import SortedEdges
 from weft.nn.messages.function import MessageFunction, Role
 from weft.nn.messages.parts import Evaluation, divide, rows_of
 from weft.nn.messages.program import EdgeProgram
-from weft.nn.messages.trace import FAILURES, MessageTrace, trace, trace_gradients
+from weft.nn.messages.trace import FAILURES, Messages, MessageTrace, trace, trace_gradients
+from weft.runtime.kernel_call import work_counters
+
+TRIED = 7, 6, 23
+"""Sources, targets and edges on which a program is compared with PyG's code."""
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-7}
+"""Largest difference between them, by the type of rows."""
 
 
 def make_program(function: MessageFunction, tensors: Sequence[Tensor]) -> MessageProgram | str:
@@ -26,9 +33,70 @@ def make_program(function: MessageFunction, tensors: Sequence[Tensor]) -> Messag
     """
     try:
         with _disable_current_modes():  # of those who count operations: a trace is none
-            return MessageProgram(trace(function, tensors))
+            function = function._replace(conv=copy.deepcopy(function.conv))  # whose attributes may change
+            program = MessageProgram(trace(function, tensors))
+            compare(program, function, tensors)
+            return program
     except FAILURES as error:
         return str(error).partition("\n")[0]
+
+
+def compare(program: MessageProgram, function: MessageFunction, tensors: Sequence[Tensor]) -> None:
+    """Compare a program with PyG's code on a few random rows and edges.
+
+    A trace does not show, for instance, that a number in the code is the number of edges, or was drawn at random.
+
+    Args:
+        program: The program.
+        function: The message function.
+        tensors: Tensors that it reads.
+
+    Raises:
+        NotImplementedError: Results or gradients differ.
+    """
+    random, (num_sources, num_targets, num_edges) = torch.Generator().manual_seed(0), TRIED
+    edge_index = torch.stack(
+        [torch.randint(end, (num_edges,), generator=random) for end in (num_sources, num_targets - 1)]
+    )
+    messages, edges = Messages(function, num_targets), SortedEdges.of(edge_index, num_targets)
+    numbers = {"source": num_sources, "target": num_targets, "edge": num_edges}
+    rows = [
+        torch.randn(*tensor.shape if role == "shared" else (numbers[role], *tensor.shape[1:]), generator=random)
+        for (_, role), tensor in zip(function.reads, tensors, strict=True)
+    ]
+    rows += [each + 0.1 * torch.randn(each.shape, generator=random) for each in messages.shared]
+
+    def of_pyg(*inputs: Tensor) -> Tensor:
+        read, shared = inputs[: len(tensors)], inputs[len(tensors) :]
+        ends = {"source": edge_index[0], "target": edge_index[1]}
+        of_edges = [
+            each[ends[read.role]] if read.by_edge and read.role in ends else each
+            for read, each in zip(function.reads, read, strict=True)
+        ]
+        return messages.run(*of_edges, *shared, edge_index[1])
+
+    def of_program(*inputs: Tensor) -> Tensor:
+        return program.run(edges, num_sources, inputs[: len(tensors)], inputs[len(tensors) :])
+
+    results = []
+    counters, work_counters[:] = [*work_counters], []
+    try:
+        for run in (of_pyg, of_program):
+            inputs = [
+                each.to(like.dtype).requires_grad_(like.is_floating_point() and torch.is_grad_enabled())
+                for each, like in zip(rows, [*tensors, *messages.shared], strict=True)
+            ]
+            y = run(*inputs)
+            needed = [each for each in inputs if each.requires_grad] if y.requires_grad else []
+            grads = torch.autograd.grad(y, needed, torch.ones_like(y), allow_unused=True) if needed else ()
+            results.append([y.detach(), *grads])
+    finally:
+        work_counters[:] = counters
+    for expected, actual in zip(*results, strict=True):
+        nothing = torch.zeros(())
+        a, b = (nothing if each is None else each for each in (expected, actual))
+        if a.dtype != b.dtype or not torch.allclose(b, a, TOLERANCE[a.dtype], TOLERANCE[a.dtype], equal_nan=True):
+            raise NotImplementedError("its results are others on a few random rows and edges")
 
 
 class MessageProgram:
@@ -44,6 +112,9 @@ class MessageProgram:
     def __init__(self, trace: MessageTrace) -> None:
         self.trace, self.parts = trace, divide(trace)
         self.roles: list[Role] = [each.role for each in self.parts.inputs]
+        dtypes = {each.value.meta["val"].dtype for each in self.parts.inputs}
+        if len(dtypes) != 1 or not self.parts.results:
+            raise NotImplementedError("it reads no rows, or tensors of several types")
         self.results: list[Role] = ["edge" if rows_of(node) == "edge" else "target" for node in self.parts.results]
         self.forward = EdgeProgram(self.parts.program, self.roles, self.results)
         self._inputs = [node for node in self.parts.before if node.op == "placeholder"]

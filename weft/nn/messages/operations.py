@@ -25,7 +25,7 @@ KINDS = (
 FUNCTIONS = (
     *("add", "subtract", "subtract_from", "multiply", "divide", "divide_into", "maximum", "minimum"),
     *("equal", "unequal", "less", "less_equal", "greater", "greater_equal"),
-    *("exp", "log", "root", "sigmoid", "tanh", "absolute"),
+    *("exp", "log", "root", "sigmoid", "tanh", "absolute", "log1p", "expm1", "erf", "sine", "cosine"),
 )
 """Functions, in the order of MessageFunction."""
 MODES = ("whole", "constant", "per_block", "per_row")

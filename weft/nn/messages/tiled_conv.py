@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from inspect import Parameter
+from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from weft.data import version_of
 from weft.nn.messages.edges import SortedEdges
 from weft.nn.messages.function import MessageFunction, Read, Role
+from weft.nn.messages.structure import structure_of
 
 if TYPE_CHECKING:
     from weft.nn.messages.messages import MessageProgram
 
 LOCAL = frozenset({"index", "edge_index_i", "ptr", "size_i", "dim_size"})
 """Arguments of a message function that a tile has too."""
+MAX_PROGRAMS = 64
+"""Largest number of programs of convolutions of equal structure."""
+MISSING = object()
+"""In place of the value of an attribute that was not set."""
 GLOBAL = frozenset({"edge_index", "adj_t", "edge_index_j", "size", "size_j"})
 """Arguments of a message function that only the whole graph has."""
 
@@ -47,8 +54,12 @@ class TiledConv:
     def __init__(self, conv: nn.Module) -> None:
         self.conv = conv
         self.messages = Programs()
+        self.reason = ""
+        """Why the convolution runs as in PyG; empty: it runs in tiles."""
+        self._set: dict[tuple[str, str], Any] = {}
+        """Value before this call, or MISSING, of each attribute that is `NotComputed`, by part and name."""
         self._sorted: list[SortedEdges] = []
-        self._sums: list[tuple[Tensor, Any, Tensor]] = []
+        self._sums: list[tuple[list[Tensor], Any, Tensor]] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TiledConv:
         """Return a holder for a copy of the convolution, without the sorted edges."""
@@ -59,6 +70,19 @@ class TiledConv:
     def __getstate__(self) -> dict[str, Any]:
         """Return what another process needs."""
         return {**TiledConv(self.conv).__dict__, "messages": self.messages}
+
+    def run(self, call: Callable[[], Tensor]) -> Tensor:
+        """Return the result of a call of the convolution, whose message functions run in tiles.
+
+        Args:
+            call: Calls the convolution.
+        """
+        try:
+            with self.replacing():
+                return call()
+        except NotComputedError as error:
+            self.reason = str(error)
+            return call()
 
     @contextmanager
     def replacing(self) -> Iterator[None]:
@@ -83,8 +107,17 @@ class TiledConv:
         finally:
             for part, name, _ in replaced:
                 del part.__dict__[name]
+            for (path, name), value in self._set.items():
+                attributes = vars(self.conv.get_submodule(path))
+                attributes[name] = value
+                if value is MISSING:
+                    del attributes[name]
+            self._set.clear()
 
     def _call(self, original: Any, by_edge: bool, /, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
+        if self.reason or not is_pygs(original, self.conv):
+            as_written: Tensor = original(edge_index, size=size, **kwargs)
+            return as_written
         call = self._prepare(edge_index, size, kwargs, by_edge=by_edge)
         messages = self._messages_of(call) if call else "it reads more than the endpoints of an edge"
         if call is None or isinstance(messages, str):
@@ -92,12 +125,21 @@ class TiledConv:
             return whole
         shared = [*self.conv.parameters(), *self.conv.buffers()]
         edges = self._sort(edge_index, call.num_targets)
+        for path, name in messages.trace.attributes:
+            attributes = vars(self.conv.get_submodule(path))
+            self._set.setdefault((path, name), attributes.get(name, MISSING))
+            attributes[name] = torch.empty(0).as_subclass(NotComputed)
         return messages.run(edges, call.num_sources, call.tensors, shared)
 
     def _prepare(self, edge_index: Any, size: Any, kwargs: dict[str, Any], *, by_edge: bool) -> MessageCall | None:
         """Return a call of `propagate` or `edge_updater`; None if its function cannot run in tiles."""
         conv: Any = self.conv
-        if type(edge_index) is not Tensor or is_observed(conv) or conv.flow != "source_to_target":
+        if (
+            type(edge_index) is not Tensor
+            or is_observed(conv)
+            or torch.is_autocast_enabled("cpu")
+            or conv.flow != "source_to_target"
+        ):
             return None
         functions = ["edge_update"] if by_edge else ["message", "aggregate", "update"]
         names = frozenset(conv.inspector.get_flat_param_names(functions))
@@ -139,26 +181,20 @@ class TiledConv:
             for (_, role), tensor in zip(function.reads, call.tensors, strict=True)
         )
         key = function.by_edge, function.reads, shapes, repr(function.others), self.state(), torch.is_grad_enabled()
+        if key not in self.messages and len(self.messages) >= MAX_PROGRAMS:
+            return "its attributes change from call to call"
         if key not in self.messages:
             self.messages[key] = make_program(function, call.tensors)
         return self.messages[key]
 
-    def state(self) -> tuple[Any, ...]:
-        """Return what a trace contains besides the arguments: plain attributes, and shapes of parameters."""
-        plain = (bool, int, float, str, type(None))
-        attributes = tuple(
-            (name, value)
-            for part in self.conv.modules()
-            for name, value in vars(part).items()
-            if isinstance(value, plain)
-        )
-        shared = (*self.conv.parameters(), *self.conv.buffers())
-        return attributes, tuple((tensor.shape, tensor.dtype) for tensor in shared)
+    def state(self) -> Hashable:
+        """Return what a trace contains besides the arguments: attributes, and shapes of parameters."""
+        return structure_of(self.conv)
 
     def _sort(self, edge_index: Tensor, num_targets: int) -> SortedEdges:
         """Return edges in the order of their targets; the last results are cached."""
         for edges in reversed(self._sorted):  # the last ones are usually the same tensor
-            if edges.edge_index._version != edges.version:
+            if version_of(edges.edge_index) != edges.version:
                 continue
             same = edges.edge_index is edge_index or torch.equal(edges.edge_index, edge_index)
             if same and edges.num_targets == num_targets:
@@ -166,21 +202,34 @@ class TiledConv:
         self._sorted = [*self._sorted[-1:], SortedEdges.of(edge_index, num_targets)]
         return self._sorted[-1]
 
-    def constant_sums(self, edge_index: Tensor, dtype: torch.dtype, compute: Callable[[], Tensor]) -> Tensor:
+    def constant_sums(self, of_edges: Sequence[Tensor], dtype: torch.dtype, compute: Callable[[], Tensor]) -> Tensor:
         """Return sums over edges that depend on no rows and no trained parameters; the last results are cached.
 
         Args:
-            edge_index: The edges [2, E], a tensor that does not change.
+            of_edges: The edges [2, E], their weights and features.
             dtype: Type of the rows for which the sums are computed.
             compute: Computes the sums.
         """
-        constants = (each for each in (*self.conv.parameters(), *self.conv.buffers()) if not each.requires_grad)
-        key = dtype, self.state(), [each._version for each in constants]
-        for edges, known_key, sums in self._sums:  # of training steps, and of evaluations
-            if edges is edge_index and known_key == key:
+        shared = (each for each in (*self.conv.parameters(), *self.conv.buffers()) if not each.requires_grad)
+        constants = [*of_edges, *shared]
+        key = dtype, self.state(), [version_of(each) for each in constants]
+        for known, known_key, sums in self._sums:  # of training steps, and of evaluations
+            if len(known) == len(constants) and all(map(is_, known, constants)) and known_key == key:
                 return sums
-        self._sums = [*self._sums[-1:], (edge_index, key, compute())]
+        self._sums = [*self._sums[-1:], (constants, key, compute())]
         return self._sums[-1][2]
+
+
+class NotComputed(Tensor):
+    """Value of an attribute that a message function sets, and a program does not compute. Any use raises an error."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotComputedError("it reads an attribute that its message function sets")
+
+
+class NotComputedError(Exception):
+    """Error of a convolution that reads a `NotComputed`."""
 
 
 class MessageCall(NamedTuple):
@@ -212,6 +261,17 @@ def transform_by_type(linear: Any, x: Tensor, bounds: Tensor) -> Tensor:
     """
     parts = x.split(bounds.diff().tolist())
     return torch.cat([part @ weight for part, weight in zip(parts, linear.weight.unbind(), strict=True)])
+
+
+def is_pygs(method: Any, conv: nn.Module) -> bool:
+    """Return whether a convolution's `propagate` or `edge_updater` is PyG's, or what PyG has generated for its class.
+
+    Args:
+        method: The method.
+        conv: The convolution.
+    """
+    generated = tuple(f"{kind.__module__}_{kind.__name__}_" for kind in type(conv).__mro__)
+    return str(method.__module__).startswith(("torch_geometric.", *generated))
 
 
 def is_observed(conv: Any) -> bool:

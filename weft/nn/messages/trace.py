@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._decomp import core_aten_decompositions, get_decompositions
@@ -15,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
 from weft.nn.messages.function import MessageFunction, Read, Role
+from weft.nn.messages.structure import structure_of
 
 aten = torch.ops.aten
 
@@ -89,23 +93,50 @@ class MessageTrace(NamedTuple):
     """Role of each tensor input."""
     mode: FakeTensorMode
     """Mode in which the graph was traced."""
+    attributes: tuple[tuple[str, str], ...] = ()
+    """Path of a part of the convolution, and the name of an attribute that the function sets to a tensor."""
 
 
-class _Messages(nn.Module):
+class Messages(nn.Module):
     """The message function as a module, whose parameters can be replaced.
 
     Args:
         function: The message function.
+        num_targets: Number of targets.
     """
 
-    def __init__(self, function: MessageFunction) -> None:
+    def __init__(self, function: MessageFunction, num_targets: int) -> None:
         super().__init__()
-        self.conv, self.function = function.conv, function
+        self.conv, self.function, self.num_targets = function.conv, function, num_targets
+        self.shared = [*function.conv.parameters(), *function.conv.buffers()]
+        """Parameters and buffers of the convolution."""
+        position = {id(tensor): number for number, tensor in enumerate(self.shared)}
+        # Each part once, though it may have several names, and a tensor in each part that has it: PyTorch's search for
+        # tied weights would leave fake ones in a part with two names.
+        self._names = {
+            f"conv.{path}.{name}".replace("..", "."): position[id(tensor)]
+            for path, part in function.conv.named_modules()
+            for name, tensor in (*part._parameters.items(), *part._buffers.items())
+            if tensor is not None
+        }
+
+    def run(self, *inputs: Tensor) -> Tensor:
+        """Return the result for other parameters.
+
+        Args:
+            *inputs: The tensors in `reads`, then the parameters and buffers, then the target of each edge.
+        """
+        *values, index = inputs
+        num_reads = len(self.function.reads)
+        replaced = {name: values[num_reads + number] for name, number in self._names.items()}
+        arguments = list(values[:num_reads]), index
+        result: Tensor = torch.func.functional_call(self, replaced, arguments, tie_weights=False)
+        return result
 
     def forward(self, values: list[Tensor], index: Tensor) -> Tensor:
         function, conv = self.function, self.conv
         arguments = dict(function.others) | {"index": index, "edge_index_i": index, "ptr": None}
-        arguments |= {"size_i": NUM_TARGETS, "dim_size": NUM_TARGETS}
+        arguments |= {"size_i": self.num_targets, "dim_size": self.num_targets}
         arguments |= {read.name: value for read, value in zip(function.reads, values, strict=True)}
         collect = conv.inspector.collect_param_data
         if function.by_edge:
@@ -121,38 +152,54 @@ def trace(function: MessageFunction, tensors: Sequence[Tensor]) -> MessageTrace:
     """Trace a message function.
 
     Args:
-        function: The function.
+        function: The function. Attributes of its convolution may change.
         tensors: The tensors in `reads`.
 
     Raises:
         RuntimeError: The function depends on numbers in a tensor; another of FAILURES for what cannot be traced.
     """
-    module = _Messages(function)
-    shared = [*function.conv.parameters(), *function.conv.buffers()]
-    position = {id(tensor): number for number, tensor in enumerate(shared)}
-    # Each part once, though it may have several names, and a tensor in each part that has it: PyTorch's search for tied
-    # weights would leave fake ones in a part with two names.
-    names = {
-        f"conv.{path}.{name}".replace("..", "."): position[id(tensor)]
-        for path, part in function.conv.named_modules()
-        for name, tensor in (*part._parameters.items(), *part._buffers.items())
-        if tensor is not None
-    }
-
-    def run(*inputs: Tensor) -> Tensor:
-        *values, index = inputs
-        replaced = {name: values[len(function.reads) + number] for name, number in names.items()}
-        arguments = list(values[: len(function.reads)]), index
-        result: Tensor = torch.func.functional_call(module, replaced, arguments, tie_weights=False)
-        return result
+    messages = Messages(function, NUM_TARGETS)
 
     def samples() -> list[Tensor]:
         rows = [_sample(read, tensor) for read, tensor in zip(function.reads, tensors, strict=True)]
-        return [*rows, *(torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in shared)]
+        return [*rows, *(torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in messages.shared)]
 
     roles: list[Role] = [read.role for read in function.reads]
-    roles += ["shared" for _ in shared]
-    return trace_rows(run, samples, roles)
+    roles += ["shared" for _ in messages.shared]
+    with _unchanged(function.conv) as attributes:
+        traced = trace_rows(messages.run, samples, roles)
+    return traced._replace(attributes=tuple(attributes))
+
+
+@contextmanager
+def _unchanged(conv: nn.Module) -> Iterator[list[tuple[str, str]]]:
+    """List the attributes that the `with` block sets to a tensor, see `MessageTrace`.
+
+    Args:
+        conv: The convolution.
+
+    Raises:
+        NotImplementedError: The block changes another attribute, or draws random numbers of Python or NumPy.
+    """
+    attributes, drawn = list[tuple[str, str]](), (random.getstate(), np.random.get_state())
+    before = [(path, vars(part), {**vars(part)}) for path, part in conv.named_modules()]
+    structure = structure_of(conv)
+    try:
+        yield attributes
+    finally:
+        is_drawn = repr((random.getstate(), np.random.get_state())) != repr(drawn)
+        random.setstate(drawn[0])
+        np.random.set_state(drawn[1])
+    for path, values, former in before:
+        names = [name for name, value in values.items() if isinstance(value, Tensor) and value is not former.get(name)]
+        attributes += [(path, name) for name in names]
+        for name in names:
+            del values[name]
+        values |= {name: former[name] for name in names if name in former}
+    if is_drawn:
+        raise NotImplementedError("random numbers")
+    if structure_of(conv) != structure:
+        raise NotImplementedError("it changes attributes of the convolution")
 
 
 def trace_rows(run: Callable[..., Tensor], samples: Callable[[], list[Tensor]], roles: list[Role]) -> MessageTrace:
@@ -167,7 +214,7 @@ def trace_rows(run: Callable[..., Tensor], samples: Callable[[], list[Tensor]], 
         RuntimeError: The function depends on numbers in a tensor; another of FAILURES for what cannot be traced.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with mode, torch.no_grad(), _RefusesGradModes():
+    with mode, torch.no_grad(), _Traceable():
         inputs = [*samples(), torch.empty(NUM_EDGES, dtype=torch.int64)]
         graph = make_fx(torch.func.functionalize(run), decomposition_table=decompositions())(*inputs)
     graph.graph.eliminate_dead_code()
@@ -175,12 +222,29 @@ def trace_rows(run: Callable[..., Tensor], samples: Callable[[], list[Tensor]], 
     return MessageTrace(graph, roles, mode)
 
 
-class _RefusesGradModes(TorchFunctionMode):
-    """Mode in which functions must not switch gradients off or on, which a graph of operations does not contain."""
+NUMBERS = (
+    Tensor.item,
+    Tensor.tolist,
+    Tensor.numpy,
+    Tensor.__float__,
+    Tensor.__int__,
+    Tensor.__bool__,
+    Tensor.__index__,
+)
+"""Functions by which Python reads the numbers of a tensor."""
+
+
+class _Traceable(TorchFunctionMode):
+    """Mode in which functions must not do what a graph of operations does not contain.
+
+    They must not switch gradients off or on, and Python must not read numbers of a tensor, which may change.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch._C._set_grad_enabled:
             raise NotImplementedError("torch.no_grad or a similar mode")
+        if func in NUMBERS:
+            raise NotImplementedError("numbers of a tensor in Python")
         return func(*args, **(kwargs or {}))
 
 
@@ -222,8 +286,15 @@ def trace_gradients(forward: GraphModule, needed: list[bool], mode: FakeTensorMo
         ]
         grads = [torch.empty_like(value) for value in results]
         graph = make_fx(run, decomposition_table=decompositions())(grads, inputs)
+        if any(node.op == "call_function" and _changes_in_place(node.target) for node in graph.graph.nodes):
+            inputs = [each.detach() for each in inputs]
+            graph = make_fx(torch.func.functionalize(graph), decomposition_table=decompositions())(grads, inputs)
     graph.graph.eliminate_dead_code()
     return graph
+
+
+def _changes_in_place(operation: Any) -> bool:
+    return isinstance(operation, torch._ops.OpOverload) and operation._schema.is_mutable
 
 
 def outputs_of(module: GraphModule) -> list[Node]:
