@@ -85,8 +85,6 @@ def main() -> int:
             gathered = results[name]["edges_by_width"] * (2 if "bfloat16" in options.train else 4)
             results[name]["least_seconds"] = least_seconds(rates, rows, int(layers), gathered)
         print_stage(name, results[name])
-        if results[name]["file_bytes"] != results[name]["planned_file_bytes"]:
-            sys.exit("the last epoch read other bytes of files than planned")
         if "predict" not in results:
             file, score = folder / "classes.npy", results[name]["test_accuracy"]
             command = ["predict", str(out), "--what", "classes", "--out", str(file), "--overwrite"]
@@ -95,6 +93,9 @@ def main() -> int:
             print_stage("predict", results["predict"])
             if abs(results["predict"]["test_accuracy"] - score) > PREDICTED_TOLERANCE:
                 sys.exit(f"the prediction has another test accuracy than the {score:.4f} of the run")
+    for name, result in results.items():
+        if result.get("file_bytes") != result.get("planned_file_bytes"):
+            sys.exit(f"the last epoch of {name} read other bytes of files than planned")
     if options.out:
         rows = [{"stage": name, **result} for name, result in results.items()]
         save(options.out, {"options": vars(options), "best_accuracy": 1 - FLIPPED, "rates": rates, "rows": rows})
@@ -293,7 +294,7 @@ def print_stage(name: str, result: dict[str, Any]) -> None:
     if "epoch_seconds" in result:
         seconds = statistics.median(result["epoch_seconds"])
         line += f"  epoch {seconds:.2f} s"
-        line += f"; it reads {result['file_bytes'] / 1e9:.2f} GB of files"
+        line += f"; it reads {result.get('file_bytes', 0) / 1e9:.2f} GB of files"
     if "least_seconds" in result:
         bound = max(result["least_seconds"], key=result["least_seconds"].__getitem__)
         line += f", {seconds / result['least_seconds'][bound]:.2f} times that of {bound}"

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import pickle
 import random
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -132,26 +134,27 @@ def edges(*, in_order: bool = False) -> Tensor:
     return edge_index[:, edge_index[1].argsort(stable=True)] if in_order else edge_index
 
 
-def results(conv: Any, edge_index: Tensor, *, with_edge_rows: bool, tiled: bool) -> list[Tensor | None]:
+def results(
+    conv: Any, edge_index: Tensor, *, with_edge_rows: bool, tiled: TiledConv | None = None
+) -> list[Tensor | None]:
     """Return the result of a convolution and the gradients of its inputs and parameters."""
     random = torch.Generator().manual_seed(1)
-    x = torch.randn(NUM_VERTICES, WIDTH, dtype=torch.float64, generator=random).requires_grad_()
-    features = torch.rand(NUM_EDGES, NUM_EDGE_FEATURES, dtype=torch.float64, generator=random).requires_grad_()
+    dtype = next(conv.parameters()).dtype
+    x = torch.randn(NUM_VERTICES, WIDTH, dtype=dtype, generator=random).requires_grad_()
+    features = torch.rand(NUM_EDGES, NUM_EDGE_FEATURES, dtype=dtype, generator=random).requires_grad_()
     arguments = {"edge_attr": features} if with_edge_rows else {}
     conv.zero_grad()
-    if tiled:
-        with TiledConv(conv).replacing():
-            y = conv(x, edge_index, **arguments)
-    else:
-        y = conv(x, edge_index, **arguments)
+    call = partial(conv, x, edge_index, **arguments)
+    y = call() if tiled is None else tiled.run(call)
     (y * torch.randn(y.shape, dtype=y.dtype, generator=random)).sum().backward()
     return [y.detach(), x.grad, features.grad, *(parameter.grad for parameter in conv.parameters())]
 
 
-def difference(conv: Any, edge_index: Tensor, *, with_edge_rows: bool) -> float:
+def difference(conv: Any, edge_index: Tensor, *, with_edge_rows: bool, tiled: TiledConv | None = None) -> float:
     """Return the largest difference between a convolution in tiles and PyG's."""
     expected, actual = (
-        results(conv, edge_index, with_edge_rows=with_edge_rows, tiled=tiled) for tiled in (False, True)
+        results(conv, edge_index, with_edge_rows=with_edge_rows, tiled=each)
+        for each in (None, tiled or TiledConv(conv))
     )
     pairs = [
         (torch.zeros(()) if a is None else a, torch.zeros(()) if b is None else b)
@@ -187,7 +190,8 @@ def test_results_and_gradients_are_those_of_pyg(
 
 @pytest.mark.parametrize("name", ["edge", "supergat", "towers"])
 def test_linear_transforms_of_endpoints_run_for_each_vertex(name: str, programs: list[EdgeProgram]) -> None:
-    results(PLAIN[name]().double(), edges(), with_edge_rows=False, tiled=True)
+    conv = PLAIN[name]().double()
+    results(conv, edges(), with_edge_rows=False, tiled=TiledConv(conv))
     assert programs
     assert not any(each.flops_per_edge for each in programs)
 
@@ -200,7 +204,8 @@ def test_results_do_not_depend_on_threads(make: Callable[[], Any], with_edge_row
     try:
         for threads in (1, 2, 1):
             torch.set_num_threads(threads)
-            runs.append(results(conv, edges(), with_edge_rows=with_edge_rows, tiled=True)[:3])  # of rows
+            tiled = TiledConv(conv)
+            runs.append(results(conv, edges(), with_edge_rows=with_edge_rows, tiled=tiled)[:3])  # of rows
     finally:
         torch.set_num_threads(num_threads)
     for run in runs[1:]:
@@ -310,16 +315,36 @@ UNUSUAL: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor] | None]] =
     "between two numbers": (lambda s, i, j, e, index, n: torch.clamp(i * j, -0.5, 0.7) * e, None),
     "larger rows": (lambda s, i, j, e, index, n: torch.maximum(i * e, j), None),
     "one number": (lambda s, i, j, e, index, n: j.new_ones(len(j), WIDTH), lambda s, y: y * s.a),
+    "softmax of rows without gradient": (lambda s, i, j, e, index, n: torch.softmax(i.data + j * e, -1), None),
+    "small share": (lambda s, i, j, e, index, n: j * e * 1e-4 / n**0.5, None),
+    "chosen by target": (lambda s, i, j, e, index, n: torch.where(i > 0, j * e, -j), None),
+    "masked": (lambda s, i, j, e, index, n: (j * e).masked_fill(i < 0, 0) + (j > 0) * i, None),
     "rows of targets alone": (lambda s, i, j, e, index, n: j * e, lambda s, y: (0 * y + 1) * s.a),
 }
 """Message functions that run as in PyG, or as programs with its numbers."""
+AS_PROGRAMS = {
+    *("parameter of targets", "slice from before the start", "sum that begins with ones", "bias of all targets"),
+    *("bias with a factor", "distance, 0 for a loop", "largest distance", "small numbers", "between two numbers"),
+    *("number of edges after the sum", "larger rows", "rows of targets alone", "chosen by target", "masked"),
+}
+"""Those that run as programs."""
+
+
+def is_program(tiled: TiledConv) -> bool:
+    """Return whether all calls of a convolution ran as programs."""
+    return bool(tiled.messages) and not any(isinstance(each, str) for each in tiled.messages.values())
 
 
 @pytest.mark.parametrize("name", UNUSUAL)
 def test_unusual_functions_have_pygs_numbers(name: str) -> None:
     torch.manual_seed(0)
     conv = Unusual(*UNUSUAL[name]).double()
-    assert difference(conv, edges(in_order=name in ("sum along rows", "computed index")), with_edge_rows=True) < 1e-9
+    tiled, in_order = TiledConv(conv), name in ("sum along rows", "computed index")
+    assert difference(conv, edges(in_order=in_order), with_edge_rows=True, tiled=tiled) < 1e-9
+    assert is_program(tiled) == (name in AS_PROGRAMS)
+    in_float32 = TiledConv(conv.float())
+    results(conv, edges(in_order=in_order), with_edge_rows=True, tiled=in_float32)
+    assert is_program(in_float32) == (name in AS_PROGRAMS)
 
 
 @pytest.mark.parametrize("name", UNUSUAL)
@@ -369,6 +394,29 @@ class Normalizing(EdgeMLP):
         return super().message(x_i, x_j, edge_attr) * self.alpha
 
 
+class Keeping(Normalizing):
+    """A convolution that keeps a tensor which its message function sets, under another name."""
+
+    reads = False
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        y = self.propagate(edge_index, x=x, edge_attr=edge_attr)
+        self.kept, self.alpha = self.alpha, None
+        return y
+
+
+class Replacing(EdgeMLP):
+    """A convolution that counts its calls in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def message(self, x_i: Tensor, x_j: Tensor, edge_attr: Tensor) -> Tensor:
+        self.seen = self.seen + 1
+        return super().message(x_i, x_j, edge_attr) * self.seen
+
+
 class Counting(EdgeMLP):
     """A convolution that counts its calls in a list."""
 
@@ -381,7 +429,11 @@ class Counting(EdgeMLP):
         return super().message(x_i, x_j, edge_attr) * len(self.calls)
 
 
-@pytest.mark.parametrize("make", [lambda: Doubling(gated), Normalizing, Counting], ids=["method", "tensor", "list"])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: Doubling(gated), Normalizing, Keeping, Replacing, Counting],
+    ids=["method", "tensor", "another name", "buffer", "list"],
+)
 def test_what_a_program_does_not_do_is_left_to_pyg(make: Callable[[], Any], programs: list[EdgeProgram]) -> None:
     """A program neither calls the methods of a class, nor does it set attributes."""
     torch.manual_seed(0)
@@ -394,14 +446,16 @@ def test_what_a_program_does_not_do_is_left_to_pyg(make: Callable[[], Any], prog
         torch.testing.assert_close(y, expected(x, edges(), features))
     pickle.dumps(conv)
     assert getattr(conv, "calls", None) == getattr(expected, "calls", None)
+    if hasattr(expected, "kept"):
+        torch.testing.assert_close(conv.kept, expected.kept)
 
 
 def test_attributes_that_nobody_reads_are_not_computed(programs: list[EdgeProgram]) -> None:
     torch.manual_seed(0)
     conv = Normalizing().double()
     conv.reads = False
-    results(conv, edges(), with_edge_rows=True, tiled=True)
-    assert len(programs) == 2 + 2  # one of each pair compares with PyG's code
+    results(conv, edges(), with_edge_rows=True, tiled=TiledConv(conv))
+    assert len(programs) == 3 * 2  # two of three compare with the message function
     assert difference(conv, edges(), with_edge_rows=True) < 1e-9
     pickle.dumps(conv)
 
@@ -415,18 +469,30 @@ def test_attributes_that_nobody_reads_are_not_computed(programs: list[EdgeProgra
         lambda s: setattr(s.settings, "factor", 3.0),
         lambda s: s.array.__setitem__(0, 3.0),
         lambda s: s.tensor.__setitem__(0, 3.0),
+        lambda s: setattr(s.slots, "factor", 3.0),
+        lambda s: s.queue.__setitem__(0, 3.0),
+        lambda s: setattr(type(s), "of_class", 3.0),
         lambda s: setattr(s, "linear", nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())),
     ],
-    ids=["list", "dict", "function", "object", "array", "tensor", "module"],
+    ids=["list", "dict", "function", "object", "array", "tensor", "slots", "queue", "class", "module"],
 )
 def test_changed_attributes_count(change: Callable[[Any], Any]) -> None:
     torch.manual_seed(0)
 
+    class Slots:
+        __slots__ = ("factor",)
+
+    class Configured(Unusual):
+        of_class = 1.0
+
     def message(s: Any, i: Tensor, j: Tensor, e: Tensor, index: Tensor, n: int) -> Tensor:
-        factor = s.numbers[0] * s.by_name["a"] * s.settings.factor * float(s.array[0]) * float(s.tensor)
+        factor = s.numbers[0] * s.by_name["a"] * s.settings.factor * float(s.array[0]) * s.of_class
+        factor *= float(np.asarray(s.tensor)[0]) * s.slots.factor * s.queue[0]
         return s.linear(s.function(i * j * factor)) * e
 
-    conv = Unusual(message)
+    conv: Any = Configured(message)
+    conv.slots, conv.queue = Slots(), deque([1.0])
+    conv.slots.factor = 1.0
     conv.numbers, conv.by_name, conv.function, conv.settings = [2.0], {"a": 2.0}, torch.sigmoid, SimpleNamespace()
     conv.settings.factor, conv.array, conv.tensor = 2.0, np.ones(1), torch.ones(1)
     x, features, tiled = torch.randn(NUM_VERTICES, WIDTH), torch.rand(NUM_EDGES, NUM_EDGE_FEATURES), TiledConv(conv)
@@ -488,7 +554,41 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def test_gradients_of_large_numbers_are_those_of_pyg(name: str) -> None:
     """PyTorch's decompositions of some overflow where the result is not used, so that gradients are NaN."""
     conv = Unusual(lambda s, i, j, e, index, n: ACTIVATIONS[name](2000 * j * e) / 2000 + s.a).double()
-    assert difference(conv, edges(), with_edge_rows=True) < 1e-9
+    tiled = TiledConv(conv)
+    assert difference(conv, edges(), with_edge_rows=True, tiled=tiled) < 1e-9
+    assert is_program(tiled)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ["log1p", "expm1", "erf", "sin", "cos", "tanh", "sigmoid"])
+def test_functions_are_exact_for_all_magnitudes(name: str, dtype: torch.dtype) -> None:
+    function = getattr(torch, name)
+    conv = Unusual(lambda s, i, j, e, index, n: function(j * torch.ones_like(e)))
+    magnitudes = torch.logspace(-30, 1.9, NUM_VERTICES // 2, dtype=dtype)
+    x = torch.cat([magnitudes, -magnitudes if name != "log1p" else magnitudes / 3])[:, None].repeat(1, WIDTH)
+    edge_index, features = torch.arange(NUM_VERTICES).repeat(2, 1), torch.ones(NUM_VERTICES, 1, dtype=dtype)
+    tiled = TiledConv(conv)
+    y = tiled.run(lambda: conv(x, edge_index, features))
+    assert is_program(tiled)
+    torch.testing.assert_close(y, function(x), rtol=4e-6 if dtype == torch.float32 else 1e-11, atol=0)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        lambda s, i, j, e, index, n: (i * j).amax(-1, keepdim=True) * e,
+        lambda s, i, j, e, index, n: torch.clamp(e + 0 * j, min=i),
+        lambda s, i, j, e, index, n: torch.maximum(e + 0 * i, j),
+    ],
+    ids=["amax", "clamp", "maximum"],
+)
+def test_nan_of_one_row_reaches_the_result(message: Any) -> None:
+    conv, x = Unusual(message), torch.rand(NUM_VERTICES, WIDTH)
+    x[::5, 2] = torch.nan
+    tiled, features = TiledConv(conv), torch.rand(NUM_EDGES, NUM_EDGE_FEATURES)
+    y = tiled.run(lambda: conv(x, edges(), features))
+    assert is_program(tiled)
+    torch.testing.assert_close(y, conv(x, edges(), features), equal_nan=True)
 
 
 def test_convolutions_of_equal_structure_share_programs() -> None:
@@ -568,7 +668,7 @@ def plant(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     They are not compared with PyG's code before they run, which would detect the first two.
     """
-    monkeypatch.setattr(messages, "compare", lambda *_: None)
+    monkeypatch.setattr(messages, "compare", lambda *_, **__: None)
     run, of = EdgeProgram.run, SortedEdges.of
     if error == "boundary":
 

@@ -191,6 +191,12 @@ def _convert(to: Translator, node: Node, x: Node, *args: Any, **kwargs: Any) -> 
     return to.value_of(x)
 
 
+def _copy(to: Translator, node: Node, _: Node, source: Node, *args: Any) -> Any:
+    """Return numbers that replace those of a tensor."""
+    _convert(to, node, source, *args)  # it checks the types
+    return _expand(to, node, source)
+
+
 def _clamp(to: Translator, node: Node, x: Node, low: Any = None, high: Any = None) -> Any:
     value = to.value_of(x)
     for function, bound in (("maximum", low), ("minimum", high)):
@@ -421,6 +427,7 @@ HANDLERS: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(SAME, _same),
     **dict.fromkeys(VIEWS, _view),
     aten._to_copy: _convert,
+    aten.copy: _copy,
     aten.clamp: _clamp,
     aten.pow: _power,
     aten.rsqrt: lambda to, node, x: _power(to, node, x, -0.5),

@@ -37,7 +37,7 @@ VIEWS = (aten.view, aten._unsafe_view, aten.reshape, aten.unsqueeze, aten.squeez
 ROW_BY_ROW = (
     *(*VIEWS, aten.expand, aten.repeat, aten.permute, aten.select, aten.slice, aten.slice_scatter, aten.alias),
     *(aten.split_with_sizes, aten.cat, aten.sum, aten.amax, aten.mean, aten.var_mean, aten.mm, aten.bmm, aten.detach),
-    *(aten.clone, aten._to_copy, aten.full_like, aten.lift_fresh_copy, operator.getitem),
+    *(aten.clone, aten._to_copy, aten.copy, aten.full_like, aten.lift_fresh_copy, operator.getitem),
 )
 """Operations besides the elementwise ones whose rows do not depend on each other, unless they are over rows."""
 
@@ -166,6 +166,9 @@ def divide(trace: MessageTrace) -> MessageParts:
     (result,) = outputs_of(trace.module)
     nodes = [node for node in trace.module.graph.nodes if node.op != "output"]
     in_program = _program_nodes(nodes, origins)
+    for node in reversed(nodes):  # the program's inputs are numbers, so it computes the conditions that it reads
+        if node.op == "call_function" and rows_of(node) and _is_condition(node) and in_program & {*node.users}:
+            in_program.add(node)
     after = [node for node in nodes if origins[node] == "reduced" and node not in in_program]
     results = [node for node in nodes if node in in_program and (node is result or {*after} & {*node.users})]
     runs = _ancestors(results, lambda node: node in in_program or origins[node] in ("constant", "index"))
@@ -185,6 +188,11 @@ def divide(trace: MessageTrace) -> MessageParts:
     ]
     program = _make_program(trace, inputs, index, [node for node in nodes if node in runs], results)
     return MessageParts(before, inputs, program, results, after, result, origins)
+
+
+def _is_condition(node: Node) -> bool:
+    value = node.meta["val"]
+    return isinstance(value, Tensor) and value.dtype == torch.bool
 
 
 def _make_program(

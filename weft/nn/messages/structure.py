@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping, Sequence, Set
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
@@ -17,8 +17,12 @@ BY_IDENTITY = (type, FunctionType, BuiltinFunctionType)
 """Types of attributes of which each value is only equal to itself."""
 
 
-IGNORED = ("propagate", "edge_updater", "forward_naive")
-"""Methods that `TiledConv` replaces in a convolution while it runs."""
+IGNORED = frozenset({"propagate", "edge_updater", "forward_naive", "inspector"})
+"""Methods that `TiledConv` replaces in a convolution while it runs, and what PyG has found in the source of a class."""
+IGNORED_ENDINGS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called", "_user_args")
+"""Endings of names of attributes that PyTorch and PyG keep for each module; a convolution with hooks runs as in PyG."""
+LARGE = 1 << 10
+"""Numbers in a container, and objects around a module, beyond which only the identity of an object counts."""
 
 
 class Identity:
@@ -42,22 +46,41 @@ def structure_of(module: nn.Module) -> Hashable:
     """Return the structure of a module.
 
     Modules of equal structure compute the same function of their parameters, buffers and arguments, and of other
-    tensors among their attributes. An object of an unknown class is compared by its attributes, or by its identity.
+    tensors among their attributes. An object of an unknown class is compared by its attributes, or by its identity if
+    it has none.
     """
     parts = [*module.modules(), *module.parameters(), *module.buffers()]
     numbers = {id(part): number for number, part in enumerate(parts)}
-    attributes = ({name: each for name, each in vars(part).items() if name not in IGNORED} for part in module.modules())
+    return tuple((type(part), _of_class(type(part)), _describe_each(vars(part), numbers)) for part in module.modules())
+
+
+def describe(value: Any) -> Hashable:
+    """Return a value as a part of a dictionary key."""
+    return _describe(value, {})
+
+
+def _of_class(kind: type) -> Hashable:
+    """Return the plain attributes of a class and of its bases, but for those of PyTorch and PyG."""
+    kinds = (each for each in kind.__mro__ if not each.__module__.startswith(("torch", "builtins")))
+    plain = [(name, value) for each in kinds for name, value in vars(each).items() if isinstance(value, PLAIN)]
+    return tuple((name, type(value), repr(value)) for name, value in plain if not name.startswith("__"))
+
+
+def _describe_each(attributes: Mapping[str, Any], numbers: dict[int, int]) -> Hashable:
     return tuple(
-        (type(part), _describe(of_part, numbers)) for part, of_part in zip(module.modules(), attributes, strict=True)
+        (name, _describe(value, numbers))
+        for name, value in attributes.items()
+        if name not in IGNORED and not name.endswith(IGNORED_ENDINGS)
     )
 
 
-def _describe(value: Any, numbers: Mapping[int, int]) -> Hashable:
+def _describe(value: Any, numbers: dict[int, int]) -> Hashable:
     """Return the value of an attribute as a part of a dictionary key.
 
     Args:
         value: The value.
-        numbers: Number of each part, parameter and buffer of the module, and of each object around it, by its id.
+        numbers: Number of each part, parameter and buffer of the module, and of each object that was described, by its
+            id.
     """
     if id(value) in numbers:
         of_tensor = (value.shape, value.dtype, value.requires_grad) if isinstance(value, Tensor) else ()
@@ -68,19 +91,26 @@ def _describe(value: Any, numbers: Mapping[int, int]) -> Hashable:
         return type(value), repr(value)
     if isinstance(value, BY_IDENTITY):
         return value
-    if isinstance(value, Mapping):
-        return tuple((_describe(key, numbers), _describe(each, numbers)) for key, each in value.items())
-    if isinstance(value, set | frozenset):
-        return frozenset(_describe(each, numbers) for each in value)
-    if isinstance(value, list | tuple):
-        return type(value), tuple(_describe(each, numbers) for each in value)
-    if type(value).__module__ == "torch_geometric.inspector":  # what PyG has found in the source of the class
-        return type(value).__qualname__
+    size = value.size if isinstance(value, np.ndarray) else len(value) if isinstance(value, Collection) else 0
+    if max(size, len(numbers)) > LARGE:
+        return Identity(value)
     if isinstance(value, np.ndarray):
         return np.ndarray, value.shape, str(value.dtype), value.tobytes()
-    if isinstance(value, MethodType | partial):
-        parts = (value.__func__, value.__self__) if isinstance(value, MethodType) else value.__reduce__()[2]
-        return type(value), _describe(parts, numbers)
-    if not hasattr(value, "__dict__") or isinstance(value, nn.Module):
+    if isinstance(value, bytes | bytearray):
+        return type(value), bytes(value)
+    numbers[id(value)] = len(numbers)
+    if isinstance(value, Mapping):
+        return tuple((_describe(key, numbers), _describe(each, numbers)) for key, each in value.items())
+    if isinstance(value, Set):
+        return frozenset(_describe(each, numbers) for each in value)
+    if isinstance(value, Sequence):
+        return type(value), tuple(_describe(each, numbers) for each in value)
+    if isinstance(value, MethodType):
+        return MethodType, _describe(value.__func__, numbers), _describe(value.__self__, numbers)
+    if isinstance(value, partial):
+        return partial, *(_describe(each, numbers) for each in (value.func, value.args, value.keywords))
+    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+    if isinstance(value, nn.Module) or not (slots or hasattr(value, "__dict__")):
         return Identity(value)
-    return type(value), _describe(vars(value), {**numbers, id(value): len(numbers)})
+    attributes = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    return type(value), _describe_each(attributes | getattr(value, "__dict__", {}), numbers)

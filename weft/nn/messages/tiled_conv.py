@@ -7,7 +7,6 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from inspect import Parameter
-from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from weft.data import version_of
 from weft.nn.messages.edges import SortedEdges
 from weft.nn.messages.function import MessageFunction, Read, Role
-from weft.nn.messages.structure import structure_of
+from weft.nn.messages.structure import describe, structure_of
 
 if TYPE_CHECKING:
     from weft.nn.messages.messages import MessageProgram
@@ -58,6 +57,7 @@ class TiledConv:
         """Why the convolution runs as in PyG; empty: it runs in tiles."""
         self._set: dict[tuple[str, str], Any] = {}
         """Value before this call, or MISSING, of each attribute that is `NotComputed`, by part and name."""
+        self._has_set = False
         self._sorted: list[SortedEdges] = []
         self._sums: list[tuple[list[Tensor], Any, Tensor]] = []
 
@@ -79,7 +79,12 @@ class TiledConv:
         """
         try:
             with self.replacing():
-                return call()
+                y = call()
+            if self._has_set and any(
+                isinstance(value, NotComputed) for part in self.conv.modules() for value in vars(part).values()
+            ):
+                raise NotComputedError("it keeps an attribute that its message function sets")
+            return y
         except NotComputedError as error:
             self.reason = str(error)
             return call()
@@ -126,7 +131,7 @@ class TiledConv:
         shared = [*self.conv.parameters(), *self.conv.buffers()]
         edges = self._sort(edge_index, call.num_targets)
         for path, name in messages.trace.attributes:
-            attributes = vars(self.conv.get_submodule(path))
+            attributes, self._has_set = vars(self.conv.get_submodule(path)), True
             self._set.setdefault((path, name), attributes.get(name, MISSING))
             attributes[name] = torch.empty(0).as_subclass(NotComputed)
         return messages.run(edges, call.num_sources, call.tensors, shared)
@@ -180,7 +185,7 @@ class TiledConv:
             (tensor.dtype, tensor.shape[role != "shared" :])
             for (_, role), tensor in zip(function.reads, call.tensors, strict=True)
         )
-        key = function.by_edge, function.reads, shapes, repr(function.others), self.state(), torch.is_grad_enabled()
+        key = function.by_edge, function.reads, shapes, describe(function.others), self.state(), torch.is_grad_enabled()
         if key not in self.messages and len(self.messages) >= MAX_PROGRAMS:
             return "its attributes change from call to call"
         if key not in self.messages:
@@ -214,7 +219,7 @@ class TiledConv:
         constants = [*of_edges, *shared]
         key = dtype, self.state(), [version_of(each) for each in constants]
         for known, known_key, sums in self._sums:  # of training steps, and of evaluations
-            if len(known) == len(constants) and all(map(is_, known, constants)) and known_key == key:
+            if known_key == key and all(a is b or torch.equal(a, b) for a, b in zip(known, constants, strict=True)):
                 return sums
         self._sums = [*self._sums[-1:], (constants, key, compute())]
         return self._sums[-1][2]

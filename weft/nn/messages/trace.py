@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
+from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,7 +38,8 @@ def decompositions() -> dict[Any, Any]:
     extra = [aten.leaky_relu, aten.elu, aten.hardtanh, aten._softmax, aten._log_softmax]
     extra += [aten.native_layer_norm, aten.linalg_vector_norm, aten.index_copy, aten.gelu]
     table = dict(core_aten_decompositions().items()) | get_decompositions(extra)
-    table |= {aten.addmm.default: _addmm, aten.softplus.default: _softplus}
+    table |= {aten.addmm.default: _addmm, aten.softplus.default: _softplus, aten.elu.default: _elu}
+    table[aten.celu.default] = lambda x, alpha=1.0: _elu(x, alpha, 1, 1 / alpha)
     table[aten.mish.default] = lambda x: x * torch.tanh(_softplus(x))
     table[aten.linalg_vector_norm.default] = partial(_vector_norm, table[aten.linalg_vector_norm.default])
     return {op: function for op, function in table.items() if op is not aten.detach.default}
@@ -53,6 +55,12 @@ def _softplus(x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
     """Return softplus. PyTorch's decomposition computes `exp` where its result is not used: a gradient of 0 inf."""
     z = x * beta
     return torch.where(z > threshold, x, torch.log1p(torch.exp(z.clamp(max=threshold))) / beta)
+
+
+def _elu(x: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Tensor:
+    """Return ELU, or SELU by its scales; see `_softplus`."""
+    negative = torch.expm1(x.clamp(max=0) * input_scale) * (alpha * scale)
+    return torch.where(x > 0, x * scale, negative)
 
 
 def _vector_norm(
@@ -134,6 +142,16 @@ class Messages(nn.Module):
         return result
 
     def forward(self, values: list[Tensor], index: Tensor) -> Tensor:
+        before = self._tensors()
+        result = self._call(values, index)
+        if not all(map(is_, self._tensors(), before)):
+            raise NotImplementedError("it replaces parameters or buffers")
+        return result
+
+    def _tensors(self) -> list[Tensor | None]:
+        return [each for part in self.conv.modules() for each in (*part._parameters.values(), *part._buffers.values())]
+
+    def _call(self, values: list[Tensor], index: Tensor) -> Tensor:
         function, conv = self.function, self.conv
         arguments = dict(function.others) | {"index": index, "edge_index_i": index, "ptr": None}
         arguments |= {"size_i": self.num_targets, "dim_size": self.num_targets}
@@ -222,16 +240,13 @@ def trace_rows(run: Callable[..., Tensor], samples: Callable[[], list[Tensor]], 
     return MessageTrace(graph, roles, mode)
 
 
-NUMBERS = (
-    Tensor.item,
-    Tensor.tolist,
-    Tensor.numpy,
-    Tensor.__float__,
-    Tensor.__int__,
-    Tensor.__bool__,
-    Tensor.__index__,
+NUMBERS = frozenset(
+    {
+        *("item", "tolist", "numpy", "is_nonzero"),
+        *("__array__", "__float__", "__int__", "__bool__", "__index__", "__complex__"),
+    }
 )
-"""Functions by which Python reads the numbers of a tensor."""
+"""Names of functions by which Python reads the numbers of a tensor."""
 
 
 class _Traceable(TorchFunctionMode):
@@ -243,7 +258,7 @@ class _Traceable(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch._C._set_grad_enabled:
             raise NotImplementedError("torch.no_grad or a similar mode")
-        if func in NUMBERS:
+        if getattr(func, "__name__", "") in NUMBERS:
             raise NotImplementedError("numbers of a tensor in Python")
         return func(*args, **(kwargs or {}))
 
