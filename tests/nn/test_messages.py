@@ -186,6 +186,9 @@ def test_results_and_gradients_are_those_of_pyg(
     assert difference(conv, edges(in_order=in_order), with_edge_rows=with_edge_rows) < 1e-9
     assert len(programs) >= 2  # forward and backward
     assert "propagate" not in conv.__dict__
+    tiled = TiledConv(conv.float())
+    results(conv, edges(in_order=in_order), with_edge_rows=with_edge_rows, tiled=tiled)
+    assert is_program(tiled)
 
 
 @pytest.mark.parametrize("name", ["edge", "supergat", "towers"])

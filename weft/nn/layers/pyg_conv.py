@@ -162,7 +162,7 @@ class PyGConv(nn.Module):
     def cost_key(self) -> Hashable:
         """Key that layers of equal cost have in common, within a model: those that share programs."""
         gradients = tuple(parameter.requires_grad for parameter in self.parameters())
-        return id(self.tiled.messages), self.tiled.state(), gradients
+        return id(self.tiled.messages), structure_of(self.conv), gradients
 
     def result_width(self, x: Tensor) -> int:
         """Return the number of columns of the result. `x`: its rows."""

@@ -83,7 +83,7 @@ def compare(program: MessageProgram, function: MessageFunction, tensors: Sequenc
         for each in messages.shared
     ]
 
-    def of_pyg(*inputs: Tensor) -> Tensor:
+    def of_function(*inputs: Tensor) -> Tensor:
         read, shared = inputs[: len(tensors)], inputs[len(tensors) :]
         ends = {"source": edge_index[0], "target": edge_index[1]}
         of_edges = [
@@ -98,7 +98,7 @@ def compare(program: MessageProgram, function: MessageFunction, tensors: Sequenc
     results, grad = list[list[Tensor | None]](), torch.empty(0)
     counters, work_counters[:] = [*work_counters], []
     try:
-        for run in (of_pyg, of_program):
+        for run in (of_function, of_program):
             inputs = [
                 each.detach()
                 .to(like.dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from inspect import Parameter
@@ -185,16 +185,13 @@ class TiledConv:
             (tensor.dtype, tensor.shape[role != "shared" :])
             for (_, role), tensor in zip(function.reads, call.tensors, strict=True)
         )
-        key = function.by_edge, function.reads, shapes, describe(function.others), self.state(), torch.is_grad_enabled()
+        state = structure_of(self.conv), describe(function.others), torch.is_grad_enabled()
+        key = function.by_edge, function.reads, shapes, state
         if key not in self.messages and len(self.messages) >= MAX_PROGRAMS:
             return "its attributes change from call to call"
         if key not in self.messages:
             self.messages[key] = make_program(function, call.tensors)
         return self.messages[key]
-
-    def state(self) -> Hashable:
-        """Return what a trace contains besides the arguments: attributes, and shapes of parameters."""
-        return structure_of(self.conv)
 
     def _sort(self, edge_index: Tensor, num_targets: int) -> SortedEdges:
         """Return edges in the order of their targets; the last results are cached."""
@@ -217,7 +214,7 @@ class TiledConv:
         """
         shared = (each for each in (*self.conv.parameters(), *self.conv.buffers()) if not each.requires_grad)
         constants = [*of_edges, *shared]
-        key = dtype, self.state(), [version_of(each) for each in constants]
+        key = dtype, structure_of(self.conv), [version_of(each) for each in constants]
         for known, known_key, sums in self._sums:  # of training steps, and of evaluations
             if known_key == key and all(a is b or torch.equal(a, b) for a, b in zip(known, constants, strict=True)):
                 return sums
