@@ -22,6 +22,7 @@ from weft.nn import Workload, make_model
 from weft.parallel import row_ranges
 from weft.parallel.row_ranges import LossFunction, RangedSum, rounded
 from weft.runtime.memory.heap import release_pages_of
+from weft.runtime.memory.tensor_peak import TensorPeak
 from weft.storage import host_rows
 from weft.strategies import single
 from weft.strategies.single import SinglePlan
@@ -107,6 +108,18 @@ def test_losses_of_ranges_give_the_gradients_of_all_rows(
     for parameter, gradient in expected.gradients.items():
         check_close(gradients[parameter], gradient, f"{case}: gradient of {parameter}")
     check_trace(session, None, training=True)
+    step = session.strategy.evaluation(0)
+    with session.meter.during("eval"):
+        ranges = [*session.strategy.scored_ranges(step)]
+    assert len(ranges) > 1
+    assert [span.start for span, _ in ranges[1:]] == [span.stop for span, _ in ranges[:-1]]
+    check_trace(session, None, training=False)
+    logits = torch.cat([each for _, each in ranges])
+    check_close(logits, session.strategy.forward(step), f"{case}: evaluation")
+    counts = session.task.counts(logits, step)
+    for split, of_split in session.task.counts_of(ranges, step).items():
+        for name, score in of_split.items():
+            assert score == pytest.approx(counts[split][name]), (split, name)
 
 
 @pytest.mark.parametrize(
@@ -143,11 +156,17 @@ def test_memory_is_that_of_the_sums(
     network.row_dtype = None if dtype == torch.float32 else dtype
     work = Workload(network, graph, num_classes=num_classes if by_row else None)
     plan = SinglePlan(work)
-    steps = step_peaks(plan.place(Group()), epochs=2, with_loss=by_row, whole=not by_row)
+    placed = plan.place(Group())
+    steps = step_peaks(placed, epochs=2, with_loss=by_row, whole=not by_row)
     measured = max(most for most, _ in steps[1:])
+    with without_collector(), TensorPeak() as evaluation:
+        for _ in placed.scored_ranges(placed.evaluation(0)):
+            pass
     with without_collector():
         estimated = plan.memory()
+        of_evaluation = plan.layouts[False].step_memory(0, training=False).most
     assert abs(estimated - measured) < 0.03 * measured
+    assert abs(of_evaluation - evaluation.most) < 0.05 * evaluation.most
     monkeypatch.setattr(SinglePlan, "_fit_memory", lambda *_: True)
     assert estimated < SinglePlan(work).memory() * (0.33 + 0.67 * share)
 

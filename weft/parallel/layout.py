@@ -38,7 +38,7 @@ from weft.parallel.blocks.caching_costs import BACK_BYTES, EDGE_BYTES
 from weft.parallel.exchange import Exchange
 from weft.parallel.gathered_rows import GatheredRows
 from weft.parallel.operations import backward_operations, dense_operations
-from weft.parallel.row_ranges import FILE_TAG, RangeLoss, forward_in_ranges, num_retained
+from weft.parallel.row_ranges import FILE_TAG, RangedRun, num_retained
 from weft.runtime.memory.tensor_peak import TensorPeak
 from weft.storage.host_rows import keeps_in_file
 
@@ -68,7 +68,7 @@ class StepInputs:
 class Layout(ABC):
     """Rows and edges of each rank in a type of step. By default, the ranks have even ranges of rows, and all edges.
 
-    Attributes: `in_ranges` is True if steps run the model by `forward_in_ranges`; training steps then keep the autograd
+    Attributes: `in_ranges` is True if steps run the model by a `RangedRun`; training steps then keep the autograd
     graphs of `retained_share` of the rows.
 
     Args:
@@ -218,26 +218,35 @@ class Layout(ABC):
             exchanges,
             training=training,
             sums_gradients=self.size > 1,
-            run_model=self.run_model(training=training, loss=meta_loss if training and self.loss_in_ranges else None),
+            run_model=self._run_model(training=training),
         )
 
     @property
-    def loss_in_ranges(self) -> bool:
-        """True if training steps compute the logits of a range of rows and their loss before those of the next one."""
+    def logits_in_ranges(self) -> bool:
+        """True if steps compute the logits of a range of rows, and their loss or scores, before those of the next."""
         return self.in_ranges and self.work.losses_by_row
 
-    def run_model(self, *, training: bool, loss: RangeLoss | None = None) -> RunModel:
-        """Return the function that runs the model in a step, see `in_ranges`.
+    def ranged_run(self, *, training: bool) -> RangedRun:
+        """Return how steps run the model, see `in_ranges`.
 
         Args:
             training: True for a training step.
-            loss: For `loss_in_ranges`, loss of a range of rows, whose total the function then returns.
         """
-        needs_grad = [op.backward for op in self.work.outline(self.traits, training=training)]
+        return RangedRun(
+            needs_grad=[op.backward for op in self.work.outline(self.traits, training=training)],
+            num_logits=self.work.num_classes or 0,
+            retained_share=self.retained_share if training else 0.0,
+            reads_files=self.file_row_bytes > 0,
+        )
+
+    def _run_model(self, *, training: bool) -> RunModel:
+        """Return the function that runs the model in a step, for an estimate of memory."""
         if not self.in_ranges:
             return run_whole
-        share, num_logits = self.retained_share if training else 0.0, self.work.num_classes or 0
-        return partial(forward_in_ranges, needs_grad, share, loss, num_logits, self.file_row_bytes > 0)
+        ranged = self.ranged_run(training=training)
+        if not self.logits_in_ranges:
+            return ranged.logits
+        return partial(ranged.loss, meta_loss) if training else ranged.dropped_logits
 
     @property
     def file_row_bytes(self) -> int:

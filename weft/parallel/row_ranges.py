@@ -10,7 +10,7 @@ its gradients follow each other, so that no step has the logits of all rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -75,46 +75,87 @@ def supports_ranges(segments: Sequence[Segment]) -> bool:
     return len(segments) > 2 and segments[0].constant and all(sums)
 
 
-def forward_in_ranges(
-    needs_grad: Sequence[bool],
-    retained_share: float,
-    loss: RangeLoss | None,
-    num_logits: int,
-    reads_files: bool,
-    model: nn.Module,
-    views: Sequence[GraphView],
-    x: Tensor,
-) -> Tensor:
-    """Return the logits [n, C] of a model, or the loss [] of all rows; see `supports_ranges`.
+class RangedRun(NamedTuple):
+    """How a step runs a model range by range; see `supports_ranges`."""
 
-    Args:
-        needs_grad: For each aggregate, whether the rows that it sums need a gradient.
-        retained_share: Share of the rows between two aggregates whose autograd graph stays until the backward pass.
-        loss: Loss of a range of rows. The gradients of parameters after the last aggregate are then added at once.
-            None: return the logits.
-        num_logits: Number of columns of the logits, C, which limits the rows of a range whose loss is computed.
-        reads_files: The rows between the first two aggregates are in mapped files, of which each read is counted.
-        model: The model.
-        views: View of each stage, of a single rank: `PlacedView`, or `OutlineView` for an estimate of memory.
-        x: Constant features [n, F].
-    """
-    phased = cast(PhasedModel, model)
-    reached = phased.begin(views, x)
-    assert isinstance(reached, Boundary)
-    state = reached.cross(views[reached.stage])
-    for number, needed in enumerate(needs_grad[1:]):
-        anchor = torch.empty(0, device=x.device, requires_grad=needed)  # so that the result needs a gradient
-        in_files = reads_files and number == 0
-        segment = RangedSegment(phased, views, state, retained_share if needed else 0, in_files=in_files)
-        result, *rows = SegmentFunction.apply(segment, anchor, state.result, *state.rows.values())  # type: ignore[no-untyped-call]
-        state = segment.state_after(result, rows)
-    if loss is not None:
-        last, anchor = RangedLoss(phased, views, state, loss, num_logits), x.new_empty(0, requires_grad=True)
+    needs_grad: Sequence[bool]
+    """For each aggregate, whether the rows that it sums need a gradient."""
+    num_logits: int
+    """Number of columns of the logits, C, which limits the rows of a range whose logits are computed; 0: unknown."""
+    retained_share: float = 0.0
+    """Share of the rows between two aggregates whose autograd graph stays until the backward pass."""
+    reads_files: bool = False
+    """The rows between the first two aggregates are in mapped files, of which each read is counted."""
+
+    def logits(self, model: nn.Module, views: Sequence[GraphView], x: Tensor) -> Tensor:
+        """Return the logits [n, C] of all rows.
+
+        Args:
+            model: The model.
+            views: View of each stage, of a single rank: `PlacedView`, or `OutlineView` for an estimate of memory.
+            x: Constant features [n, F].
+        """
+        logits = cast(PhasedModel, model).resume(views, self._sums(model, views, x))
+        assert isinstance(logits, Tensor)
+        return logits
+
+    def loss(self, loss: RangeLoss, model: nn.Module, views: Sequence[GraphView], x: Tensor) -> Tensor:
+        """Return the loss [] of all rows. The gradients of parameters after the last aggregate are added at once.
+
+        Args:
+            loss: Loss of a range of rows.
+            model: The model.
+            views: View of each stage; see `logits`.
+            x: Constant features [n, F].
+        """
+        state, anchor = self._sums(model, views, x), x.new_empty(0, requires_grad=True)
+        last = RangedLoss(cast(PhasedModel, model), views, state, loss, self.num_logits)
         total: Tensor = LossFunction.apply(last, anchor, state.result, *state.rows.values())  # type: ignore[no-untyped-call]
         return total
-    logits = phased.resume(views, state)
-    assert isinstance(logits, Tensor)
-    return logits
+
+    @torch.no_grad()
+    def logit_ranges(
+        self, model: nn.Module, views: Sequence[GraphView], x: Tensor
+    ) -> Generator[tuple[slice, Tensor], None, None]:
+        """Yield ranges of rows with their logits [m, C].
+
+        Args:
+            model: The model.
+            views: View of each stage; see `logits`.
+            x: Constant features [n, F].
+        """
+        state = self._sums(model, views, x)
+        part, read = RangedPart(cast(PhasedModel, model), views, state), [state.result, *state.rows.values()]
+        for span in part.spans(state.result, self.num_logits):
+            logits, _ = part.resume(span, [each[span] for each in read])
+            assert isinstance(logits, Tensor)
+            yield span, logits
+
+    def dropped_logits(self, model: nn.Module, views: Sequence[GraphView], x: Tensor) -> Tensor:
+        """Compute and drop the logits of each range, for an estimate of memory, and return no rows.
+
+        Args:
+            model: The model.
+            views: View of each stage; see `logits`.
+            x: Constant features [n, F].
+        """
+        for _ in self.logit_ranges(model, views, x):
+            pass
+        return x.new_empty(0)
+
+    def _sums(self, model: nn.Module, views: Sequence[GraphView], x: Tensor) -> BoundaryState:
+        """Return the state after the last aggregate."""
+        phased = cast(PhasedModel, model)
+        reached = phased.begin(views, x)
+        assert isinstance(reached, Boundary)
+        state = reached.cross(views[reached.stage])
+        for number, needed in enumerate(self.needs_grad[1:]):
+            anchor = torch.empty(0, device=x.device, requires_grad=needed)  # so that the result needs a gradient
+            share, in_files = self.retained_share if needed else 0, self.reads_files and number == 0
+            segment = RangedSegment(phased, views, state, share, in_files=in_files)
+            result, *rows = SegmentFunction.apply(segment, anchor, state.result, *state.rows.values())  # type: ignore[no-untyped-call]
+            state = segment.state_after(result, rows)
+        return state
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -235,7 +276,17 @@ class RangedPart:
         self._context = state.context
         self._calls = [view._calls for view in views]
 
-    def _resume(self, span: slice, read: Sequence[Tensor]) -> tuple[Boundary | Tensor, list[RowsView]]:
+    def spans(self, result: Tensor, num_logits: int) -> Iterator[slice]:
+        """Yield the ranges of the rows whose logits are computed.
+
+        Args:
+            result: Result of the aggregate before [m, .].
+            num_logits: Number of columns of the logits.
+        """
+        logit_bytes = num_logits * sum_dtype(result.dtype).itemsize  # in which losses are computed
+        return row_ranges(len(result), max(result.shape[1] * result.itemsize, logit_bytes))
+
+    def resume(self, span: slice, read: Sequence[Tensor]) -> tuple[Boundary | Tensor, list[RowsView]]:
         """Run the part on a range of rows; return the next boundary or the logits, and the views.
 
         Args:
@@ -299,7 +350,7 @@ class RangedSegment(RangedPart):
             retains = span.start < num_retained(len(result), self.retained_share)
             read = leaves_of(span, [result, *rows], needed)
             with torch.set_grad_enabled(retains):
-                reached, ranged_views = self._resume(span, read)
+                reached, ranged_views = self.resume(span, read)
             assert isinstance(reached, Boundary)
             x = reached.request.rows[reached.request.op.first]
             if not span.start:
@@ -372,7 +423,7 @@ class RangedSegment(RangedPart):
             if computed is None:
                 leaves = leaves_of(span, read, needed)
                 with torch.enable_grad():
-                    reached, _ = self._resume(span, leaves)
+                    reached, _ = self.resume(span, leaves)
                 assert isinstance(reached, Boundary)
                 computed = self._computed(span, leaves, reached)
                 del reached
@@ -418,12 +469,11 @@ class RangedLoss(RangedPart):
             needed: True for each of these tensors that needs a gradient.
         """
         read, grads, total = [result, *rows], gradient_tables(result, rows, needed), result.new_zeros(())
-        dtype = sum_dtype(result.dtype)  # in which losses are computed
-        row_bytes = max(result.shape[1] * result.itemsize, self._num_logits * dtype.itemsize)
-        for span in row_ranges(len(result), row_bytes):
+        dtype = sum_dtype(result.dtype)
+        for span in self.spans(result, self._num_logits):
             leaves = leaves_of(span, read, needed)
             with torch.enable_grad():
-                logits, _ = self._resume(span, leaves)
+                logits, _ = self.resume(span, leaves)
                 assert isinstance(logits, Tensor)
                 loss, grad = self._loss(logits.detach().to(dtype), span)
             total = total + loss

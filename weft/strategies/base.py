@@ -311,6 +311,16 @@ class Placed(ABC):
         logits = self.forward(step)
         yield slice(0, len(logits)), logits
 
+    def scored_ranges(self, step: Step) -> Iterator[tuple[slice, Tensor]]:
+        """Yield ranges of the rows of an evaluation of this rank, with their logits [m, C]; at least one.
+
+        Args:
+            step: The evaluation.
+        """
+        with self.group.meter.timer("encode"):
+            logits = self.forward(step)
+        yield slice(0, len(logits)), logits
+
     def train(self, step: Step, loss: RangeLoss) -> Tensor:
         """Run a training step: set the gradient of every parameter, and return this rank's part of the loss, [].
 

@@ -6,7 +6,7 @@ Reading order: ResidentPlan (the layouts of its steps, `weft.parallel.layout`), 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cached_property, partial
 from typing import Any, ClassVar, cast
 
@@ -19,7 +19,7 @@ from weft.nn import GraphOperation, Inputs, ReceptiveField, Topology, shared_par
 from weft.nn.sparse_rows import SparseRows
 from weft.parallel.exchange import Exchange, PlacedView
 from weft.parallel.layout import EvenLayout, Layout, StepInputs
-from weft.parallel.row_ranges import RangeLoss
+from weft.parallel.row_ranges import RangedRun, RangeLoss
 from weft.strategies.base import CHECKPOINT_COPIES, PARAMETER_COPIES, Placed, Plan, Step, whole_topology
 from weft.strategies.step_pruning import describe_receptive_fields, find_receptive_field
 from weft.utils.random import key
@@ -264,19 +264,40 @@ class ResidentPlaced(Placed):
     def forward(self, step: Step) -> Tensor:
         return self._run(step).to(self.work.dtype)
 
-    def _run(self, step: Step, loss: RangeLoss | None = None) -> Tensor:
-        """Return the logits [n, C], or the loss of all rows, [], if that of a range is given."""
-        self.model.train(step.training)
-        views = self.views(step)
-        run_model = self.layout_of(step).run_model(training=step.training, loss=loss)
+    def _run(self, step: Step) -> Tensor:
+        """Return the logits [n, C]."""
+        run, views, x = self._inputs_of_run(step)
         with torch.set_grad_enabled(step.training):
-            return run_model(self.model, views, cast(Tensor, views[0].inputs.rows))
+            return self.model(views, x) if run is None else run.logits(self.model, views, x)
+
+    def _inputs_of_run(self, step: Step) -> tuple[RangedRun | None, list[PlacedView], Tensor]:
+        """Return how a step runs the model (None: on all rows at once), the views, and the constant features."""
+        self.model.train(step.training)
+        views, layout = self.views(step), self.layout_of(step)
+        run = layout.ranged_run(training=step.training) if layout.in_ranges else None
+        return run, views, cast(Tensor, views[0].inputs.rows)
+
+    def scored_ranges(self, step: Step) -> Iterator[tuple[slice, Tensor]]:
+        if not self.layout_of(step).logits_in_ranges:
+            yield from super().scored_ranges(step)
+            return
+        run, views, x = self._inputs_of_run(step)
+        assert run is not None
+        ranges, timer = run.logit_ranges(self.model, views, x), self.group.meter.timer
+        while True:
+            with timer("encode"):
+                span, logits = next(ranges, (None, x))
+            if span is None:
+                return
+            yield span, logits.to(self.work.dtype)
 
     def train(self, step: Step, loss: RangeLoss) -> Tensor:
-        if not self.layout_of(step).loss_in_ranges:
+        if not self.layout_of(step).logits_in_ranges:
             return super().train(step, loss)
         with self.group.meter.timer("encode"):
-            total = self._run(step, loss)
+            run, views, x = self._inputs_of_run(step)
+            assert run is not None
+            total = run.loss(loss, self.model, views, x)
             total.backward()
             sum_gradients(shared_parameters(self.model), self.group)
         return total.detach()

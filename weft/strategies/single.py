@@ -24,10 +24,10 @@ from weft.parallel.columns.streamed_columns import (
     feature_widths,
     rows_at_once,
 )
-from weft.parallel.exchange import Identity
+from weft.parallel.exchange import Identity, PlacedView
 from weft.parallel.layout import ROW_BYTES, Layout
 from weft.parallel.operations import AggregateSize, aggregate
-from weft.parallel.row_ranges import RangeLoss, supports_ranges
+from weft.parallel.row_ranges import supports_ranges
 from weft.runtime.memory.heap import release_freed_memory
 from weft.runtime.memory.limit import memory_limit_bytes
 from weft.storage.host_rows import rows_in_file
@@ -149,11 +149,11 @@ class PlacedSingle(ResidentPlaced):
         release_freed_memory()
         return step_inputs
 
-    def _run(self, step: Step, loss: RangeLoss | None = None) -> Tensor:
+    def views(self, step: Step) -> list[PlacedView]:
         layout = self.plan.layouts.get(True, self.plan.layout)
         if layout.in_ranges and not layout.retained_share:
             release_freed_memory()  # arrays of the step before; those of this one have other sizes and places
-        return super()._run(step, loss)
+        return super().views(step)
 
     def logit_ranges(self, step: Step) -> Iterator[tuple[slice, Tensor]]:
         segments, on_cpu = self.plan.segments[False], self.group.device.type == "cpu"

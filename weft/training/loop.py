@@ -34,7 +34,7 @@ from weft.training.optimizer import (
     optimizer_tensors,
     plain_state,
 )
-from weft.training.tasks.metrics import Task
+from weft.training.tasks.metrics import NodeTask, Task
 from weft.training.tasks.scores import make_metrics
 from weft.training.tasks.task import validation_score
 from weft.utils.errors import InputError
@@ -224,6 +224,9 @@ class Trainer:
         """Return this rank's results of an evaluation after an epoch, as JSON values."""
         with self.meter.during("eval", f"epoch {epoch + 1}, evaluation"):
             step = self.strategy.evaluation(epoch)
+            if isinstance(self.task, NodeTask):
+                with self.meter.timer("score"):
+                    return self.task.counts_of(self.strategy.scored_ranges(step), step)
             with self.meter.timer("encode"):
                 rows = self.strategy.forward(step)
             with self.meter.timer("score"):

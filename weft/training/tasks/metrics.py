@@ -7,7 +7,7 @@ scored rows are gathered.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -139,7 +139,7 @@ class NodeTask:
         grad, total = self.empty(logits), logits.new_zeros(())
         row_ids, y, number = self.examples(step)
         if span is not None:
-            first, end = torch.searchsorted(row_ids, torch.tensor([span.start, span.stop])).tolist()
+            first, end = bounds_of(row_ids, span)
             row_ids, y = row_ids[first:end] - span.start, y[first:end]
         for block, (part,) in row_blocks([row_ids], logits, grad):
             rows = row_ids[part] - block.start
@@ -153,43 +153,54 @@ class NodeTask:
             total += loss.detach()
         return total, grad
 
-    @torch.no_grad()
     def counts(self, logits: Tensor, step: Step) -> MetricCounts:
-        """Return the results of each split and metric: sums over this rank's rows, or the score over all rows.
+        """Return the results of each split and metric; see `counts_of`.
 
         Args:
             logits: Logits of this rank's rows, [n, C].
             step: The step, which for mini-batch strategies says which vertices the rows are.
         """
+        return self.counts_of([(slice(0, len(logits)), logits)], step)
+
+    @torch.no_grad()
+    def counts_of(self, ranges: Iterable[tuple[slice, Tensor]], step: Step) -> MetricCounts:
+        """Return the results of each split and metric: sums over this rank's rows, or the score over all rows.
+
+        Args:
+            ranges: Ranges of this rank's rows with their logits [m, C]; at least one.
+            step: The step, which for mini-batch strategies says which vertices the rows are.
+        """
         row_ids_of, y, vertices = self.labelled_rows, self.y, self.rows
         if step.vertices is not None:
-            y, vertices = self.all_y[step.vertices].to(logits.device), step.vertices
+            y, vertices = self.all_y[step.vertices].to(y.device), step.vertices
             row_ids_of = {
-                split: mask[vertices].nonzero().view(-1).to(logits.device) for split, mask in self.labelled.items()
+                split: mask[vertices].nonzero().view(-1).to(y.device) for split, mask in self.labelled.items()
             }
         results: MetricCounts = {split: {} for split in row_ids_of}
         gathers = any(metric.sums is None for metric in self.metrics)
         vertex_ids = {split: mask.nonzero().view(-1) for split, mask in self.labelled.items()} if gathers else {}
-        scored = {
-            split: logits.new_zeros(number if gathers else 0, logits.shape[1])
-            for split, number in self.num_labelled.items()
-        }
+        scored: dict[str, Tensor] = {}
         # 1. Walk over blocks of rows: add their sums, and collect logits for metrics that need all rows.
         # 2. Add up the collected logits of all ranks, and compute these metrics.
-        for block, parts in row_blocks(list(row_ids_of.values()), logits):
-            for (split, row_ids), part in zip(row_ids_of.items(), parts, strict=True):
-                block_logits = logits[block].index_select(0, row_ids[part] - block.start)
-                for metric in self.metrics:
-                    if metric.sums is not None and split in metric.splits:
-                        sums = metric.sums(block_logits, cast_labels(y[row_ids[part]], block_logits)).double().cpu()
-                        results[split][metric.name] = results[split].get(metric.name, 0) + sums
-                if gathers:
-                    ids = row_ids[part].cpu()
-                    ids = ids + (vertices.start or 0) if isinstance(vertices, slice) else vertices[ids]
-                    position = torch.searchsorted(vertex_ids[split], ids)
-                    scored[split][position.to(logits.device)] = block_logits
-        for split in scored if gathers else ():
-            results[split] |= self._of_all(split, scored[split])
+        for span, logits in ranges:
+            if gathers and not scored:
+                scored = {split: logits.new_zeros(count, logits.shape[1]) for split, count in self.num_labelled.items()}
+            in_span = [ids[slice(*bounds_of(ids, span))] for ids in row_ids_of.values()]
+            for block, parts in row_blocks([ids - span.start for ids in in_span], logits):
+                for split, ids_of_span, part in zip(row_ids_of, in_span, parts, strict=True):
+                    row_ids = ids_of_span[part]
+                    block_logits = logits[block].index_select(0, row_ids - (span.start + block.start))
+                    for metric in self.metrics:
+                        if metric.sums is not None and split in metric.splits:
+                            sums = metric.sums(block_logits, cast_labels(y[row_ids], block_logits)).double().cpu()
+                            results[split][metric.name] = results[split].get(metric.name, 0) + sums
+                    if gathers:
+                        ids = row_ids.cpu()
+                        ids = ids + (vertices.start or 0) if isinstance(vertices, slice) else vertices[ids]
+                        position = torch.searchsorted(vertex_ids[split], ids)
+                        scored[split][position.to(logits.device)] = block_logits
+        for split, rows in scored.items():
+            results[split] |= self._of_all(split, rows)
         return {
             split: {name: to_json(value) for name, value in of_split.items()} for split, of_split in results.items()
         }
@@ -244,6 +255,17 @@ class NodeTask:
         if metric.sums is None:
             return parts[0]
         return metric.score(torch.stack([torch.tensor(part, dtype=torch.float64) for part in parts]).sum(0))
+
+
+def bounds_of(row_ids: Tensor, span: slice) -> list[int]:
+    """Return the positions of the first row in a range, and of the first one after it.
+
+    Args:
+        row_ids: Rows, int64 [k], ascending.
+        span: The range.
+    """
+    bounds: list[int] = torch.searchsorted(row_ids, row_ids.new_tensor([span.start, span.stop])).tolist()
+    return bounds
 
 
 def cast_labels(y: Tensor, logits: Tensor) -> Tensor:
