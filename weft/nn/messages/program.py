@@ -23,7 +23,7 @@ TILE_BYTES = 1 << 18
 """Bytes of the values of a tile, in the cache of a core."""
 MIN_TILE, MAX_TILE = 16, 512
 """Smallest and largest number of edges of a tile."""
-TILES_OF_TARGET = 4
+TILES_OF_TARGET = 8
 """A target with more than this many tiles of edges runs in parts, which compute again what reductions read."""
 PADDING = 64
 """Numbers that kernels may read or write after a slot or a tensor without rows."""
