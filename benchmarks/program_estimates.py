@@ -34,7 +34,8 @@ from weft.runtime.kernel_selection import select_kernels
 from weft.runtime.memory.heap import keep_freed_memory
 from weft.runtime.memory.limit import memory_limit_bytes
 from weft.runtime.memory.tensor_peak import TensorPeak
-from weft.strategies import Placed, get_strategy
+from weft.strategies import Placed
+from weft.strategies.single import SinglePlan
 from weft.training.tasks.metrics import NodeTask
 from weft.utils.errors import InputError
 
@@ -58,7 +59,8 @@ class Model(nn.Module):
         x = self.first(x).relu()
         rows = (x, x) if self.has_initial else (x,)
         y = self.conv(*rows, edge_index, edge_attr) if self.reads_edges else self.conv(*rows, edge_index)
-        return self.last(y.relu())
+        logits: Tensor = self.last(y.relu())
+        return logits
 
 
 def main() -> None:
@@ -68,7 +70,7 @@ def main() -> None:
     select_kernels(machine.choices)
     threads, memory_bytes = torch.get_num_threads(), memory_limit_bytes()
     cluster = Cluster(profile=machine, ranks=1, hosts=1, threads=threads, memory_bytes=memory_bytes)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in options.graphs.split(","):
         plain = weft.load(name)
         with_edges = replace(plain, edge_features=torch.rand(plain.num_edges, EDGE_FEATURES))
@@ -99,7 +101,7 @@ def measured(conv: nn.Module, graph: Graph, cluster: Cluster, options: argparse.
     with torch.no_grad():  # so that the last layer gets its width
         model.eval()(graph.x[:1], torch.zeros(2, 1, dtype=torch.int64), edge_attr)
     inputs = [] if edge_attr is None else ["edge_attr"]
-    plan = get_strategy("single")(Workload(convert(model, edge_inputs=inputs, shape=GraphShape.of(graph)), graph))
+    plan = SinglePlan(Workload(convert(model, edge_inputs=inputs, shape=GraphShape.of(graph)), graph))
     told = epoch_time(plan, cluster).total
     told_bytes = plan.layouts[True].step_memory(0, training=True).most
     placed = plan.place(Group())
