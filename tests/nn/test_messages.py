@@ -471,13 +471,12 @@ def test_attributes_that_nobody_reads_are_not_computed(programs: list[EdgeProgra
         lambda s: setattr(s, "function", torch.tanh),
         lambda s: setattr(s.settings, "factor", 3.0),
         lambda s: s.array.__setitem__(0, 3.0),
-        lambda s: s.tensor.__setitem__(0, 3.0),
         lambda s: setattr(s.slots, "factor", 3.0),
         lambda s: s.queue.__setitem__(0, 3.0),
         lambda s: setattr(type(s), "of_class", 3.0),
         lambda s: setattr(s, "linear", nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())),
     ],
-    ids=["list", "dict", "function", "object", "array", "tensor", "slots", "queue", "class", "module"],
+    ids=["list", "dict", "function", "object", "array", "slots", "queue", "class", "module"],
 )
 def test_changed_attributes_count(change: Callable[[Any], Any]) -> None:
     torch.manual_seed(0)
@@ -490,20 +489,31 @@ def test_changed_attributes_count(change: Callable[[Any], Any]) -> None:
 
     def message(s: Any, i: Tensor, j: Tensor, e: Tensor, index: Tensor, n: int) -> Tensor:
         factor = s.numbers[0] * s.by_name["a"] * s.settings.factor * float(s.array[0]) * s.of_class
-        factor *= float(np.asarray(s.tensor)[0]) * s.slots.factor * s.queue[0]
+        factor *= s.slots.factor * s.queue[0]
         return s.linear(s.function(i * j * factor)) * e
 
     conv: Any = Configured(message)
     conv.slots, conv.queue = Slots(), deque([1.0])
     conv.slots.factor = 1.0
     conv.numbers, conv.by_name, conv.function, conv.settings = [2.0], {"a": 2.0}, torch.sigmoid, SimpleNamespace()
-    conv.settings.factor, conv.array, conv.tensor = 2.0, np.ones(1), torch.ones(1)
+    conv.settings.factor, conv.array = 2.0, np.ones(1)
     x, features, tiled = torch.randn(NUM_VERTICES, WIDTH), torch.rand(NUM_EDGES, NUM_EDGE_FEATURES), TiledConv(conv)
     before = tiled.run(lambda: conv(x, edges(), features))
     change(conv)
     after = tiled.run(lambda: conv(x, edges(), features))
     torch.testing.assert_close(after, conv(x, edges(), features))
     assert not torch.allclose(before, after)
+    assert is_program(tiled)
+    assert len(tiled.messages) == 2
+
+
+@pytest.mark.parametrize("read", [float, np.asarray, torch.is_nonzero, bool], ids=lambda read: read.__name__)
+def test_numbers_of_tensors_are_read_in_each_call(read: Callable[[Tensor], Any]) -> None:
+    conv: Any = Unusual(lambda s, i, j, e, index, n: i * j * e * float(read(s.tensor)))
+    conv.tensor = torch.ones(())
+    x, features, tiled = torch.randn(NUM_VERTICES, WIDTH), torch.rand(NUM_EDGES, NUM_EDGE_FEATURES), TiledConv(conv)
+    for conv.tensor in (torch.ones(()), torch.zeros(())):
+        torch.testing.assert_close(tiled.run(lambda: conv(x, edges(), features)), conv(x, edges(), features))
 
 
 def test_an_attribute_that_always_changes_fills_no_memory(programs: list[EdgeProgram]) -> None:

@@ -17,6 +17,7 @@ from tests.lib.cases import FEW_LABELS, Case
 from tests.lib.session import Session, check_case, check_close, check_trace, reference, workload
 from tests.strategies.test_memory import step_peaks, without_collector
 from weft.comm import Group
+from weft.config.config import TaskOptions
 from weft.data import Graph
 from weft.nn import Workload, make_model
 from weft.parallel import row_ranges
@@ -26,6 +27,8 @@ from weft.runtime.memory.tensor_peak import TensorPeak
 from weft.storage import host_rows
 from weft.strategies import single
 from weft.strategies.single import SinglePlan
+from weft.training.tasks.metrics import NodeTask
+from weft.training.tasks.scores import make_metrics
 
 
 @dataclass(frozen=True)
@@ -110,14 +113,21 @@ def test_losses_of_ranges_give_the_gradients_of_all_rows(
     check_trace(session, None, training=True)
     step = session.strategy.evaluation(0)
     with session.meter.during("eval"):
-        ranges = [*session.strategy.scored_ranges(step)]
+        ranges = [*session.strategy.logit_ranges(step)]
     assert len(ranges) > 1
     assert [span.start for span, _ in ranges[1:]] == [span.stop for span, _ in ranges[:-1]]
     check_trace(session, None, training=False)
     logits = torch.cat([each for _, each in ranges])
     check_close(logits, session.strategy.forward(step), f"{case}: evaluation")
-    counts = session.task.counts(logits, step)
-    for split, of_split in session.task.counts_of(ranges, step).items():
+    placed, labels = session.strategy, session.strategy.graph
+    metrics = make_metrics(TaskOptions(metrics="accuracy,roc_auc"), labels)  # a sum over rows, and one of all rows
+    task = NodeTask(labels, placed.rows, placed.group, metrics=metrics)
+    counts, of_ranges = task.counts(logits, step), task.counts_of(ranges, step)
+    assert {split: [*scores] for split, scores in of_ranges.items()} == {
+        split: [*each] for split, each in counts.items()
+    }
+    for split, of_split in of_ranges.items():
+        assert {"accuracy", "roc_auc"} <= {*of_split}
         for name, score in of_split.items():
             assert score == pytest.approx(counts[split][name]), (split, name)
 
@@ -160,7 +170,7 @@ def test_memory_is_that_of_the_sums(
     steps = step_peaks(placed, epochs=2, with_loss=by_row, whole=not by_row)
     measured = max(most for most, _ in steps[1:])
     with without_collector(), TensorPeak() as evaluation:
-        for _ in placed.scored_ranges(placed.evaluation(0)):
+        for _ in placed.logit_ranges(placed.evaluation(0)):
             pass
     with without_collector():
         estimated = plan.memory()

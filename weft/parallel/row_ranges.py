@@ -126,7 +126,7 @@ class RangedRun(NamedTuple):
         """
         state = self._sums(model, views, x)
         part, read = RangedPart(cast(PhasedModel, model), views, state), [state.result, *state.rows.values()]
-        for span in part.spans(state.result, self.num_logits):
+        for span in part.logit_spans(state.result, self.num_logits):
             logits, _ = part.resume(span, [each[span] for each in read])
             assert isinstance(logits, Tensor)
             yield span, logits
@@ -276,7 +276,7 @@ class RangedPart:
         self._context = state.context
         self._calls = [view._calls for view in views]
 
-    def spans(self, result: Tensor, num_logits: int) -> Iterator[slice]:
+    def logit_spans(self, result: Tensor, num_logits: int) -> Iterator[slice]:
         """Yield the ranges of the rows whose logits are computed.
 
         Args:
@@ -470,7 +470,7 @@ class RangedLoss(RangedPart):
         """
         read, grads, total = [result, *rows], gradient_tables(result, rows, needed), result.new_zeros(())
         dtype = sum_dtype(result.dtype)
-        for span in self.spans(result, self._num_logits):
+        for span in self.logit_spans(result, self._num_logits):
             leaves = leaves_of(span, read, needed)
             with torch.enable_grad():
                 logits, _ = self.resume(span, leaves)

@@ -308,15 +308,6 @@ class Placed(ABC):
         Args:
             step: An evaluation.
         """
-        logits = self.forward(step)
-        yield slice(0, len(logits)), logits
-
-    def scored_ranges(self, step: Step) -> Iterator[tuple[slice, Tensor]]:
-        """Yield ranges of the rows of an evaluation of this rank, with their logits [m, C]; at least one.
-
-        Args:
-            step: The evaluation.
-        """
         with self.group.meter.timer("encode"):
             logits = self.forward(step)
         yield slice(0, len(logits)), logits

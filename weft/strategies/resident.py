@@ -262,26 +262,23 @@ class ResidentPlaced(Placed):
         ]
 
     def forward(self, step: Step) -> Tensor:
-        return self._run(step).to(self.work.dtype)
-
-    def _run(self, step: Step) -> Tensor:
-        """Return the logits [n, C]."""
-        run, views, x = self._inputs_of_run(step)
+        run, views, x = self.begin(step)
         with torch.set_grad_enabled(step.training):
-            return self.model(views, x) if run is None else run.logits(self.model, views, x)
+            logits: Tensor = self.model(views, x) if run is None else run.logits(self.model, views, x)
+        return logits.to(self.work.dtype)
 
-    def _inputs_of_run(self, step: Step) -> tuple[RangedRun | None, list[PlacedView], Tensor]:
+    def begin(self, step: Step) -> tuple[RangedRun | None, list[PlacedView], Tensor]:
         """Return how a step runs the model (None: on all rows at once), the views, and the constant features."""
         self.model.train(step.training)
         views, layout = self.views(step), self.layout_of(step)
         run = layout.ranged_run(training=step.training) if layout.in_ranges else None
         return run, views, cast(Tensor, views[0].inputs.rows)
 
-    def scored_ranges(self, step: Step) -> Iterator[tuple[slice, Tensor]]:
+    def logit_ranges(self, step: Step) -> Iterator[tuple[slice, Tensor]]:
         if not self.layout_of(step).logits_in_ranges:
-            yield from super().scored_ranges(step)
+            yield from super().logit_ranges(step)
             return
-        run, views, x = self._inputs_of_run(step)
+        run, views, x = self.begin(step)
         assert run is not None
         ranges, timer = run.logit_ranges(self.model, views, x), self.group.meter.timer
         while True:
@@ -295,7 +292,7 @@ class ResidentPlaced(Placed):
         if not self.layout_of(step).logits_in_ranges:
             return super().train(step, loss)
         with self.group.meter.timer("encode"):
-            run, views, x = self._inputs_of_run(step)
+            run, views, x = self.begin(step)
             assert run is not None
             total = run.loss(loss, self.model, views, x)
             total.backward()

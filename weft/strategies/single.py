@@ -27,7 +27,7 @@ from weft.parallel.columns.streamed_columns import (
 from weft.parallel.exchange import Identity, PlacedView
 from weft.parallel.layout import ROW_BYTES, Layout
 from weft.parallel.operations import AggregateSize, aggregate
-from weft.parallel.row_ranges import supports_ranges
+from weft.parallel.row_ranges import RangedRun, supports_ranges
 from weft.runtime.memory.heap import release_freed_memory
 from weft.runtime.memory.limit import memory_limit_bytes
 from weft.storage.host_rows import rows_in_file
@@ -149,15 +149,16 @@ class PlacedSingle(ResidentPlaced):
         release_freed_memory()
         return step_inputs
 
-    def views(self, step: Step) -> list[PlacedView]:
+    def begin(self, step: Step) -> tuple[RangedRun | None, list[PlacedView], Tensor]:
         layout = self.plan.layouts.get(True, self.plan.layout)
         if layout.in_ranges and not layout.retained_share:
             release_freed_memory()  # arrays of the step before; those of this one have other sizes and places
-        return super().views(step)
+        return super().begin(step)
 
     def logit_ranges(self, step: Step) -> Iterator[tuple[slice, Tensor]]:
         segments, on_cpu = self.plan.segments[False], self.group.device.type == "cpu"
-        if not on_cpu or step.vertices is not None or segments is None or self.plan.fits_memory:
+        in_ranges = self.layout_of(step).logits_in_ranges
+        if in_ranges or not on_cpu or step.vertices is not None or segments is None or self.plan.fits_memory:
             yield from super().logit_ranges(step)
             return
         self.model.train(step.training)

@@ -226,7 +226,7 @@ class Trainer:
             step = self.strategy.evaluation(epoch)
             if isinstance(self.task, NodeTask):
                 with self.meter.timer("score"):
-                    return self.task.counts_of(self.strategy.scored_ranges(step), step)
+                    return self.task.counts_of(self.strategy.logit_ranges(step), step)
             with self.meter.timer("encode"):
                 rows = self.strategy.forward(step)
             with self.meter.timer("score"):

@@ -23,7 +23,7 @@ TRIED = 7, 6, 23
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-7}
 """Largest difference between them in units of the largest number, by the type of rows."""
 LARGE = 1 << 20
-"""Numbers of a tensor of which the comparison makes no copy."""
+"""Numbers of a parameter above which the comparison makes no copy of it."""
 
 
 def make_program(function: MessageFunction, tensors: Sequence[Tensor]) -> MessageProgram | str:
@@ -37,8 +37,8 @@ def make_program(function: MessageFunction, tensors: Sequence[Tensor]) -> Messag
         with _disable_current_modes():  # of those who count operations: a trace is none
             function = function._replace(conv=_copied(function.conv))
             program = MessageProgram(trace(function, tensors))
-            for sign in (-1, 1):
-                compare(program, function, tensors, sign=sign)
+            for positive in (False, True):
+                compare(program, function, tensors, positive=positive)
             return program
     except FAILURES as error:
         return str(error).partition("\n")[0]
@@ -46,11 +46,11 @@ def make_program(function: MessageFunction, tensors: Sequence[Tensor]) -> Messag
 
 def _copied(conv: nn.Module) -> nn.Module:
     """Return a copy of a convolution, whose attributes may change, with the same tensors."""
-    held = (value for part in conv.modules() for value in vars(part).values() if isinstance(value, Tensor))
-    return copy.deepcopy(conv, {id(each): each for each in (*conv.parameters(), *conv.buffers(), *held)})
+    others = (value for part in conv.modules() for value in vars(part).values() if isinstance(value, Tensor))
+    return copy.deepcopy(conv, {id(each): each for each in (*conv.parameters(), *conv.buffers(), *others)})
 
 
-def compare(program: MessageProgram, function: MessageFunction, tensors: Sequence[Tensor], *, sign: int) -> None:
+def compare(program: MessageProgram, function: MessageFunction, tensors: Sequence[Tensor], *, positive: bool) -> None:
     """Compare a program with the message function on a few random rows and edges.
 
     A trace does not show, for instance, that a number in the code is the number of edges, or was drawn at random.
@@ -59,7 +59,7 @@ def compare(program: MessageProgram, function: MessageFunction, tensors: Sequenc
         program: The program.
         function: The message function.
         tensors: Tensors that it reads.
-        sign: 1: the numbers of rows are positive, so that they have roots; -1: of both signs.
+        positive: The numbers of rows are positive, so that they have roots.
 
     Raises:
         NotImplementedError: Results or gradients differ.
@@ -74,12 +74,11 @@ def compare(program: MessageProgram, function: MessageFunction, tensors: Sequenc
         torch.randn(*tensor.shape if role == "shared" else (numbers[role], *tensor.shape[1:]), generator=random)
         for (_, role), tensor in zip(function.reads, tensors, strict=True)
     ]
-    rows = [each.abs() if sign > 0 else each for each in rows]
-    is_large = [each.numel() > LARGE for each in (*rows, *messages.shared)]
+    rows = [each.abs() if positive else each for each in rows]
     rows += [
-        each
-        if each.numel() > LARGE or not each.is_floating_point()
-        else each + 0.1 * torch.randn(each.shape, generator=random)
+        each + 0.1 * torch.randn(each.shape, generator=random)
+        if each.is_floating_point() and not _is_large(each)
+        else each
         for each in messages.shared
     ]
 
@@ -96,18 +95,20 @@ def compare(program: MessageProgram, function: MessageFunction, tensors: Sequenc
         return program.run(edges, num_sources, inputs[: len(tensors)], inputs[len(tensors) :])
 
     results, grad = list[list[Tensor | None]](), torch.empty(0)
+    is_large = [False] * len(tensors) + [*map(_is_large, messages.shared)]
     counters, work_counters[:] = [*work_counters], []
     try:
         for run in (of_function, of_program):
-            inputs = [
-                each.detach()
-                .to(like.dtype)
-                .requires_grad_(like.is_floating_point() and torch.is_grad_enabled() and not large)
-                for each, like, large in zip(rows, [*tensors, *messages.shared], is_large, strict=True)
+            leaves = [
+                each.detach().to(like.dtype) for each, like in zip(rows, [*tensors, *messages.shared], strict=True)
             ]
-            y = run(*inputs)
+            needed = [
+                leaf.requires_grad_()
+                for leaf, large in zip(leaves, is_large, strict=True)
+                if torch.is_grad_enabled() and leaf.is_floating_point() and not large
+            ]
+            y = run(*(leaf if large else leaf.clone() for leaf, large in zip(leaves, is_large, strict=True)))
             grad = grad if results else torch.randn(y.shape, generator=random).to(y.dtype)
-            needed = [each for each in inputs if each.requires_grad]
             grads = torch.autograd.grad(y, needed, grad, allow_unused=True) if y.requires_grad else [None] * len(needed)
             results.append([y.detach(), *grads])
     finally:
@@ -116,6 +117,11 @@ def compare(program: MessageProgram, function: MessageFunction, tensors: Sequenc
     largest = max(map(_largest, expected))
     if not all(_is_close(*pair, largest) for pair in zip(expected, actual, strict=True)):
         raise NotImplementedError("its results are others on a few random rows and edges")
+
+
+def _is_large(tensor: Tensor) -> bool:
+    """Return whether a tensor is a parameter of which the comparison makes no copy."""
+    return isinstance(tensor, nn.Parameter) and tensor.numel() > LARGE
 
 
 def _largest(tensor: Tensor | None) -> float:

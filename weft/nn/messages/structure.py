@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Collection, Hashable, Mapping, Sequence, Set
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -21,11 +22,11 @@ IGNORED = frozenset({"propagate", "edge_updater", "forward_naive", "inspector"})
 """Methods that `TiledConv` replaces in a convolution while it runs, and what PyG has found in the source of a class."""
 IGNORED_ENDINGS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called", "_user_args")
 """Endings of names of attributes that PyTorch and PyG keep for each module; a convolution with hooks runs as in PyG."""
-LARGE = 1 << 10
+LARGE = 1 << 16
 """Numbers in a container, and objects around a module, beyond which only the identity of an object counts."""
 
 
-class Identity:
+class ById:
     """An object of which nothing is known, which equals only itself. It stays alive, so that its id is its own.
 
     Args:
@@ -36,7 +37,7 @@ class Identity:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Identity) and self.value is other.value
+        return isinstance(other, ById) and self.value is other.value
 
     def __hash__(self) -> int:
         return id(self.value)
@@ -51,7 +52,16 @@ def structure_of(module: nn.Module) -> Hashable:
     """
     parts = [*module.modules(), *module.parameters(), *module.buffers()]
     numbers = {id(part): number for number, part in enumerate(parts)}
-    return tuple((type(part), _of_class(type(part)), _describe_each(vars(part), numbers)) for part in module.modules())
+    return tuple((type(part), _of_class(type(part)), _of_part(part, numbers)) for part in module.modules())
+
+
+def _of_part(module: nn.Module, numbers: dict[int, int]) -> Hashable:
+    """Return the attributes of a module, but for those that its class or a call sets, see IGNORED."""
+    return tuple(
+        (name, _describe(value, numbers))
+        for name, value in vars(module).items()
+        if name not in IGNORED and not name.endswith(IGNORED_ENDINGS)
+    )
 
 
 def describe(value: Any) -> Hashable:
@@ -61,17 +71,9 @@ def describe(value: Any) -> Hashable:
 
 def _of_class(kind: type) -> Hashable:
     """Return the plain attributes of a class and of its bases, but for those of PyTorch and PyG."""
-    kinds = (each for each in kind.__mro__ if not each.__module__.startswith(("torch", "builtins")))
+    kinds = (each for each in kind.__mro__ if each.__module__.split(".")[0] not in ("torch", "torch_geometric"))
     plain = [(name, value) for each in kinds for name, value in vars(each).items() if isinstance(value, PLAIN)]
     return tuple((name, type(value), repr(value)) for name, value in plain if not name.startswith("__"))
-
-
-def _describe_each(attributes: Mapping[str, Any], numbers: dict[int, int]) -> Hashable:
-    return tuple(
-        (name, _describe(value, numbers))
-        for name, value in attributes.items()
-        if name not in IGNORED and not name.endswith(IGNORED_ENDINGS)
-    )
 
 
 def _describe(value: Any, numbers: dict[int, int]) -> Hashable:
@@ -93,24 +95,25 @@ def _describe(value: Any, numbers: dict[int, int]) -> Hashable:
         return value
     size = value.size if isinstance(value, np.ndarray) else len(value) if isinstance(value, Collection) else 0
     if max(size, len(numbers)) > LARGE:
-        return Identity(value)
+        return ById(value)
     if isinstance(value, np.ndarray):
         return np.ndarray, value.shape, str(value.dtype), value.tobytes()
     if isinstance(value, bytes | bytearray):
         return type(value), bytes(value)
     numbers[id(value)] = len(numbers)
+    content: Any = ()
     if isinstance(value, Mapping):
-        return tuple((_describe(key, numbers), _describe(each, numbers)) for key, each in value.items())
-    if isinstance(value, Set):
-        return frozenset(_describe(each, numbers) for each in value)
-    if isinstance(value, Sequence):
-        return type(value), tuple(_describe(each, numbers) for each in value)
-    if isinstance(value, MethodType):
-        return MethodType, _describe(value.__func__, numbers), _describe(value.__self__, numbers)
-    if isinstance(value, partial):
-        return partial, *(_describe(each, numbers) for each in (value.func, value.args, value.keywords))
-    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
-    if isinstance(value, nn.Module) or not (slots or hasattr(value, "__dict__")):
-        return Identity(value)
-    attributes = {name: getattr(value, name) for name in slots if hasattr(value, name)}
-    return type(value), _describe_each(attributes | getattr(value, "__dict__", {}), numbers)
+        content = tuple((_describe(key, numbers), _describe(each, numbers)) for key, each in value.items())
+    elif isinstance(value, Set):
+        content = frozenset(_describe(each, numbers) for each in value)
+    elif isinstance(value, Sequence):
+        content = tuple(_describe(each, numbers) for each in value)
+    elif isinstance(value, MethodType):
+        content = _describe(value.__func__, numbers), _describe(value.__self__, numbers)
+    elif isinstance(value, partial):
+        content = tuple(_describe(each, numbers) for each in (value.func, value.args, value.keywords))
+    slots = [name for name in copyreg._slotnames(type(value)) if hasattr(value, name)]  # type: ignore[attr-defined]
+    attributes = {name: getattr(value, name) for name in slots} | getattr(value, "__dict__", {})
+    if isinstance(value, nn.Module) or not (content or attributes or isinstance(value, Collection)):
+        return ById(value)
+    return type(value), content, tuple((name, _describe(each, numbers)) for name, each in attributes.items())

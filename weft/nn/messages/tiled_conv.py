@@ -59,7 +59,7 @@ class TiledConv:
         """Value before this call, or MISSING, of each attribute that is `NotComputed`, by part and name."""
         self._has_set = False
         self._sorted: list[SortedEdges] = []
-        self._sums: list[tuple[list[Tensor], Any, Tensor]] = []
+        self._sums: list[CachedSums] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TiledConv:
         """Return a holder for a copy of the convolution, without the sorted edges."""
@@ -214,12 +214,30 @@ class TiledConv:
         """
         shared = (each for each in (*self.conv.parameters(), *self.conv.buffers()) if not each.requires_grad)
         constants = [*of_edges, *shared]
-        key = dtype, structure_of(self.conv), [version_of(each) for each in constants]
-        for known, known_key, sums in self._sums:  # of training steps, and of evaluations
-            if known_key == key and all(a is b or torch.equal(a, b) for a, b in zip(known, constants, strict=True)):
-                return sums
-        self._sums = [*self._sums[-1:], (constants, key, compute())]
-        return self._sums[-1][2]
+        key = dtype, structure_of(self.conv), [(each.device, each.dtype) for each in constants]
+        for cached in self._sums:  # of training steps, and of evaluations
+            if cached.key == key and cached.are_of(constants):
+                return cached.sums
+        self._sums = [*self._sums[-1:], CachedSums(key, constants, [*map(version_of, constants)], compute())]
+        return self._sums[-1].sums
+
+
+class CachedSums(NamedTuple):
+    """Sums over edges, and what they were computed from."""
+
+    key: Any
+    """Type of the rows, structure of the convolution, and types of the tensors."""
+    constants: list[Tensor]
+    """The tensors."""
+    versions: list[int]
+    """Versions of these tensors."""
+    sums: Tensor
+    """The sums."""
+
+    def are_of(self, constants: Sequence[Tensor]) -> bool:
+        """Return whether these are the sums of some tensors, of the same types as those in `constants`."""
+        same = all(a is b or torch.equal(a, b) for a, b in zip(self.constants, constants, strict=True))
+        return same and self.versions == [*map(version_of, self.constants)]
 
 
 class NotComputed(Tensor):
