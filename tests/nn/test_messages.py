@@ -330,7 +330,7 @@ AS_PROGRAMS = {
     *("bias with a factor", "distance, 0 for a loop", "largest distance", "small numbers", "between two numbers"),
     *("number of edges after the sum", "larger rows", "rows of targets alone", "chosen by target", "masked"),
 }
-"""Those that run as programs."""
+"""Names of the functions in UNUSUAL that run as programs."""
 
 
 def is_program(tiled: TiledConv) -> bool:

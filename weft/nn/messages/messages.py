@@ -15,7 +15,7 @@ from weft.nn.messages.edges import SortedEdges
 from weft.nn.messages.function import MessageFunction, Role
 from weft.nn.messages.parts import Evaluation, divide, rows_of
 from weft.nn.messages.program import EdgeProgram
-from weft.nn.messages.trace import FAILURES, Messages, MessageTrace, trace, trace_gradients
+from weft.nn.messages.trace import FAILURES, FunctionModule, MessageTrace, trace, trace_gradients
 from weft.runtime.kernel_call import work_counters
 
 TRIED = 7, 6, 23
@@ -68,7 +68,7 @@ def compare(program: MessageProgram, function: MessageFunction, tensors: Sequenc
     edge_index = torch.stack(
         [torch.randint(end, (num_edges,), generator=random) for end in (num_sources, num_targets - 1)]
     )
-    messages, edges = Messages(function, num_targets), SortedEdges.of(edge_index, num_targets)
+    messages, edges = FunctionModule(function, num_targets), SortedEdges.of(edge_index, num_targets)
     numbers = {"source": num_sources, "target": num_targets, "edge": num_edges}
     rows = [
         torch.randn(*tensor.shape if role == "shared" else (numbers[role], *tensor.shape[1:]), generator=random)

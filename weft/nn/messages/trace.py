@@ -105,7 +105,7 @@ class MessageTrace(NamedTuple):
     """Path of a part of the convolution, and the name of an attribute that the function sets to a tensor."""
 
 
-class Messages(nn.Module):
+class FunctionModule(nn.Module):
     """The message function as a module, whose parameters can be replaced.
 
     Args:
@@ -176,7 +176,7 @@ def trace(function: MessageFunction, tensors: Sequence[Tensor]) -> MessageTrace:
     Raises:
         RuntimeError: The function depends on numbers in a tensor; another of FAILURES for what cannot be traced.
     """
-    messages = Messages(function, NUM_TARGETS)
+    messages = FunctionModule(function, NUM_TARGETS)
 
     def samples() -> list[Tensor]:
         rows = [_sample(read, tensor) for read, tensor in zip(function.reads, tensors, strict=True)]
