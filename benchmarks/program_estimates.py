@@ -102,7 +102,7 @@ def measured(conv: nn.Module, graph: Graph, cluster: Cluster, options: argparse.
         model.eval()(graph.x[:1], torch.zeros(2, 1, dtype=torch.int64), edge_attr)
     inputs = [] if edge_attr is None else ["edge_attr"]
     plan = SinglePlan(Workload(convert(model, edge_inputs=inputs, shape=GraphShape.of(graph)), graph))
-    told = epoch_time(plan, cluster).total
+    told_seconds = epoch_time(plan, cluster).total
     told_bytes = plan.layouts[True].step_memory(0, training=True).most
     placed = plan.place(Group())
     task = NodeTask(placed.graph, placed.rows, placed.group, placed.empty_rows)
@@ -114,10 +114,10 @@ def measured(conv: nn.Module, graph: Graph, cluster: Cluster, options: argparse.
     gc.collect()
     with TensorPeak() as peak:
         train(placed, task, optimizer, options.rounds + 1)
-    ratio = [told / each for each in seconds[1:]]
+    ratio = [told_seconds / each for each in seconds[1:]]
     return {
         "seconds": seconds[1:],
-        "told_seconds": told,
+        "told_seconds": told_seconds,
         "ratio": ratio,
         "bytes": peak.most,
         "told_bytes": told_bytes,
