@@ -3,8 +3,8 @@
 Reading order: tiled_conv (which calls of a convolution are replaced), structure (which convolutions share programs),
 messages (what happens in a call), trace (a message function as a graph of ATen operations), parts (what runs on
 vertices before and after the edges), operations, values and aten_operations (the graph as a list of operations),
-program (its run on all edges, by csrc/messages.h). in_edge_sums: what a convolution computes on edges before its
-messages, such as degrees.
+program (its run on all edges, by csrc/messages.h), comparison (a program next to its function). in_edge_sums: what a
+convolution computes on edges before its messages, such as degrees.
 """
 
 from weft.nn.messages.in_edge_sums import TRIAL_ERRORS, InEdgeSums, as_matrix

@@ -11,19 +11,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils._python_dispatch import _disable_current_modes
 
+from weft.nn.messages.comparison import compare
 from weft.nn.messages.edges import SortedEdges
 from weft.nn.messages.function import MessageFunction, Role
 from weft.nn.messages.parts import Evaluation, divide, rows_of
 from weft.nn.messages.program import EdgeProgram
-from weft.nn.messages.trace import FAILURES, FunctionModule, MessageTrace, trace, trace_gradients
-from weft.runtime.kernel_call import work_counters
-
-TRIED = 7, 6, 23
-"""Sources, targets and edges on which a program is compared with the message function."""
-TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-7}
-"""Largest difference between them in units of the largest number, by the type of rows."""
-LARGE = 1 << 20
-"""Numbers of a parameter above which the comparison makes no copy of it."""
+from weft.nn.messages.trace import FAILURES, MessageTrace, trace, trace_gradients
 
 
 def make_program(function: MessageFunction, tensors: Sequence[Tensor]) -> MessageProgram | str:
@@ -37,8 +30,7 @@ def make_program(function: MessageFunction, tensors: Sequence[Tensor]) -> Messag
         with _disable_current_modes():  # of those who count operations: a trace is none
             function = function._replace(conv=_copied(function.conv))
             program = MessageProgram(trace(function, tensors))
-            for positive in (False, True):
-                compare(program, function, tensors, positive=positive)
+            compare(program.run, function, tensors)
             return program
     except FAILURES as error:
         return str(error).partition("\n")[0]
@@ -48,100 +40,6 @@ def _copied(conv: nn.Module) -> nn.Module:
     """Return a copy of a convolution, whose attributes may change, with the same tensors."""
     others = (value for part in conv.modules() for value in vars(part).values() if isinstance(value, Tensor))
     return copy.deepcopy(conv, {id(each): each for each in (*conv.parameters(), *conv.buffers(), *others)})
-
-
-def compare(program: MessageProgram, function: MessageFunction, tensors: Sequence[Tensor], *, positive: bool) -> None:
-    """Compare a program with the message function on a few random rows and edges.
-
-    A trace does not show, for instance, that a number in the code is the number of edges, or was drawn at random.
-
-    Args:
-        program: The program.
-        function: The message function.
-        tensors: Tensors that it reads.
-        positive: The numbers of rows are positive, so that they have roots.
-
-    Raises:
-        NotImplementedError: Results or gradients differ.
-    """
-    random, (num_sources, num_targets, num_edges) = torch.Generator().manual_seed(0), TRIED
-    edge_index = torch.stack(
-        [torch.randint(end, (num_edges,), generator=random) for end in (num_sources, num_targets - 1)]
-    )
-    messages, edges = FunctionModule(function, num_targets), SortedEdges.of(edge_index, num_targets)
-    numbers = {"source": num_sources, "target": num_targets, "edge": num_edges}
-    rows = [
-        torch.randn(*tensor.shape if role == "shared" else (numbers[role], *tensor.shape[1:]), generator=random)
-        for (_, role), tensor in zip(function.reads, tensors, strict=True)
-    ]
-    rows = [each.abs() if positive else each for each in rows]
-    rows += [
-        each + 0.1 * torch.randn(each.shape, generator=random)
-        if each.is_floating_point() and not _is_large(each)
-        else each
-        for each in messages.shared
-    ]
-
-    def of_function(*inputs: Tensor) -> Tensor:
-        read, shared = inputs[: len(tensors)], inputs[len(tensors) :]
-        ends = {"source": edge_index[0], "target": edge_index[1]}
-        of_edges = [
-            each[ends[read.role]] if read.by_edge and read.role in ends else each
-            for read, each in zip(function.reads, read, strict=True)
-        ]
-        return messages.run(*of_edges, *shared, edge_index[1])
-
-    def of_program(*inputs: Tensor) -> Tensor:
-        return program.run(edges, num_sources, inputs[: len(tensors)], inputs[len(tensors) :])
-
-    results, grad = list[list[Tensor | None]](), torch.empty(0)
-    is_large = [False] * len(tensors) + [*map(_is_large, messages.shared)]
-    counters, work_counters[:] = [*work_counters], []
-    try:
-        for run in (of_function, of_program):
-            leaves = [
-                each.detach().to(like.dtype) for each, like in zip(rows, [*tensors, *messages.shared], strict=True)
-            ]
-            needed = [
-                leaf.requires_grad_()
-                for leaf, large in zip(leaves, is_large, strict=True)
-                if torch.is_grad_enabled() and leaf.is_floating_point() and not large
-            ]
-            y = run(*(leaf if large else leaf.clone() for leaf, large in zip(leaves, is_large, strict=True)))
-            grad = grad if results else torch.randn(y.shape, generator=random).to(y.dtype)
-            grads = torch.autograd.grad(y, needed, grad, allow_unused=True) if y.requires_grad else [None] * len(needed)
-            results.append([y.detach(), *grads])
-    finally:
-        work_counters[:] = counters
-    expected, actual = results
-    largest = max(map(_largest, expected))
-    if not all(_is_close(*pair, largest) for pair in zip(expected, actual, strict=True)):
-        raise NotImplementedError("its results are others on a few random rows and edges")
-
-
-def _is_large(tensor: Tensor) -> bool:
-    """Return whether a tensor is a parameter of which the comparison makes no copy."""
-    return isinstance(tensor, nn.Parameter) and tensor.numel() > LARGE
-
-
-def _largest(tensor: Tensor | None) -> float:
-    """Return the largest absolute number of a tensor that is finite."""
-    return 0.0 if tensor is None or not tensor.numel() else float(tensor.abs().nan_to_num(0, 0, 0).max())
-
-
-def _is_close(expected: Tensor | None, actual: Tensor | None, largest: float) -> bool:
-    """Return whether two results are equal but for rounding.
-
-    Args:
-        expected: The one result; None: zeros.
-        actual: The other one.
-        largest: Largest number of all results of the same run, to whose rounding the results may be due.
-    """
-    if expected is None or actual is None:
-        return all(each is None or not each.any() for each in (expected, actual))
-    tolerance, rounding = TOLERANCE[expected.dtype], 100 * torch.finfo(expected.dtype).eps
-    absolute = max(tolerance * _largest(expected), rounding * largest)
-    return actual.dtype == expected.dtype and torch.allclose(actual, expected, tolerance, absolute, equal_nan=True)
 
 
 class MessageProgram:
