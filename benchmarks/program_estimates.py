@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from kernels import save
 from message_functions import EDGE_FEATURES, convolutions
+from steps import train_step
 from torch import Tensor, nn
 
 import weft
@@ -127,8 +128,7 @@ def measured(conv: nn.Module, graph: Graph, cluster: Cluster, options: argparse.
 def train(placed: Placed, task: NodeTask, optimizer: torch.optim.Optimizer, epoch: int) -> None:
     """Do a training step."""
     (step,) = placed.steps(epoch)
-    logits = placed.forward(step)
-    placed.backward(logits, task.loss(logits, step)[1])
+    train_step(placed, task, step)
     optimizer.step()
     optimizer.zero_grad()
 

@@ -420,6 +420,14 @@ class Replacing(EdgeMLP):
         return super().message(x_i, x_j, edge_attr) * self.seen
 
 
+class InPlace(Replacing):
+    """A convolution that changes the buffer in place."""
+
+    def message(self, x_i: Tensor, x_j: Tensor, edge_attr: Tensor) -> Tensor:
+        self.seen.add_(1)
+        return EdgeMLP.message(self, x_i, x_j, edge_attr) * self.seen
+
+
 class Counting(EdgeMLP):
     """A convolution that counts its calls in a list."""
 
@@ -434,8 +442,8 @@ class Counting(EdgeMLP):
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: Doubling(gated), Normalizing, Keeping, Replacing, Counting],
-    ids=["method", "tensor", "another name", "buffer", "list"],
+    [lambda: Doubling(gated), Normalizing, Keeping, Replacing, InPlace, Counting],
+    ids=["method", "tensor", "another name", "buffer", "buffer in place", "list"],
 )
 def test_what_a_program_does_not_do_is_left_to_pyg(make: Callable[[], Any], programs: list[EdgeProgram]) -> None:
     """A program neither calls the methods of a class, nor does it set attributes."""
@@ -449,6 +457,7 @@ def test_what_a_program_does_not_do_is_left_to_pyg(make: Callable[[], Any], prog
         torch.testing.assert_close(y, expected(x, edges(), features))
     pickle.dumps(conv)
     assert getattr(conv, "calls", None) == getattr(expected, "calls", None)
+    assert all(map(torch.equal, conv.buffers(), expected.buffers()))
     if hasattr(expected, "kept"):
         torch.testing.assert_close(conv.kept, expected.kept)
 
@@ -514,6 +523,17 @@ def test_numbers_of_tensors_are_read_in_each_call(read: Callable[[Tensor], Any])
     x, features, tiled = torch.randn(NUM_VERTICES, WIDTH), torch.rand(NUM_EDGES, NUM_EDGE_FEATURES), TiledConv(conv)
     for conv.tensor in (torch.ones(()), torch.zeros(())):
         torch.testing.assert_close(tiled.run(lambda: conv(x, edges(), features)), conv(x, edges(), features))
+
+
+def test_sums_of_tensors_that_changed_in_place_are_computed_again() -> None:
+    """Also for another tensor that is equal to the changed one."""
+    tiled, weights, sums = TiledConv(Unusual(gated)), torch.ones(3), []
+    for change in (0.0, 1.0):
+        weights += change
+        for each in (weights, weights.clone(), weights.clone()):
+            sums.append(tiled.constant_sums([each], torch.float32, lambda each=each: each.sum()))
+    assert [float(each) for each in sums] == [3, 3, 3, 6, 6, 6]
+    assert sums[0] is sums[1] is sums[2]
 
 
 def test_an_attribute_that_always_changes_fills_no_memory(programs: list[EdgeProgram]) -> None:

@@ -58,6 +58,7 @@ class TiledConv:
         self._set: dict[tuple[str, str], Any] = {}
         """Value before this call, or MISSING, of each attribute that is `NotComputed`, by part and name."""
         self._has_set = False
+        """True once an attribute was `NotComputed`."""
         self._sorted: list[SortedEdges] = []
         self._sums: list[CachedSums] = []
 
@@ -236,8 +237,9 @@ class CachedSums(NamedTuple):
 
     def are_of(self, constants: Sequence[Tensor]) -> bool:
         """Return whether these are the sums of some tensors, of the same types as those in `constants`."""
-        same = all(a is b or torch.equal(a, b) for a, b in zip(self.constants, constants, strict=True))
-        return same and self.versions == [*map(version_of, self.constants)]
+        if self.versions != [*map(version_of, self.constants)]:  # they were changed in place
+            return False
+        return all(a is b or torch.equal(a, b) for a, b in zip(self.constants, constants, strict=True))
 
 
 class NotComputed(Tensor):

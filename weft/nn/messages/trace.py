@@ -184,13 +184,13 @@ def trace(function: MessageFunction, tensors: Sequence[Tensor]) -> MessageTrace:
 
     roles: list[Role] = [read.role for read in function.reads]
     roles += ["shared" for _ in messages.shared]
-    with _unchanged(function.conv) as attributes:
+    with _recording_attributes(function.conv) as attributes:
         traced = trace_rows(messages.run, samples, roles)
     return traced._replace(attributes=tuple(attributes))
 
 
 @contextmanager
-def _unchanged(conv: nn.Module) -> Iterator[list[tuple[str, str]]]:
+def _recording_attributes(conv: nn.Module) -> Iterator[list[tuple[str, str]]]:
     """List the attributes that the `with` block sets to a tensor, see `MessageTrace`.
 
     Args:
